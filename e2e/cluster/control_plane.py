@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from e2e.cluster import kubeconfig
+from e2e.cluster.kube import ApiError, Kube
 from e2e.cluster.pki import Authority, new_key, private_pem
 from e2e.cluster.process import Daemon, spawn, stop, wait_for
 
@@ -165,14 +168,14 @@ class ControlPlane:
             "--profiling=false",
             *extra,
         )
-        access = kubeconfig.read(self.admin)
-        with httpx.Client(base_url=site.url, headers=access.headers, verify=access.tls, trust_env=False) as http:
+        with contextlib.closing(Kube(self.admin)) as kube:
 
             def ready() -> bool:
                 try:
-                    return http.get("/readyz").status_code == 200
-                except httpx.TransportError:
+                    kube.request("GET", "/readyz")
+                except (ApiError, ApiException, HTTPError):
                     return False
+                return True
 
             wait_for("the API server", ready, [*self.daemons[:1], server])
 

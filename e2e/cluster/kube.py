@@ -1,4 +1,4 @@
-"""A small, blocking client of a Kubernetes API server, for tests and for setting a cluster up."""
+"""Objects of a Kubernetes API server, for tests and for setting a cluster up, by the official client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
+from kubernetes.client import ApiClient
+from urllib3 import HTTPHeaderDict
 
 from e2e.cluster import kubeconfig
 from tests.wait import TIMEOUT, wait_until
@@ -16,6 +17,8 @@ Obj = dict[str, Any]
 Found = TypeVar("Found")
 
 INTERVAL = 0.1  # seconds between two requests of a wait
+JSON = "application/json"
+APPLY = "application/apply-patch+yaml"
 
 
 class ApiError(Exception):
@@ -36,15 +39,13 @@ class Kube:
         """As the kubeconfig's own user, or as `user` with `groups` where its user may impersonate."""
         access = kubeconfig.read(config)
         self.server, self.context = access.server, access.context
-        headers = [*access.headers.items(), *([("Impersonate-User", user)] if user else [])]
-        headers += [("Impersonate-Group", group) for group in groups]
-        self._http = httpx.Client(
-            base_url=access.server, headers=headers, verify=access.tls, trust_env=False, timeout=TIMEOUT
-        )
+        self._api = ApiClient(kubeconfig.load(config))
+        self._impersonated = [("Impersonate-User", user)] if user else []
+        self._impersonated += [("Impersonate-Group", group) for group in groups]
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
 
     def close(self) -> None:
-        self._http.close()
+        self._api.close()
 
     def request(
         self,
@@ -52,21 +53,34 @@ class Kube:
         path: str,
         body: Any = None,
         *,
-        content: str = "application/json",
+        content: str = JSON,
         timeout: float = TIMEOUT,
         **query: Any,
     ) -> Obj:
         """One request; the answer's JSON, or {"text": ...} where it is none."""
-        data = None if body is None else json.dumps(body)
-        headers = {"Content-Type": content} if data else {}
-        response = self._http.request(method, path, content=data, headers=headers, params=query, timeout=timeout)
+        header_params = {"Accept": JSON, **({"Content-Type": content} if body is not None else {})}
+        _, url, headers, *_ = self._api.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params=header_params,
+            auth_settings=[kubeconfig.BEARER],
+        )
+        headers = HTTPHeaderDict(headers)
+        for name, value in self._impersonated:
+            headers.add(name, value)
+        # The official client encodes JSON by itself, with escapes for characters beyond the BMP, which are no YAML.
+        data = json.dumps(body, ensure_ascii=False) if content == APPLY else body
+        response = self._api.call_api(method, url, headers, data, _request_timeout=timeout)
+        text: str = response.read().decode()
         try:
-            answer = response.json()
+            answer = json.loads(text)
         except ValueError:
-            answer = {"text": response.text}
-        if response.is_error:
-            raise ApiError(response.status_code, answer.get("reason", ""), answer.get("message", response.text))
-        return answer if isinstance(answer, dict) else {"text": response.text}
+            answer = {"text": text}
+        if response.status >= 400:
+            refusal = answer if isinstance(answer, dict) else {}
+            raise ApiError(response.status, refusal.get("reason", ""), refusal.get("message", text))
+        return answer if isinstance(answer, dict) else {"text": text}
 
     def path(self, api_version: str, kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """The path of a kind's collection, an object or a subresource."""
@@ -112,7 +126,7 @@ class Kube:
     def apply(self, obj: Obj, *, manager: str = "unmask-test", force: bool = True, **query: Any) -> Obj:
         """Server-side apply: create the object or take the fields that it names."""
         query |= {"fieldManager": manager, "force": str(force).lower()}
-        return self.request("PATCH", self._path_of(obj), obj, content="application/apply-patch+yaml", **query)
+        return self.request("PATCH", self._path_of(obj), obj, content=APPLY, **query)
 
     def patch(self, obj: Obj, change: Any, *, subresource: str = "") -> Obj:
         """A JSON merge patch (a dict) or a JSON patch (a list) of the object that `obj` names."""

@@ -1,17 +1,20 @@
-"""Kubeconfig files: written whole, with everything inside; read as far as our own client needs."""
+"""Kubeconfig files: written with everything inside, and read by the official client."""
 
 from __future__ import annotations
 
 import base64
 import ssl
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from kubernetes.client import Configuration
+from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
 
 from e2e.cluster.pki import Pair
+
+BEARER = "BearerToken"  # the official client's name of the Authorization header's value
 
 
 @dataclass(frozen=True)
@@ -45,47 +48,43 @@ def write(path: Path, server: str, ca: bytes, *, user: str, token: str = "", pai
     return path
 
 
+def load(path: Path) -> Configuration:
+    """The current context of a kubeconfig, for the official client. ValueError says why it cannot be used."""
+    configuration = Configuration(retries=False, connection_pool_maxsize=64)
+    configuration.proxy = None  # a proxy of the environment is not for a cluster; the kubeconfig may name one
+    try:
+        load_kube_config(str(path), client_configuration=configuration, persist_config=False)
+    except ConfigException as error:
+        raise ValueError(f"{path}: {error}") from error
+    proven = configuration.api_key or configuration.cert_file
+    if configuration.host.startswith("https") and not proven:
+        raise ValueError(
+            f"{path}: no credentials; the user needs a token, a client certificate or an exec plug-in "
+            "(the log has its error)"
+        )
+    return configuration
+
+
 def read(path: Path) -> Access:
-    """The current context of a kubeconfig. ValueError where it authenticates in a way that is not built."""
-    content = yaml.safe_load(path.read_text())
-    context = content.get("current-context", "")
-    chosen = _named(content, "contexts", "context", context, path)
-    cluster = _named(content, "clusters", "cluster", chosen["cluster"], path)
-    user = _named(content, "users", "user", chosen["user"], path)
-    if unknown := {"exec", "auth-provider", "username"} & set(user):
-        raise ValueError(f"{path}: users.{unknown.pop()} is not supported; use a token or a client certificate")
-    token = user.get("token") or (Path(user["tokenFile"]).read_text().strip() if "tokenFile" in user else "")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return Access(cluster["server"], context, headers, _bytes(cluster, "certificate-authority"), _tls(cluster, user))
+    """The same for other clients. ValueError says why it cannot be used."""
+    configuration = load(path)
+    _, current = list_kube_config_contexts(str(path))
+    authorization = configuration.get_api_key_with_prefix(BEARER)
+    headers = {"Authorization": authorization} if authorization else {}
+    authority = Path(configuration.ssl_ca_cert).read_bytes() if configuration.ssl_ca_cert else b""
+    return Access(configuration.host, current["name"], headers, authority, _tls(configuration))
 
 
-def _named(content: dict[str, Any], plural: str, key: str, name: str, path: Path) -> dict[str, Any]:
-    for entry in content.get(plural) or ():
-        if entry["name"] == name:
-            return dict(entry[key] or {})
-    raise ValueError(f"{path}: {plural} has no {name!r}; set current-context to one that exists")
-
-
-def _tls(cluster: dict[str, Any], user: dict[str, Any]) -> ssl.SSLContext | bool:
-    if not cluster["server"].startswith("https"):
+def _tls(configuration: Configuration) -> ssl.SSLContext | bool:
+    if not configuration.host.startswith("https"):
         return False
-    context = ssl.create_default_context(cadata=_bytes(cluster, "certificate-authority").decode() or None)
-    if cluster.get("insecure-skip-tls-verify"):
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if not configuration.verify_ssl:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
-    if certificate:
-        with tempfile.NamedTemporaryFile() as file:  # ssl loads client certificates from files only
-            file.write(certificate + b"\n" + key)
-            file.flush()
-            context.load_cert_chain(file.name)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, configuration.key_file)
     return context
-
-
-def _bytes(entry: dict[str, Any], key: str) -> bytes:
-    if data := entry.get(f"{key}-data"):
-        return base64.b64decode(data)
-    return Path(entry[key]).read_bytes() if key in entry else b""
 
 
 def _text(data: bytes) -> str:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import kopf
 
 from unmask_operator.client.client import Client
-from unmask_operator.client.login import LoginError, login
+from unmask_operator.client.credentials import Credentials, LoginError
 from unmask_operator.client.store import Store
 from unmask_operator.client.watch_login import WatchLogin
 from unmask_operator.controller.event_handler import EventHandler
@@ -38,7 +38,8 @@ class Operator:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._agent = f"unmask-operator/{settings.version}"
-        self._client = Client(login, self._agent)
+        self._credentials = Credentials()
+        self._client = Client(self._credentials, self._agent)
         self._store = Store()
         self._queue: WorkQueue[Key] = WorkQueue()
         self._metrics = Metrics(self._store, lambda: len(self._queue))
@@ -52,6 +53,7 @@ class Operator:
     async def run(self) -> None:
         """Runs until SIGTERM or SIGINT; any task's failure ends the process."""
         client = self._client
+        await self._credentials.load()
         app = health.application(self._metrics.registry, lambda: time.monotonic() - client.last_answer, self._is_up)
         server = await health.serve(app, self._settings.port)
         try:
@@ -87,7 +89,7 @@ class Operator:
         """
         settings, errors = self._settings, self._metrics.api_errors
         credentials = WatchLogin(
-            login, self._agent, resync.kopf_has_listed, lambda status: errors.labels(str(status)).inc()
+            self._credentials, self._agent, resync.kopf_has_listed, lambda status: errors.labels(str(status)).inc()
         )
         tasks = await kopf.spawn_tasks(
             registry=make_registry(events, credentials, settings),

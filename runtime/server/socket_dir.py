@@ -41,7 +41,12 @@ def _make() -> tuple[Path, int]:
     """Returns a new directory and a descriptor of its locked file."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        if (lock := _locked(path / LOCK, create=True)) is not None:
+        try:
+            lock = _locked(path / LOCK, create=True)
+        except OSError:  # the file system is full
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        if lock is not None:
             return path, lock
 
 

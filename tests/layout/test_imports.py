@@ -17,7 +17,18 @@ ROOT = Path(__file__).parents[2]
 RUNS = ("module", "function")  # when the module is imported, or a function called
 TYPING = "typing"  # never: under TYPE_CHECKING
 # What waits, writes or talks. The operator's core has none of it; its settings read the environment.
-OUTSIDE = {"aiohttp", "asyncio", "logging", "os", "prometheus_client", "socket", "subprocess", "time", "urllib"}
+OUTSIDE = {
+    "aiohttp",
+    "asyncio",
+    "kubernetes",
+    "logging",
+    "os",
+    "prometheus_client",
+    "socket",
+    "subprocess",
+    "time",
+    "urllib",
+}
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,38 @@
 """The client against a small HTTP server: what it asks, what it makes of answers, what it sends again."""
 
 import asyncio
+import contextlib
 import json
+import os
 import socket
+import ssl
+import tempfile
+from pathlib import Path
 
 import pytest
+import yaml
 from aiohttp import web
 
-from unmask_operator.client.client import LIST_TRIES, PAGE, Client
+from e2e.cluster import kubeconfig
+from e2e.cluster.pki import Authority
+from tests.operator.clients import client_of
+from unmask_operator.client.client import LIST_TRIES, PAGE, encode
 from unmask_operator.client.errors import ApiError, api_error
 from unmask_operator.client.kinds import LEASES, PODS, SERVICES, kind_of
-from unmask_operator.client.login import Login
-from unmask_operator.client.session import encode
 from unmask_operator.objects import FIELD_MANAGER
 
 LONG = 600.0  # seconds: no limit that a slow machine reaches
 CONFIG = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": "ns"}}
+
+
+@contextlib.asynccontextmanager
+async def client_at(url, token="t1", renewed="t1"):
+    """A client of a server. Its kubeconfig has a token, which is replaced after the first read."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = kubeconfig.write(Path(folder) / "config", url, b"", user="u", token=token)
+        async with client_of(file) as client:
+            kubeconfig.write(file, url, b"", user="u", token=renewed)
+            yield client
 
 
 class Server:
@@ -28,7 +45,7 @@ class Server:
     async def handle(self, request):
         body = await request.read()
         self.seen.append(
-            (request.method, request.path, dict(request.query), json.loads(body or b"null"), request.headers)
+            (request.method, request.path, dict(request.query), yaml.safe_load(body or b"null"), request.headers)
         )
         status, answer, headers = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         text = answer if isinstance(answer, str) else json.dumps(answer)
@@ -36,7 +53,6 @@ class Server:
 
     def run(self, scene, token="t1", renewed="t1"):
         """Run `scene(client)`; the second reading of the login gives the token `renewed`."""
-        tokens = [token]
 
         async def whole():
             app = web.Application()
@@ -47,16 +63,10 @@ class Server:
             await site.start()
             port = runner.addresses[0][1]
 
-            def login():
-                info = Login(server=f"http://127.0.0.1:{port}", token=tokens[0])
-                tokens[0] = renewed
-                return info
-
-            client = Client(login)
             try:
-                return await scene(client)
+                async with client_at(f"http://127.0.0.1:{port}", token, renewed) as client:
+                    return await scene(client)
             finally:
-                await client.close()
                 await runner.cleanup()
 
         return asyncio.run(whole())
@@ -74,7 +84,8 @@ def test_create_is_a_strict_post_under_our_name():
     assert query == {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "dryRun": "All"}
     assert body == CONFIG
     assert headers["Authorization"] == "Bearer t1"
-    assert headers["Content-Length"] == str(len(encode(CONFIG)))
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Content-Length"] == str(len(json.dumps(CONFIG)))
 
 
 RESOURCES = {"resources": [{"name": "diffusionlmservices/status"}, {"name": "diffusionlmservices"}]}
@@ -101,7 +112,7 @@ def test_apply_says_whose_object_it_means():
     assert (method, path) == ("PATCH", "/api/v1/namespaces/ns/serviceaccounts/a")
     assert query == {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true"}
     assert body["metadata"] == {"name": "a", "namespace": "ns", "uid": "the-uid"}
-    assert headers["Content-Type"] == "application/apply-patch+yaml"
+    assert headers["Content-Type"].split(";")[0] == "application/apply-patch+yaml"
     assert "uid" not in CONFIG["metadata"]
 
 
@@ -280,47 +291,205 @@ def test_a_token_that_did_not_change_is_not_tried_twice():
     assert len(server.seen) == 1
 
 
-def test_nothing_but_the_lease_is_written_where_another_may_lead():
+LIVE = {**CONFIG, "metadata": {**CONFIG["metadata"], "uid": "u"}}
+CREATED = {
+    **LIVE,
+    "metadata": {**LIVE["metadata"], "managedFields": [{"manager": FIELD_MANAGER, "operation": "Update"}]},
+}
+REVISION = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": CONFIG["metadata"], "data": {"a": "<"}}
+WRITES = {
+    "create": lambda client: client.create(CONFIG),
+    "create of a revision": lambda client: client.create(REVISION),
+    "dry run": lambda client: client.create(CONFIG, dry_run=True),
+    "apply": lambda client: client.apply(CONFIG, "u"),
+    "JSON patch": lambda client: client.own_created_fields(CREATED),
+    "delete": lambda client: client.delete(PODS, "ns", "p", "u"),
+    "status": lambda client: client.patch_status("ns", "s", "u", {}),
+    "annotation": lambda client: client.annotate_pod(LIVE, {"a": "b"}),
+    "scale": lambda client: client.patch_scale("ns", "s", 2),
+    "Deployment's scale": lambda client: client.patch_deployment_scale("ns", "s", "u", 2),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_nothing_but_the_lease_is_written_where_another_may_lead(write):
     server = Server((200, {"metadata": {}}, {}), (200, {}, {}))
 
     async def scene(client):
         client.may_write = lambda: False
-        for write in (client.delete(PODS, "ns", "p", "u"), client.patch_scale("ns", "s", 2)):
-            with pytest.raises(ApiError, match="another pod may lead"):
-                await write
+        with pytest.raises(ApiError, match="another pod may lead") as withheld:
+            await write(client)
+        assert (withheld.value.status, withheld.value.reason, withheld.value.general) == (0, "NotLeading", True)
         await client.get(PODS, "ns", "p")
         await client.update_lease({"metadata": {"namespace": "n", "name": "l"}}, timeout=LONG)
+        with pytest.raises(ApiError, match="another pod may lead"):
+            await write(client)  # on a connection that is open already
+        client.may_write = lambda: True
+        await write(client)
 
     server.run(scene)
-    assert [seen[0] for seen in server.seen] == ["GET", "PUT"]
+    assert [seen[0] for seen in server.seen[:2]] == ["GET", "PUT"]
+    assert len(server.seen) == 3
 
 
-def test_a_write_is_sent_in_the_very_turn_of_the_event_loop_that_allowed_it():
-    """Where a process is frozen between the two, another may lead when it goes on."""
+@pytest.mark.parametrize("open_already", [False, True], ids=["new connection", "open connection"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_is_sent_in_the_very_step_of_the_event_loop_that_allowed_it(write, open_already):
+    """Where a process is frozen between the two, another may lead when it resumes."""
     arrived = []
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
     async def scene(listener):
         loop = asyncio.get_running_loop()
-        client = Client(lambda: Login(server=f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        connections = []
 
-        def answer():
-            connection, _ = listener.accept()
-            arrived.append(connection.recv(65536, socket.MSG_DONTWAIT))
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            connection.close()
+        def reply():
+            if not connections:
+                connections.append(listener.accept()[0])
+            arrived.append(connections[0].recv(65536, socket.MSG_DONTWAIT))
+            connections[0].sendall(answer)
 
         def may_write():
-            loop.call_soon(answer)  # in the next turn
+            loop.call_soon(reply)  # in the next step
             return True
 
-        client.may_write = may_write
-        await client.patch_scale("ns", "s", 2)
-        await client.close()
+        async with client_at(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+            client.may_write = may_write
+            if open_already:
+                await write(client)
+            await write(client)
+        connections[0].close()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         asyncio.run(scene(listener))
-    (request,) = arrived
-    assert request.endswith(b'{"spec":{"replicas":2}}')
+    assert len(arrived) == 1 + open_already
+    for request in arrived:
+        head, _, body = request.partition(b"\r\n\r\n")
+        assert f"content-length: {len(body)}\r\n".encode() in head.lower() + b"\r\n"
+        assert yaml.safe_load(body)
+
+
+def test_a_request_names_the_operator_and_accepts_json():
+    server = Server()
+    server.run(lambda client: client.get(PODS, "ns", "p"))
+    headers = server.seen[0][4]
+    assert (headers["User-Agent"], headers["Accept"]) == (FIELD_MANAGER, "application/json")
+
+
+def test_a_revision_is_sent_as_text_of_which_the_api_server_makes_its_own_bytes():
+    server = Server()
+    server.run(lambda client: client.create(REVISION))
+    ((_, path, query, body, headers),) = server.seen
+    assert path == "/apis/apps/v1/namespaces/ns/controllerrevisions"
+    assert query["fieldValidation"] == "Strict"
+    assert headers["Content-Type"] == "application/yaml"
+    assert headers["Content-Length"] == str(len(encode(REVISION).encode()))
+    assert body == REVISION
+
+
+@pytest.mark.parametrize("text", ["a=b,c in (d, e)", "a!=b&c+d%20", "ä/ö", "x" * 2000 + "=="])
+def test_a_parameter_arrives_as_it_is(text):
+    server = Server(page("a", then=text), page("b"))
+    server.run(lambda client: client.list(PODS, "ns", text, fields=text))
+    (_, _, first, _, _), (_, _, second, _, _) = server.seen
+    assert (first["labelSelector"], first["fieldSelector"], second["continue"]) == (text, text, text)
+
+
+def test_an_answer_that_does_not_arrive_in_time_is_an_error_and_the_next_request_is_sent():
+    class Slow(Server):
+        async def handle(self, request):
+            if not self.seen:
+                self.seen.append(request.path)
+                await ended.wait()
+            return await super().handle(request)
+
+    ended = asyncio.Event()
+
+    async def scene(client):
+        with pytest.raises(ApiError, match="no answer from the API server") as timeout:
+            await client.request("GET", "/version", timeout=0.1)
+        assert (timeout.value.status, timeout.value.reason) == (0, "Unreachable")
+        assert client.last_answer == 0.0
+        await client.get(PODS, "ns", "p")
+        assert client.last_answer > 0.0
+        ended.set()
+
+    Slow().run(scene)
+
+
+def test_an_answer_that_breaks_off_or_is_no_json_is_an_error():
+    def serve(listener, answer):
+        connection, _ = listener.accept()
+        connection.recv(65536)
+        connection.sendall(answer)
+        connection.close()
+
+    async def scene(listener, answer):
+        async with client_at(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+            with pytest.raises(ApiError) as error:
+                await asyncio.gather(asyncio.to_thread(serve, listener, answer), client.get(PODS, "ns", "p"))
+            return error.value
+
+    half = b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{"
+    page_of_a_proxy = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\ngateway"
+    for answer, reason in ((half, "Unreachable"), (page_of_a_proxy, "Unreadable")):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            assert asyncio.run(scene(listener, answer)).reason == reason
+
+
+def test_a_server_error_is_no_sign_of_life():
+    async def scene(client):
+        with pytest.raises(ApiError):
+            await client.get(PODS, "ns", "p")
+        assert client.last_answer == 0.0
+
+    Server((503, status(503, "ServiceUnavailable", "no"), {})).run(scene)
+
+
+def test_credentials_that_cannot_be_read_again_are_an_error_of_the_same_type():
+    async def scene(client):
+        Path(os.environ["KUBECONFIG"]).write_text("{}")
+        with pytest.raises(ApiError, match="cannot be read") as error:
+            await client.get(PODS, "ns", "p")
+        assert (error.value.status, error.value.reason, error.value.general) == (0, "NoLogin", True)
+
+    Server((401, status(401, "Unauthorized", "who"), {})).run(scene)
+
+
+def test_a_ca_that_was_replaced_is_read_again(tmp_path):
+    """It is found when the server's certificate does not match the one in use."""
+    old, new = Authority("old"), Authority("new")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*new.issue("server", hosts=["127.0.0.1"]).write(tmp_path, "server"))
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(old.certificate)
+
+    async def answer(request):
+        return web.json_response({"ok": True})
+
+    async def scene():
+        app = web.Application()
+        app.router.add_get("/{tail:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        file = tmp_path / "config"
+        cluster = {"server": f"https://127.0.0.1:{runner.addresses[0][1]}", "certificate-authority": str(ca)}
+        file.write_text(yaml.safe_dump({
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }))  # fmt: skip
+        async with client_of(file) as client:
+            with pytest.raises(ApiError, match="certificate") as error:
+                await client.get(PODS, "ns", "p")
+            assert error.value.reason == "Unreachable"
+            ca.write_bytes(new.certificate)
+            assert await client.get(PODS, "ns", "p") == {"ok": True}
+        await runner.cleanup()
+
+    asyncio.run(scene())
 
 
 def test_no_answer_is_an_error_of_the_same_type():
@@ -328,13 +497,12 @@ def test_no_answer_is_an_error_of_the_same_type():
 
     async def scene():
         nonlocal client_error
-        client = Client(lambda: Login(server="http://127.0.0.1:1"))
-        try:
-            await client.get(LEASES, "n", "l")
-        except ApiError as error:
-            client_error = error
-        await client.close()
-        return client.last_answer
+        async with client_at("http://127.0.0.1:1") as client:
+            try:
+                await client.get(LEASES, "n", "l")
+            except ApiError as error:
+                client_error = error
+            return client.last_answer
 
     assert asyncio.run(scene()) == 0.0
     assert (client_error.status, client_error.reason) == (0, "Unreachable")
@@ -351,4 +519,4 @@ def test_an_error_carries_the_servers_sentence_or_a_proxys_text():
 
 
 def test_json_is_written_as_the_api_server_writes_it():
-    assert encode({"b": [1, 0.5], "a": "<ä&>\u2028"}) == '{"a":"\\u003cä\\u0026\\u003e\\u2028","b":[1,0.5]}'.encode()
+    assert encode({"b": [1, 0.5], "a": "<ä&>\u2028"}) == '{"a":"\\u003cä\\u0026\\u003e\\u2028","b":[1,0.5]}'

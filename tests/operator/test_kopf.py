@@ -1,7 +1,6 @@
 """kopf as the operator runs it, against an API server that answers from a script."""
 
 import asyncio
-import itertools
 import json
 import os
 import signal
@@ -9,12 +8,13 @@ import signal
 import pytest
 from aiohttp import web
 
+from tests.operator.clients import ScriptedCredentials
 from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
 from unmask_operator import settings as module
 from unmask_operator.client import watch_login
+from unmask_operator.client.credentials import LoginError
 from unmask_operator.client.kinds import KINDS_BY_RESOURCE, OPTIONAL, PODS, SERVICES, ApiKind
-from unmask_operator.client.login import Login, LoginError
 from unmask_operator.client.store import Store
 from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.objects import SERVICE_LABEL, Key
@@ -220,18 +220,10 @@ def run(monkeypatch):
     monkeypatch.setattr(watch_login, "LONGEST_PAUSE_SECONDS", 0.01)
 
     def begin(server, act, tokens=("t1",), **settings):
-        *first, last = tokens
-        logins = itertools.chain(first, itertools.repeat(last))
-
-        def login():
-            token = next(logins)
-            if isinstance(token, Exception):
-                raise token
-            return Login(server.url, token)
-
         async def scene():
             async with server:
-                monkeypatch.setattr(program, "login", login)
+                credentials = ScriptedCredentials(server.url, *tokens)
+                monkeypatch.setattr(program, "Credentials", lambda: credentials)
                 running = Scene(server, Settings(**settings))
                 try:
                     await act(running)
@@ -454,7 +446,7 @@ def test_a_throttled_request_waits_as_long_as_the_server_says(run, where):
 def test_a_rotated_token_is_read_again_and_nothing_is_listed_for_it(run):
     rotated = asyncio.Event()
     server = Scripted([(7, ())], [[bookmark(9), rotated], [event("ADDED", 10, "b"), None]])
-    tokens = ("t1", "t1", "t2")  # the client's, kopf's first and its second
+    tokens = ("t1", "t2")
 
     async def act(scene):
         await scene.until(lambda: server.asked == ["list", 7])
@@ -488,7 +480,7 @@ def test_a_login_that_cannot_be_read_is_tried_again(run, monkeypatch):
     async def act(scene):
         await scene.until(lambda: scene.pods() == {"a": 3})
 
-    run(server, act, ("t1", LoginError("no token"), LoginError("no token"), "t2"))
+    run(server, act, (LoginError("no token"), LoginError("no token"), "t2"))
     assert {token for *_, token in server.all} == {"t2"}
 
 

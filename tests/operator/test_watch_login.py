@@ -10,27 +10,21 @@ import pytest
 from aiohttp import web
 
 from e2e.cluster.pki import Authority
+from tests.operator.clients import ScriptedCredentials
 from tests.simulated_time import now, run_simulated
 from unmask_operator.client import watch_login
-from unmask_operator.client.login import Login, LoginError
+from unmask_operator.client.credentials import LoginError
 from unmask_operator.client.watch_login import LONGEST_PAUSE_SECONDS, WatchLogin
 
 
-def logins(*found, clock=now):
+def logins(*tokens, server="http://127.0.0.1:1", clock=now):
     """A WatchLogin that reads these, the last one again and again; what it reports goes into `lists` and `errors`."""
-    left, lists, errors = list(found), [], []
-
-    def login():
-        one = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(one, Exception):
-            raise one
-        return one
-
-    return WatchLogin(login, "agent/1", lists.append, errors.append, clock), lists, errors
-
-
-def one(token, server="http://127.0.0.1:1"):
-    return Login(server, token)
+    lists, errors = [], []
+    return (
+        WatchLogin(ScriptedCredentials(server, *tokens), "agent/1", lists.append, errors.append, clock),
+        lists,
+        errors,
+    )
 
 
 async def times(login, count):
@@ -45,30 +39,31 @@ async def times(login, count):
 
 
 def test_the_first_login_and_those_that_bring_new_credentials_wait_for_nothing():
-    login, *_ = logins(one("t1"), one("t2"), one("t3"))
+    login, *_ = logins("t1", "t2", "t3")
     assert run_simulated(times(login, 3)) == [0, 0, 0]
 
 
 def test_credentials_that_were_refused_are_tried_again_after_growing_pauses():
-    login, *_ = logins(one("t1"))
+    login, *_ = logins("t1")
     at = run_simulated(times(login, 8))
     assert [later - earlier for earlier, later in itertools.pairwise(at)] == [1, 2, 4, 8, 16, 30, 30]
 
 
 def test_credentials_that_change_during_a_pause_are_taken():
-    login, *_ = logins(one("t1"), one("t1"), one("t2"))
+    login, *_ = logins("t1", "t1", "t2")
 
     async def scene():
         for token in ("t1", "t2"):
             _, session = await login.open()
-            assert session.headers["Authorization"] == f"Bearer {token}"
+            assert login.credentials.current.authorization == f"Bearer {token}"
             await session.close()
+        assert now() == 1
 
     run_simulated(scene())
 
 
 def test_a_refusal_long_ago_says_nothing():
-    login, *_ = logins(one("t1"))
+    login, *_ = logins("t1")
 
     async def scene():
         for _ in range(4):
@@ -88,12 +83,13 @@ def test_a_login_that_cannot_be_read_is_an_error():
         asyncio.run(login.open())
 
 
-def serve(act, *, prefix="", tls=None, ca=None):
+def serve(act, *, prefix="", tls=None, ca=None, before=lambda credentials: None):
     """Runs `act(session, url)` with a login at a server that answers with the status that a path ends with."""
 
     async def handle(request):
         last = request.path.rpartition("/")[2]
-        return web.json_response({"agent": request.headers["User-Agent"]}, status=int(last) if last.isdigit() else 200)
+        seen = {"agent": request.headers["User-Agent"], "token": request.headers["Authorization"]}
+        return web.json_response(seen, status=int(last) if last.isdigit() else 200)
 
     async def scene():
         app = web.Application()
@@ -102,7 +98,9 @@ def serve(act, *, prefix="", tls=None, ca=None):
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}{prefix}"
-        login, lists, errors = logins(Login(url, "t1", ca.certificate.decode() if ca else ""), clock=time.monotonic)
+        login, lists, errors = logins("t1", server=url, clock=time.monotonic)
+        login.credentials.configuration.ca_cert_data = ca.certificate.decode() if ca else None
+        before(login.credentials)
         server, session = await login.open()
         assert server == url
         try:
@@ -120,7 +118,7 @@ def test_lists_are_reported_by_their_path_and_watches_are_not(prefix):
     async def act(session, url):
         for path in ("/api/v1/pods?limit=100", "/api/v1/pods?watch=true", "/apis/apps/v1/deployments?limit=1"):
             async with session.get(url + path) as answer:
-                assert await answer.json() == {"agent": "agent/1"}
+                assert await answer.json() == {"agent": "agent/1", "token": "Bearer t1"}
 
     lists, errors = serve(act, prefix=prefix)
     assert lists == ["/api/v1/pods", "/apis/apps/v1/deployments"]
@@ -167,3 +165,66 @@ def test_a_certificate_of_a_ca_that_is_not_trusted_closes_the_session_so_that_th
 
     assert serve(refused, tls=tls, ca=ours)[1] == [0]
     assert serve(trusted, tls=tls, ca=another)[1] == []
+
+
+def test_a_request_carries_the_token_of_its_moment():
+    """A session lives longer than a token."""
+    held = []
+
+    async def act(session, url):
+        for token in ("t1", "t2"):
+            held[0].tokens[:] = [token]
+            await held[0].load()
+            async with session.get(url) as answer:
+                assert (await answer.json())["token"] == f"Bearer {token}"
+
+    serve(act, before=held.append)
+
+
+def test_the_token_is_refreshed_before_each_request(monkeypatch):
+    refreshed = []
+
+    async def refresh(self):
+        refreshed.append(self)
+
+    monkeypatch.setattr(ScriptedCredentials, "refresh", refresh)
+
+    async def act(session, url):
+        for _ in range(2):
+            async with session.get(url):
+                pass
+
+    serve(act)
+    assert len(refreshed) == 2
+
+
+def test_the_name_that_a_kubeconfig_expects_of_the_server_is_the_one_that_counts(tmp_path):
+    authority = Authority("ca")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.issue("server", hosts=["api.example.com"]).write(tmp_path, "server"))
+
+    async def refused(session, url):
+        with pytest.raises(aiohttp.ClientSSLError):
+            await session.get(url)
+
+    async def accepted(session, url):
+        async with session.get(url):
+            pass
+
+    def name(credentials):
+        credentials.configuration.tls_server_name = "api.example.com"
+
+    assert serve(refused, tls=tls, ca=authority)[1] == [0]
+    assert serve(accepted, tls=tls, ca=authority, before=name)[1] == []
+
+
+def test_a_proxy_of_a_kubeconfig_is_used():
+    async def act(session, url):
+        async with session.get("http://api.example.com/api/v1/pods?limit=1") as answer:
+            assert (await answer.json())["agent"] == "agent/1"
+
+    def proxy(credentials):
+        credentials.configuration.proxy = credentials.configuration.host
+
+    lists, errors = serve(act, before=proxy)
+    assert (lists, errors) == (["/api/v1/pods"], [])

@@ -45,6 +45,7 @@ PODS = ApiKind("v1", "Pod", "pods")
 NODES = ApiKind("v1", "Node", "nodes")
 LEASES = ApiKind("coordination.k8s.io/v1", "Lease", "leases")
 EVENTS = ApiKind("events.k8s.io/v1", "Event", "events")
+REVISIONS = ApiKind("apps/v1", "ControllerRevision", "controllerrevisions")
 POD_MONITORS = ApiKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 
 # What a resource's children may be. Those of OPTIONAL are there only when their CustomResourceDefinition is.
@@ -52,7 +53,7 @@ CHILDREN = (
     ApiKind("v1", "Service", "services"),
     ApiKind("v1", "ServiceAccount", "serviceaccounts"),
     ApiKind("v1", "ConfigMap", "configmaps"),
-    ApiKind("apps/v1", "ControllerRevision", "controllerrevisions"),
+    REVISIONS,
     ApiKind("apps/v1", "Deployment", "deployments"),
     ApiKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
     ApiKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),

@@ -6,12 +6,10 @@ import asyncio
 
 import pytest
 
-from e2e.cluster import kubeconfig
+from tests.operator.clients import client_of
 from tests.operator.live.objects import demo
 from tests.operator.live.process import ACCOUNT, install
-from unmask_operator.client.client import Client
 from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.login import Login
 
 pytestmark = pytest.mark.cluster
 
@@ -19,15 +17,12 @@ pytestmark = pytest.mark.cluster
 def test_pages_make_the_whole_list_and_one_that_expires_is_begun_anew(api_server, admin, namespace, fault_proxy):
     install(api_server, admin, namespace, [namespace])
     created = [admin.create(demo(namespace, f"s{number}")) for number in range(5)]
-    access = kubeconfig.read(api_server.service_account_kubeconfig(namespace, ACCOUNT, server=fault_proxy.url))
+    file = api_server.service_account_kubeconfig(namespace, ACCOUNT, server=fault_proxy.url)
     fault = fault_proxy.fail(410, "continue=", after=1)
 
     async def scene():
-        client = Client(lambda: Login(server=access.server, token=access.headers["Authorization"][7:]))
-        try:
+        async with client_of(file) as client:
             return await client.list(SERVICES, namespace, page=2)
-        finally:
-            await client.close()
 
     items, version = asyncio.run(scene())
     assert [item["metadata"]["name"] for item in items] == [f"s{number}" for number in range(5)]

@@ -1,0 +1,43 @@
+"""The operator's client with a test's credentials."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from unmask_operator.client.client import Client
+from unmask_operator.client.credentials import BEARER, Credentials, Identity
+
+
+@contextlib.asynccontextmanager
+async def client_of(kubeconfig: Path) -> AsyncIterator[Client]:
+    """A client that has read this kubeconfig, and reads it again for new credentials."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(kubeconfig))
+        credentials = Credentials()
+        await credentials.load()
+        client = Client(credentials)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+class ScriptedCredentials(Credentials):
+    """Each `load` reads the next one of these tokens or raises the exception in its place. The last one stays."""
+
+    def __init__(self, server: str, *tokens: str | Exception) -> None:
+        super().__init__()
+        self.configuration.host = server
+        self.tokens = list(tokens)
+
+    async def load(self) -> None:
+        token = self.tokens.pop(0) if len(self.tokens) > 1 else self.tokens[0]
+        if isinstance(token, Exception):
+            raise token
+        self.configuration.api_key[BEARER] = f"Bearer {token}"
+        self.current = Identity(f"Bearer {token}")
+
+    async def refresh(self) -> None:
+        """Nothing is read again unless a test says so."""

@@ -1,0 +1,61 @@
+"""ControllerRevisions that the operator of commit e52c7e1 wrote, as an API server returned them.
+
+They pin the pods of services that run: what a later operator makes of them must be the same pods.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.operator.samples import carry_out, child, make, observe, settled, template
+from unmask_operator.client.client import encode
+from unmask_operator.objects import Obj
+from unmask_operator.render.revision import Pin, pins
+from unmask_operator.settings import Settings
+
+RECORDED: list[Obj] = json.loads((Path(__file__).parent / "recorded" / "revisions.json").read_text())
+EACH = pytest.mark.parametrize("record", RECORDED, ids=lambda record: record["resource"]["metadata"]["name"])
+NEWER = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"})
+
+
+@EACH
+@pytest.mark.parametrize("settings", [Settings(), NEWER], ids=["same settings", "other settings"])
+def test_a_recorded_revision_is_read_and_its_pods_stay_as_they_are(record: Obj, settings: Settings) -> None:
+    resource, revisions = record["resource"], record["revisions"]
+    newest = max(revisions, key=lambda revision: revision["revision"])
+    (pin, *_) = pins(copy.deepcopy(revisions), resource["metadata"]["uid"])
+    assert isinstance(pin, Pin)
+    assert (pin.number, pin.form.template) == (newest["revision"], newest["data"]["template"])
+    observed = observe(copy.deepcopy(resource), *copy.deepcopy(revisions))
+    made = make(observed, settings)
+    assert made.problems == ()
+    assert template(made) == newest["data"]["template"]
+    assert child(made, "ControllerRevision")["metadata"]["name"] == newest["metadata"]["name"]
+    assert child(made, "ControllerRevision")["data"] == newest["data"]
+    after = carry_out(observed, made)
+    assert settled(make(after, settings), after)
+
+
+@EACH
+def test_an_edit_that_concerns_no_pod_leaves_the_template_of_a_recorded_revision(record: Obj) -> None:
+    resource, revisions = copy.deepcopy(record["resource"]), record["revisions"]
+    resource["spec"]["service"] = {**resource["spec"].get("service", {}), "port": 8123}
+    newest = max(revisions, key=lambda revision: revision["revision"])
+    made = make(observe(resource, *copy.deepcopy(revisions)), NEWER)
+    assert template(made) == newest["data"]["template"]
+    assert child(made, "ControllerRevision")["revision"] == newest["revision"] + 1
+
+
+@EACH
+def test_a_recorded_revision_survives_encoding(record: Obj) -> None:
+    for revision in record["revisions"]:
+        assert json.loads(encode(revision)) == revision
+
+
+def test_the_records_have_what_is_hard_to_encode() -> None:
+    texts = json.dumps(RECORDED, ensure_ascii=False)
+    assert {"<", ">", "&", "\u2028", "\u2029", "\U0001f600", "\ufeff", "\x7f", "\x85"} <= set(texts)
