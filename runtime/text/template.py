@@ -19,7 +19,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from runtime.errors import ConfigError, RequestError
-from runtime.text.budget import Budget, Sandbox, Spent, Watched, bounded, check_size
+from runtime.text.budget import Budget, Spent, Watched, bounded
+from runtime.text.sandbox import Sandbox, check_size
 
 # Values inside these only steer the template; marks there would keep it from finding what it looks for in a message.
 _STEERING = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
@@ -79,7 +80,8 @@ class ChatTemplate:
         self._writes_calls = "tool_calls" in source
         self._knows_results = re.search(r"""['"]tool['"]""", source) is not None
         env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
-        env.filters |= {"tojson": tojson, _WATCHED: Watched}
+        env.guard_filters({"tojson": tojson})
+        env.filters[_WATCHED] = Watched
         env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         self._marks = dict(marks)
         self._pattern = _any_of(marks)
@@ -90,9 +92,11 @@ class ChatTemplate:
             self.knows_tools = "tools" in meta.find_undeclared_variables(tree)
             self._mark(tree)
             _watch(tree, env)
-            self._template = env.from_string(tree)
+            self._template = env.from_string(env.replace_operators(tree))
         except TemplateError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from None
+        except (MemoryError, RecursionError, ValueError) as error:
+            raise ConfigError(f"the chat template is too large to compile: {type(error).__name__}") from None
         self._variables = {name: self._marked(text) for name, text in variables.items()}
         self._part_roles = frozenset(role for role in PROBES if self._reads_parts_only(role))
 
@@ -121,6 +125,10 @@ class ChatTemplate:
         except Spent as spent:
             raise RequestError(
                 f"messages: the model's chat template {spent} on them; send less", param="messages"
+            ) from None
+        except MemoryError:
+            raise RequestError(
+                "messages: the model's chat template takes too much memory on them; send less", param="messages"
             ) from None
         except RENDERING_ERRORS as e:
             reason = self.unmarked(" ".join(str(e).split()))[:300]
