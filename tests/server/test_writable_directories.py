@@ -29,7 +29,7 @@ def test_a_server_without_a_temporary_directory_ends_with_one_sentence(checkpoin
 def test_a_server_without_a_home_directory_serves(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the home directory belongs")
     env = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "HF_HOME"), str(tmp_path / "home"))
-    with serving("--model", str(checkpoint), "--served-model-name", "tiny", env=os.environ | env) as server:
-        with server.client() as client:
-            answer = client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 4})
-            assert answer.status_code == 200
+    flags = ("--model", str(checkpoint), "--served-model-name", "tiny")
+    with serving(*flags, env=os.environ | env) as server, server.client() as client:
+        answer = client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 4})
+        assert answer.status_code == 200
