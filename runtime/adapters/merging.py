@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from runtime.adapters.reading import Adapter, Base, Pair, read_adapter, resolve_adapter
 from runtime.kernels.precision import wide
+from runtime.layers.share import Index
 from runtime.models.weight_map import WeightMap
 
 
@@ -17,13 +18,13 @@ class Merge:
     """What an adapter adds to a checkpoint's tensors, by their canonical names."""
 
     whole: Mapping[str, Pair]
-    parts: Mapping[str, Mapping[int, Pair]]  # of tensors that stand in a file for several, by the number of each
+    parts: Mapping[str, Sequence[tuple[Index, Pair]]]  # of tensors that replace several, with the index of each
     device: torch.device  # where they are added
 
     @classmethod
     def of(cls, adapter: Adapter, weights: WeightMap, device: torch.device) -> Merge:
         parts = {
-            name: {i: adapter.pairs[part] for i, part in enumerate(fused.parts) if part in adapter.pairs}
+            name: [(index, adapter.pairs[part]) for part, index in fused.parts.items() if part in adapter.pairs]
             for name, fused in weights.fused.items()
         }
         return cls(adapter.pairs, {name: pairs for name, pairs in parts.items() if pairs}, device)
@@ -41,8 +42,8 @@ class Merge:
         if name in self.parts:
             made = torch.empty(tensor.shape, dtype=wide(tensor.dtype), device=self.device)
             made.copy_(tensor)
-            for i, pair in self.parts[name].items():
-                made[i] = _sum(made[i], pair)
+            for index, pair in self.parts[name]:
+                made[index] = _sum(made[index], pair)
             return made
         if name in self.whole:
             return _sum(tensor.to(self.device, wide(tensor.dtype)), self.whole[name])

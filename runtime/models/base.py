@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -14,6 +14,7 @@ from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.share import Ids
 from runtime.models.fields import Fields
+from runtime.models.spellings import canonical
 from runtime.models.weight_map import WeightMap
 from runtime.request.description import Value
 
@@ -124,6 +125,9 @@ _FAMILIES: dict[str, Family[Any]] = {}
 
 
 def register_family(family: Family[Arch]) -> Family[Arch]:
+    """Registers the family; its `parse` then accepts the field names of transformers 4 and 5. Returns it."""
+    parse = family.parse
+    family = replace(family, parse=lambda config: parse(canonical(config)))
     for key in (family.key, *family.aliases):
         if key in _FAMILIES:
             raise ValueError(f"model family {key!r} is registered twice")

@@ -20,7 +20,6 @@ LLAMA_BUILT: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (False,),
     "use_sliding_window": (False,),
-    "rope_scaling": (None,),
     "pretraining_tp": (1, None),
 }
 # Fields that another part reads (text, dtype) or that say nothing about a forward pass.
@@ -35,13 +34,14 @@ LLAMA_ELSEWHERE = frozenset(
 LLAMA_HONOURED = frozenset(
     """
     vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim attention_bias
-    max_position_embeddings rope_theta rope_parameters partial_rotary_factor layer_types rms_norm_eps
+    max_position_embeddings rope_theta rope_parameters rope_scaling partial_rotary_factor layer_types rms_norm_eps
     tie_word_embeddings mask_token_id eos_token_id bos_token_id
     """.split()  # noqa: SIM905
 )
 EXPERTS_HONOURED = frozenset(
     """
     num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers decoder_sparse_step
+    mlp_layer_types
     """.split()  # noqa: SIM905
 )
 NOTHING: frozenset[str] = frozenset()
@@ -78,8 +78,7 @@ def llama_like(
     tell_unknown(config, family, rules.keys() | LLAMA_ELSEWHERE | LLAMA_HONOURED | here)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.layers("num_hidden_layers")
-    if any(kind != "full_attention" for kind in fields.texts("layer_types")):
-        raise ConfigError("config.json: layer_types names a layer that is no 'full_attention', which is not built")
+    require_full_attention(fields)
     experts = None if mixture is None else mixture(fields, layers)
     turn = rotary(config, head_dim, yarn=yarn)
     bias = False if qkv_bias else fields.flag("attention_bias", False)
@@ -108,6 +107,30 @@ def llama_like(
         yarn=turn.yarn,
         growth=turn.growth,
     )
+
+
+def require_full_attention(fields: Fields) -> None:
+    """ConfigError for layers that see a window, or anything else than all positions."""
+    if any(kind != "full_attention" for kind in fields.texts("layer_types")):
+        raise ConfigError("config.json: layer_types names a layer that is no 'full_attention', which is not built")
+
+
+def sparse_layers(fields: Fields, layers: int, older: frozenset[int], names: str) -> frozenset[int]:
+    """The layers with experts: by `mlp_layer_types` of transformers 5, else those that the `older` fields select.
+
+    ConfigError if both are there and differ; `names` are those fields.
+    """
+    kinds = fields.texts("mlp_layer_types")
+    if not kinds:
+        return older
+    if len(kinds) != layers or set(kinds) - {"dense", "sparse"}:
+        raise ConfigError(
+            f"config.json: mlp_layer_types must have 'dense' or 'sparse' for each of the {layers} layers, not {kinds!r}"
+        )
+    found = frozenset(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+    if found != older and any(fields.has(name) for name in names.split()):
+        raise ConfigError(f"config.json: mlp_layer_types contradicts {' and '.join(names.split())}; keep what is right")
+    return found
 
 
 def tell_unknown(config: Mapping[str, Any], family: str, known: Collection[str]) -> None:
@@ -141,7 +164,8 @@ def qwen_experts(fields: Fields, layers: int) -> Mixture | None:
     step, dense = fields.whole("decoder_sparse_step", 1), fields.ids("mlp_only_layers", "layer")
     if any(layer >= layers for layer in dense):
         raise ConfigError(f"config.json: mlp_only_layers {list(dense)} names a layer beyond the {layers} there are")
-    sparse = frozenset(n for n in range(layers) if (n + 1) % step == 0 and n not in dense)
+    older = frozenset(n for n in range(layers) if (n + 1) % step == 0 and n not in dense)
+    sparse = sparse_layers(fields, layers, older, "mlp_only_layers decoder_sparse_step")
     if not sparse:
         return None
     experts, top_k = expert_counts(fields)

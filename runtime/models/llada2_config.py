@@ -12,7 +12,7 @@ from typing import Any
 from runtime.errors import ConfigError
 from runtime.kernels.routing import RoutingRule
 from runtime.models.decoder import DecoderArch, Mixture
-from runtime.models.decoder_config import head_shape, tell_unknown
+from runtime.models.decoder_config import head_shape, require_full_attention, sparse_layers, tell_unknown
 from runtime.models.fields import Fields
 from runtime.models.rotary_config import rotary
 
@@ -27,7 +27,6 @@ BUILT: dict[str, tuple[Any, ...]] = {
     "moe_router_enable_routed_scaling": (True,),
     "using_split_qkv_in_self_attention": (False,),
     "use_sliding_window": (False,),
-    "rope_scaling": (None,),
     "num_nextn_predict_layers": (0, None),
     "is_causal": (False, None),
 }
@@ -44,7 +43,8 @@ HONOURED = frozenset(
     """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
     use_bias use_qkv_bias num_experts num_shared_experts num_experts_per_tok n_group topk_group
-    moe_intermediate_size first_k_dense_replace max_position_embeddings rope_theta rope_parameters
+    moe_intermediate_size first_k_dense_replace max_position_embeddings rope_theta rope_parameters rope_scaling
+    layer_types mlp_layer_types
     partial_rotary_factor rotary_dim routed_scaling_factor norm_topk_prob rms_norm_eps tie_word_embeddings
     moe_router_enable_expert_bias moe_router_enable_shared_expert moe_shared_expert_intermediate_size norm_head
     block_size mask_token_id eos_token_id
@@ -81,7 +81,9 @@ def _parse(
     tell_unknown(config, family, BUILT.keys() | ELSEWHERE | HONOURED | also)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.layers("num_hidden_layers")
-    dense_layers = min(layers, fields.whole("first_k_dense_replace", 0, low=0))
+    require_full_attention(fields)
+    first = min(layers, fields.whole("first_k_dense_replace", 0, low=0))
+    sparse = sparse_layers(fields, layers, frozenset(range(first, layers)), "first_k_dense_replace")
     turn = rotary(config, head_dim)
     tied, norm_head = fields.flag("tie_word_embeddings", False), fields.flag("norm_head", False)
     if tied and norm_head:
@@ -103,8 +105,8 @@ def _parse(
         qk_norm=True,
         qkv_bias=fields.flag("use_qkv_bias", False),
         out_bias=fields.flag("use_bias", False),
-        width=fields.whole("intermediate_size") if dense_layers else 0,
-        mixture=_mixture(fields, range(dense_layers, layers), rule),
+        width=fields.whole("intermediate_size") if len(sparse) < layers else 0,
+        mixture=_mixture(fields, sparse, rule),
         tied=tied,
         block_size=fields.whole("block_size", 32),
         mask_id=fields.id("mask_token_id"),
@@ -113,14 +115,14 @@ def _parse(
     )
 
 
-def _mixture(fields: Fields, layers: range, rule: Callable[[Fields, int], RoutingRule]) -> Mixture | None:
+def _mixture(fields: Fields, layers: frozenset[int], rule: Callable[[Fields, int], RoutingRule]) -> Mixture | None:
     shared = fields.whole("num_shared_experts", 0, low=0) if fields.flag("moe_router_enable_shared_expert", True) else 0
     biased = fields.flag("moe_router_enable_expert_bias", True)
     if not layers:
         return None
     experts, width = fields.experts("num_experts"), fields.whole("moe_intermediate_size")
     return Mixture(
-        layers=frozenset(layers),
+        layers=layers,
         experts=experts,
         width=width,
         shared_width=shared * fields.whole("moe_shared_expert_intermediate_size", width),

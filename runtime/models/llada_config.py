@@ -7,8 +7,9 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.models.decoder import DecoderArch
-from runtime.models.decoder_config import tell_unknown
+from runtime.models.decoder_config import require_full_attention, tell_unknown
 from runtime.models.fields import Fields
+from runtime.models.rotary_config import rotary
 
 # Fields that change the computation, with the only values built.
 BUILT: dict[str, tuple[Any, ...]] = {
@@ -26,7 +27,6 @@ BUILT: dict[str, tuple[Any, ...]] = {
     "input_emb_norm": (False,),
     "scale_logits": (False,),
     "clip_qkv": (None,),
-    "rope_scaling": (None,),
 }
 # Fields that another part reads (text, dtype) or that say nothing about a forward pass.
 ELSEWHERE = frozenset(
@@ -40,8 +40,8 @@ ELSEWHERE = frozenset(
 HONOURED = frozenset(
     """
     d_model n_heads n_kv_heads multi_query_attention n_layers mlp_hidden_size mlp_ratio vocab_size embedding_size
-    max_sequence_length rope_theta rms_norm_eps include_qkv_bias weight_tying mask_token_id eos_token_id bos_token_id
-    block_size
+    max_sequence_length rope_theta rope_parameters rope_scaling partial_rotary_factor rms_norm_eps include_qkv_bias
+    weight_tying mask_token_id eos_token_id bos_token_id block_size layer_types
     """.split()  # noqa: SIM905
 )
 
@@ -59,6 +59,8 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
     if rows < vocab:
         raise ConfigError(f"config.json: embedding_size {rows} is less than vocab_size {vocab}")
     bias = fields.flag("include_qkv_bias", False)
+    require_full_attention(fields)
+    rope = rotary(config, hidden // heads)
     return DecoderArch(
         vocab_size=vocab,
         hidden=hidden,
@@ -66,8 +68,8 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
         heads=heads,
         kv_heads=_kv_heads(fields, heads),
         head_dim=hidden // heads,
-        rotary_dim=hidden // heads,
-        rope_theta=fields.number("rope_theta"),
+        rotary_dim=rope.dim,
+        rope_theta=rope.theta,
         max_positions=fields.positions("max_sequence_length", 4096),
         eps=fields.number("rms_norm_eps"),
         qk_norm=False,

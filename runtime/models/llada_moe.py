@@ -11,7 +11,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.routing import RoutingRule
 from runtime.models.base import Family, architectures, register_family
 from runtime.models.decoder import Decoder, DecoderArch, Mixture, decoder_facts
-from runtime.models.decoder_config import expert_counts, llama_like
+from runtime.models.decoder_config import expert_counts, llama_like, sparse_layers
 from runtime.models.fields import Fields
 from runtime.models.names import Names, llama_weights
 
@@ -25,7 +25,7 @@ BUILT: dict[str, tuple[Any, ...]] = {
 KNOWN = frozenset(
     """
     num_experts num_experts_per_tok expert_intermediate_size shared_expert_intermediate_size moe_layer_freq
-    moe_router_enable_expert_bias qk_layernorm clip_qkv
+    mlp_layer_types moe_router_enable_expert_bias qk_layernorm clip_qkv
     """.split()  # noqa: SIM905
 )
 NAMES = Names(router_bias="mlp.expert_bias", shared="shared_expert")
@@ -47,12 +47,14 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
 
 
 def _mixture(fields: Fields, layers: int) -> Mixture | None:
-    if not fields.has("moe_layer_freq"):
+    if not fields.has("moe_layer_freq") and not fields.has("mlp_layer_types"):
         raise ConfigError("config.json lacks moe_layer_freq, which this model family needs")
     kinds = fields.ids("moe_layer_freq", "number for a layer")
-    if len(kinds) != layers:
+    if fields.has("moe_layer_freq") and len(kinds) != layers:
         raise ConfigError(f"config.json: moe_layer_freq has {len(kinds)} entries, but num_hidden_layers is {layers}")
-    sparse = frozenset(layer for layer, kind in enumerate(kinds) if kind)
+    sparse = sparse_layers(
+        fields, layers, frozenset(layer for layer, kind in enumerate(kinds) if kind), "moe_layer_freq"
+    )
     if not sparse:
         return None
     experts, top_k = expert_counts(fields)

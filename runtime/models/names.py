@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.precision import wide
+from runtime.layers.share import Index
 from runtime.models.decoder import DecoderArch, Mixture
 from runtime.models.weight_map import Fused, Slot, WeightMap
 
@@ -111,16 +112,28 @@ def _mixture(mixture: Mixture, names: Names, theirs: str, ours: str) -> dict[str
 
 
 def _fused(mixture: Mixture, theirs: str, ours: str) -> dict[str, Fused]:
-    """The same experts as three tensors [experts, out, in], without `.weight`."""
+    """The same experts as three tensors [experts, out, in] without `.weight`, or as two, in which the rows of all gates
+    come before those of `up` as in memory of transformers 5."""
     width, every = mixture.width, slice(None)
     slots = {
+        "gate_up_proj": Slot(f"{ours}gate_up"),
         "gate_proj": Slot(f"{ours}gate_up", (every, slice(0, width))),
         "up_proj": Slot(f"{ours}gate_up", (every, slice(width, 2 * width))),
         "down_proj": Slot(f"{ours}down"),
     }
+    halves: dict[str, dict[str, Index]] = {
+        "gate_up_proj": {"gate_proj": (slice(0, width),), "up_proj": (slice(width, 2 * width),)}
+    }
     return {
-        f"{theirs}{part}": Fused(slot, tuple(f"{theirs}{expert}.{part}.weight" for expert in range(mixture.experts)))
-        for part, slot in slots.items()
+        f"{theirs}{name}": Fused(
+            slot,
+            {
+                f"{theirs}{expert}.{part}.weight": (expert, *rows)
+                for part, rows in halves.get(name, {name: ()}).items()
+                for expert in range(mixture.experts)
+            },
+        )
+        for name, slot in slots.items()
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from runtime.errors import ConfigError
 from runtime.layers.share import Index
 
 
@@ -24,10 +25,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Fused:
-    """A tensor that may stand in a file instead of several: `parts`, canonical names."""
+    """A tensor that may be in a file instead of several.
+
+    Attributes:
+        slot: where it goes.
+        parts: the canonical names of those that it replaces, each with its index in this tensor.
+    """
 
     slot: Slot
-    parts: tuple[str, ...]
+    parts: Mapping[str, Index]
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,18 @@ class WeightMap:
         return {name: shape for slot in self.slots.values() for name, shape in slot.beside.items()}
 
     def of(self, held: Collection[str]) -> WeightMap:
-        """The map of a checkpoint that holds tensors of these canonical names."""
+        """The map of a checkpoint that holds tensors of these canonical names.
+
+        ConfigError if it holds the same weights fused in two ways.
+        """
         used = {name: fused for name, fused in self.fused.items() if name in held}
-        parts = {part for fused in used.values() for part in fused.parts}
+        sources: dict[str, str] = {}
+        for name, fused in used.items():
+            for part in fused.parts:
+                if sources.setdefault(part, name) != name:
+                    raise ConfigError(
+                        f"tensors {sources[part]!r} and {name!r} hold the same weights; remove one of them"
+                    )
+        parts = sources.keys()
         slots = {name: slot for name, slot in self.slots.items() if name not in parts}
         return replace(self, slots=slots | {name: fused.slot for name, fused in used.items()}, fused={})

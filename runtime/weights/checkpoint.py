@@ -3,6 +3,7 @@ and all through ``runtime.weights.files``."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ConfigError
 from runtime.weights import files, hub
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +95,7 @@ class Checkpoint:
         return found
 
     def _weight_files(self) -> tuple[list[str], dict[str, str] | None]:
-        if files.has(self.path, SINGLE_FILE):
+        if files.has(self.path, SINGLE_FILE) and not files.has(self.path, INDEX_FILE):
             return [SINGLE_FILE], None
         if files.has(self.path, INDEX_FILE):
             listed = self.read_json(INDEX_FILE).get("weight_map")
@@ -154,7 +157,9 @@ def _open(path: Path) -> Checkpoint:
     if config is None:
         raise ConfigError(f"{path} holds no config.json; --model needs a checkpoint directory")
     checkpoint = Checkpoint(path, config, files.read_json(path, "generation_config.json") or {})
-    checkpoint._weight_files()
+    shards, _ = checkpoint._weight_files()
+    if files.has(path, SINGLE_FILE) and SINGLE_FILE not in shards:
+        log.warning("%s ignored: %s lists other files", path / SINGLE_FILE, INDEX_FILE)
     return checkpoint
 
 

@@ -68,6 +68,33 @@ def test_shards_load_like_one_file(tiny):
     assert torch.equal(logits(load(path)), whole)
 
 
+def test_an_index_takes_precedence_over_a_single_file(tiny, caplog):
+    path = tiny()
+    expected = logits(load(path))
+    single = (path / "model.safetensors").read_bytes()
+    shard(path)
+    stray = tiny_tensors(tiny_config(), seed=2)
+    save_file(stray, path / "model.safetensors")
+    assert torch.equal(logits(load(path)), expected)
+    assert "model.safetensors ignored: model.safetensors.index.json lists other files" in caplog.text
+    caplog.clear()
+    (path / "model.safetensors").write_bytes(single)
+    names = dict.fromkeys(load_file(path / "model.safetensors"), "model.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert torch.equal(logits(load(path)), expected)
+    assert caplog.text == ""
+
+
+def test_a_single_file_does_not_replace_lost_shards(tiny):
+    path = tiny()
+    single = (path / "model.safetensors").read_bytes()
+    lost, *_ = shard(path)
+    (path / lost).unlink()
+    (path / "model.safetensors").write_bytes(single)
+    with pytest.raises(ConfigError, match=r"lacks 'model-0-of-3\.safetensors', which model\.safetensors\.index\.json"):
+        load(path)
+
+
 def test_progress_reaches_the_last_byte(tiny):
     seen = []
     load(tiny(), progress=lambda *news: seen.append(news))
