@@ -107,11 +107,11 @@ class Grammars:
         if matcher is None or why:
             raise kept_to(param, why)
         with self._lock:
-            made = matcher, GrammarCost()
-            self._kept[text] = made
+            cost = GrammarCost()
+            self._kept[text] = matcher, cost
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return self._start(*made)
+        return self._start(matcher, cost)
 
     def read(self) -> LLTokenizer:
         """The tokenizer, as all grammars have it. Raises ConfigError: it cannot be read."""

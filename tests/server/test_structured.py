@@ -217,7 +217,7 @@ def impatient() -> Iterator[ServerProcess]:
         yield server
 
 
-WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", CHAT),
     "completions": ("/v1/completions", {"prompt": "a", "max_tokens": 8}),
     "generate": ("/generate", {"prompt": "a", "max_tokens": 8}),
@@ -228,9 +228,9 @@ FORM = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", ROUTES)
 def test_a_grammar_whose_masks_take_too_long_is_the_requests_own_mistake(impatient: ServerProcess, name: str) -> None:
-    path, body = WHOLE[name]
+    path, body = ROUTES[name]
     with impatient.client() as client:
         for stream in (False, True):  # the second is refused at once, as the first exceeded the limit
             asked = {"text": FORM} if name == "responses" else {"structured_outputs": {"regex": f"[a-z ]+{name}"}}
