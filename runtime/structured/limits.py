@@ -38,7 +38,7 @@ class TrialLimits:
         start_seconds: Wall time until a new process is ready.
     """
 
-    compile_seconds: float = 2.0
+    compile_seconds: float = 1.5
     translate_seconds: float = 0.25
     answer_seconds: float = 60.0
     start_seconds: float = 120.0
