@@ -22,6 +22,7 @@ from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.request.structured import FIELD, path_of
 from runtime.scoring import Scoring
+from runtime.structured.grammars import GrammarError
 from runtime.structured.late import LateTrials
 from runtime.weights import resolve_checkpoint
 
@@ -263,6 +264,8 @@ class LLM(Scoring):
                 self._inboxes.drop(request_id)
 
     def _absorb(self, choice: Choice, output: EngineOutput) -> str:
+        if output.refused:
+            raise GrammarError(FIELD, output.error or "")
         if output.finish_reason == "error":
             raise RequestError(f"the engine failed: {output.error}", status=500, code="engine_error")
         return choice.absorb(output)

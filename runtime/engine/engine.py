@@ -10,7 +10,7 @@ import torch
 
 from runtime.engine.adapting import Adapters
 from runtime.engine.ahead import Ahead
-from runtime.engine.entrance import Entrance
+from runtime.engine.entrance import ConstraintError, Entrance, reason_of
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.model_runner import Runner
 from runtime.engine.news import news
@@ -27,7 +27,7 @@ from runtime.samplers.base import rules_under
 from runtime.state.plan import NO_RESULTS
 from runtime.state.request import Request, Status
 from runtime.strategies.base import Strategy, longest_request
-from runtime.structured.grammars import Grammars
+from runtime.structured.grammars import GrammarError, Grammars
 
 log = logging.getLogger(__name__)
 
@@ -217,8 +217,17 @@ class Engine:
                 self.entrance.leave(request)
             if self._requests.get(request.spec.id) is request:  # an answered one's id may be another's by now
                 del self._requests[request.spec.id]
-                message = f"{type(error).__name__}: {error}"
-                failed = EngineOutput(id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message)
+                refused = isinstance(error, ConstraintError | GrammarError)
+                failed = EngineOutput(
+                    id=request.spec.id,
+                    nfe=request.nfe,
+                    finish_reason="error",
+                    error=reason_of(error) if refused else f"{type(error).__name__}: {error}",
+                    refused=refused,
+                )
+                if refused and request.constraint is not None and request.constraint.cost.refused:
+                    assert self.grammars is not None
+                    self.grammars.refuse(request.spec.grammar, request.constraint.cost.refused)
                 self._failed.append(failed)
 
     def while_busy(self, work: Callable[[], None], heard: Callable[[], bool] = bool) -> bool:

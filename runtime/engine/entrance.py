@@ -5,7 +5,7 @@ from __future__ import annotations
 from runtime.engine.scheduler import Scheduler
 from runtime.state.request import Request
 from runtime.structured.compiling import Compiling
-from runtime.structured.grammars import Grammars
+from runtime.structured.grammars import GrammarError, Grammars
 
 IDLE_SECONDS = 0.005  # that an engine without other work waits for a grammar at a time
 
@@ -61,6 +61,11 @@ class Entrance:
     def close(self) -> None:
         if self._compiling is not None:
             self._compiling.close()
+
+
+def reason_of(error: BaseException) -> str:
+    """Why an answer cannot keep to its grammar, without the field that asked for the grammar."""
+    return error.why if isinstance(error, GrammarError) else str(error)
 
 
 def check_kept(request: Request) -> None:

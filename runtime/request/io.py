@@ -93,6 +93,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     new_tokens: list[int] = []  # ids that became stable since the last output (never an EOS, never sent twice)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    refused: bool = False  # the error is the request's own: its grammar cannot be kept to
     # report="denoise" only: the open blocks, from absolute position `start`
     start: int = 0
     tokens: list[int] | None = None  # mask id where masked; noise, in a family without a mask

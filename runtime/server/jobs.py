@@ -13,7 +13,9 @@ from starlette.types import Receive
 from runtime.errors import RequestError
 from runtime.request.choice import Choice
 from runtime.request.io import EngineOutput
+from runtime.request.structured import FIELD
 from runtime.server.frontend import Frontend
+from runtime.structured.grammars import GrammarError
 
 MAX_BATCH = 128  # outputs that one request has handled before others have their turn
 _OUTCOMES = {499: "aborted", 504: "timeout"}
@@ -53,10 +55,11 @@ class Job:
 
     def __init__(
         self, id: str, frontend: Frontend, choices: list[Choice], streamed: bool, prompts: int = 1,
-        scores: Sequence[Choice] = (),
+        scores: Sequence[Choice] = (), form: str = FIELD,
     ) -> None:  # fmt: skip
         """`prompts`: how many the choices are to, as many to each; one that has ended is not run. `scores`: what else
-        has to be run, which is no answer to anything."""
+        has to be run, which is no answer to anything. `form`: the field that asks for the answers' grammar."""
+        self._form = form
         self.id = id
         self.prompts = prompts
         self.frontend = frontend
@@ -115,6 +118,9 @@ class Job:
         if output.finish_reason in ("error", "abort"):
             self.outcome = "error"
             what = output.error or "the engine ended it"
+            if output.refused:
+                self.outcome = "refused"
+                raise GrammarError(self._form, what)
             raise RequestError(f"request {choice.spec.id} failed: {what}", status=500, code="engine_error")
         text = choice.absorb(output)
         if choice.spec.id not in self.answers:

@@ -218,15 +218,14 @@ class Service:
                 self.frontend.check_room(len(prompts) * n, owner)
                 check_told(spec, len(prompts) * n, names.get("logprobs", "logprobs"))
             if spec.grammar and not i:
-                param = holder if made else path_of(asked[FIELD], named)
                 try:
-                    await self.forms.check(request, spec.grammar, param)
+                    await self.forms.check(request, spec.grammar, holder if made else path_of(asked[FIELD], named))
                 except GrammarError as error:
                     if talk is None or not self._without_refused(request, talk, error):
                         raise
                     made, holder = talk.grammar(asked[FIELD], named)
                     spec = check(grammar=made)
-                    await self.forms.check(request, made, param)
+                    await self.forms.check(request, made, holder)
             specs += choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
         told = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}
@@ -239,7 +238,10 @@ class Service:
         if echo is not None:
             echo.take(answers, n, info, tokenizer)
         scores = () if echo is None else echo.scores
-        return Job(id, self.frontend, answers, streamed=mode is not None, prompts=len(prompts), scores=scores)
+        form_field = holder if made else path_of(asked[FIELD], named)
+        return Job(
+            id, self.frontend, answers, streamed=mode is not None, prompts=len(prompts), scores=scores, form=form_field
+        )
 
 
 def new_id(prefix: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from runtime.structured.constraint import Constraint
-from runtime.structured.grammars import Grammars
+from runtime.structured.grammars import GrammarError, Grammars
 from runtime.structured.service_time import ServiceTime
 
 T = TypeVar("T")
@@ -40,9 +40,15 @@ class Compiling(Generic[T]):
 
     def begin(self, name: str, who: T, text: str, owner: str = "") -> Constraint | None:
         """Returns the start of a known grammar; None where it is compiled first, and `done` yields `who` with it."""
-        known = self._grammars.known(text)
+        job = _Job(who, owner, text, Future())
+        try:
+            known = self._grammars.known(text)
+        except GrammarError as error:
+            self._waiting[name] = job
+            job.future.set_exception(error)
+            return None
         if known is None:
-            job = self._waiting[name] = _Job(who, owner, text, Future())
+            self._waiting[name] = job
             with self._lock:
                 if owner not in self._queued:
                     self._used.join(owner, self._queued)

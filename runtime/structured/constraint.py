@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from runtime.structured.limits import MaskLimits
 
 if TYPE_CHECKING:  # a frontend loads neither arrays nor the library until a grammar is asked for
     import numpy as np
@@ -40,20 +45,37 @@ class Facts:
         return len(self.permitted)
 
 
+@dataclass
+class GrammarCost:
+    """What the answers of one grammar have in common.
+
+    Attributes:
+        refused: Why the grammar is too slow to apply, "" as long as no answer of it exceeded a limit.
+    """
+
+    refused: str = ""
+    limits: MaskLimits = field(default_factory=lambda: MaskLimits())
+
+
 class Constraint:
     """One request's; it has taken every token of the answer so far, in order.
 
     Attributes:
         ended: an end of sequence was taken. failed: why nothing can be taken any more, "" as long as something can.
+        seconds: CPU time that the grammar has taken. cost: of all answers of the grammar, which fail with one of them.
     """
 
-    __slots__ = ("ended", "facts", "failed", "matcher")
+    __slots__ = ("_forced", "_tokens", "cost", "ended", "facts", "failed", "matcher", "seconds")
 
-    def __init__(self, matcher: LLMatcher, facts: Facts) -> None:
+    def __init__(self, matcher: LLMatcher, facts: Facts, cost: GrammarCost | None = None) -> None:
         self.matcher = matcher
         self.facts = facts
+        self.cost = cost or GrammarCost()
         self.ended = False
         self.failed = ""
+        self.seconds = 0.0
+        self._tokens = 0
+        self._forced: deque[int] = deque()  # computed at once, as that may take as long for one as for all of them
 
     def forced(self) -> list[int]:
         """Tokens that come next whatever the model says; where the answer must end, the end of sequence."""
@@ -61,11 +83,17 @@ class Constraint:
             return []
         if self.matcher.is_stopped():
             return [self.facts.eos[0]]
-        return list(self.matcher.compute_ff_tokens())
+        if not self._forced:
+            began = time.thread_time()
+            self._forced.extend(self.matcher.compute_ff_tokens())
+            self._spend(began)
+        return list(self._forced)
 
     def fill(self, row: Words) -> None:
         """Write which tokens may come next: ``row`` [words], contiguous. All are 0 where it fails."""
+        began = time.thread_time()
         self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._spend(began)
         row &= self.facts.permitted
         if not self._fails() and not row.any():
             self.failed = "the grammar goes on with what this model has no token for"
@@ -74,15 +102,36 @@ class Constraint:
 
     def take(self, token: int) -> None:
         """A token that may come next."""
+        if self._forced and self._forced.popleft() != token:
+            self._forced.clear()
+        self._tokens += 1
         if token in self.facts.eos:
             self.ended = True
-        elif not self.matcher.consume_token(token):
+            return
+        began = time.thread_time()
+        fits = self.matcher.consume_token(token)
+        self._spend(began)
+        if not fits:
             self._fails()
+
+    def _spend(self, began: float) -> None:
+        """Counts the CPU time since `began`."""
+        self.seconds += time.thread_time() - began
+        limits = self.cost.limits
+        if self.seconds > limits.seconds + limits.token_seconds * self._tokens:
+            self.cost.refused = self.cost.refused or limits.sentence()
 
     def _fails(self) -> bool:
         if not self.failed and self.matcher.is_error():
             self.failed = sentence(self.matcher.get_error())
+            if _EXCEEDED.search(self.failed):
+                self.cost.refused = self.cost.refused or self.failed
+        self.failed = self.failed or self.cost.refused
         return bool(self.failed)
+
+
+# In the engine's own words: a limit of `runtime.structured.grammars.LIMITS` was exceeded.
+_EXCEEDED = re.compile(r"(?i)too many|\bfuel\b|limit")
 
 
 def sentence(error: str) -> str:

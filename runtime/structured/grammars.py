@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -9,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.errors import RequestError
-from runtime.structured.constraint import Constraint, Facts, sentence
+from runtime.structured.constraint import Constraint, Facts, GrammarCost, sentence
+from runtime.structured.limits import MaskLimits
 from runtime.structured.notation import explain, is_wrong, parts_alone, readable
 
 if TYPE_CHECKING:
@@ -19,12 +22,17 @@ KEPT = 64  # compiled grammars
 _UNSATISFIABLE = "Unsatisfiable"  # in the engine's refusal of a schema that no value fits
 STACK = 512 << 20  # bytes of address space for the compiler, which goes down a chain of rules by calling itself
 TRIED = 4  # choices of a new grammar's answers, of which a schema's first two may be a brace and a quotation mark
-# Of one grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 15 ms a token, 40 MB of states.
+WALKED = 64  # tokens of each answer that a trial walks through
+WALKS = 3  # answers of a trial: one of the first allowed tokens, the others of random ones
+WALK_SECONDS = 0.3  # CPU time of each, some 20 times what the slowest schemas of clients take
+MAX_REFUSED = 4096  # grammars that were too slow to apply, of which the digest is remembered
+# Of one grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 25 ms per mask, 40 MB of states.
+# Masks of the schemas that clients send need a tenth of the items (`tests/structured/test_tool_schemas.py`).
 LIMITS = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "step_max_items": 5_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 50_000,
     "verbose_errors": False,
@@ -50,17 +58,35 @@ class Grammars:
         self.facts = facts
         self.trial: Trial | None = None
         self._tokens: LLTokenizer | None = None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[LLMatcher, GrammarCost]] = OrderedDict()
+        self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._reading, self._starting, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
 
     def known(self, text: str) -> Constraint | None:
-        """A request's own start in a grammar that was compiled before, None if it was not."""
+        """A request's own start in a grammar that was compiled before, None if it was not.
+
+        Raises:
+            GrammarError: An answer of it exceeded the limits before.
+        """
         with self._lock:
+            if why := self._refused.get(_digest(text), ""):
+                raise kept_to("structured_outputs", why)
             found = self._kept.get(text)
             if found is None:
                 return None
             self._kept.move_to_end(text)
-            return Constraint(found.deep_copy(), self.facts)
+            return self._start(*found)
+
+    def refuse(self, text: str, why: str) -> None:
+        """Remembers that a grammar is too slow to apply: its next requests are refused at once."""
+        with self._lock:
+            self._kept.pop(text, None)
+            self._refused[_digest(text)] = why
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+
+    def _start(self, matcher: LLMatcher, cost: GrammarCost) -> Constraint:
+        return Constraint(matcher.deep_copy(), self.facts, cost)
 
     def compiled(self, text: str, param: str) -> Constraint:
         """A request's own start in a grammar; other threads run while it is compiled.
@@ -68,7 +94,10 @@ class Grammars:
         Raises:
             RequestError: about `param`: it is wrong, larger than the limits, or nothing fits it.
         """
-        made = self.known(text)
+        try:
+            made = self.known(text)
+        except GrammarError as error:
+            raise kept_to(param, error.why) from None
         if made is not None:
             return made
         why = "" if self.trial is None else self.trial.trouble(text)
@@ -78,10 +107,11 @@ class Grammars:
         if matcher is None or why:
             raise kept_to(param, why)
         with self._lock:
-            self._kept[text] = matcher
+            cost = GrammarCost()
+            self._kept[text] = matcher, cost
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return Constraint(matcher.deep_copy(), self.facts)
+        return self._start(matcher, cost)
 
     def read(self) -> LLTokenizer:
         """The tokenizer, as all grammars have it. Raises ConfigError: it cannot be read."""
@@ -95,13 +125,14 @@ class Grammars:
         if self.trial is not None:
             self.trial.close()
 
-    def tried(self, text: str) -> tuple[LLMatcher | None, str]:
-        """The grammar, compiled in a thread that is deep enough and not kept, and why it cannot be kept to, if so."""
+    def tried(self, text: str, *, thorough: bool = False) -> tuple[LLMatcher | None, str]:
+        """The grammar, compiled in a thread that is deep enough and not kept, and why it cannot be kept to, if so.
+        `thorough`: answers are walked through to find masks that take too long."""
         with ThreadPoolExecutor(1, thread_name_prefix="grammar") as deep:
             with self._starting:
                 before = threading.stack_size(STACK)
                 try:
-                    work = deep.submit(self._try, text)  # which starts the thread
+                    work = deep.submit(self._try, text, thorough)  # which starts the thread
                 finally:
                     threading.stack_size(before)
             return work.result()
@@ -115,36 +146,57 @@ class Grammars:
         """
         reasons, unsupported, wrong = [], [], False
         for name, path, alone in parts_alone(text):
-            _, why = self.tried(alone)
+            _, why = self.tried(alone, thorough=True)
             if why:
                 reasons.append(f"{path}: {why}")
                 wrong = wrong or is_wrong(alone) or _UNSATISFIABLE in why
                 unsupported.append(name)
         return reasons[0] if reasons else "", () if wrong else tuple(unsupported)
 
-    def _try(self, text: str) -> tuple[LLMatcher | None, str]:
+    def _try(self, text: str, thorough: bool) -> tuple[LLMatcher | None, str]:
         try:
             matcher = self._compile(readable(text))
         except ValueError as error:
             return None, str(error)
         if matcher.is_error():
             return matcher, explain(text, sentence(matcher.get_error()))
-        return matcher, self._beginning(matcher.deep_copy())
+        if not thorough:
+            return matcher, self._walked(matcher, TRIED)
+        for number in range(WALKS):
+            why = self._walked(matcher, WALKED, random.Random(number) if number else None, WALK_SECONDS)
+            if why:
+                return matcher, why
+        return matcher, ""
 
-    def _beginning(self, matcher: LLMatcher) -> str:
-        """Why no answer can even begin, "" if one can: what is too large shows at its first choices."""
+    def _walked(
+        self, matcher: LLMatcher, tokens: int, rng: random.Random | None = None, seconds: float | None = None
+    ) -> str:
+        """Why an answer of so many tokens cannot be written, "" if it can.
+
+        Args:
+            matcher: The compiled grammar.
+            tokens: The choices of the answer.
+            rng: Chooses among the allowed tokens, but the end of sequence; None: the first is chosen.
+            seconds: CPU time that all masks may take together; None for `MaskLimits`.
+        """
         import numpy as np
 
-        first = Constraint(matcher, self.facts)
-        for _ in range(TRIED):
-            row = np.zeros(self.facts.words, dtype=np.int32)
-            first.fill(row)
-            if first.failed or first.ended:
+        limits = MaskLimits() if seconds is None else MaskLimits(seconds, 0.0)
+        answer = Constraint(matcher.deep_copy(), self.facts, GrammarCost(limits=limits))
+        row = np.zeros(self.facts.words, dtype=np.int32)
+        for _ in range(tokens):
+            row[:] = 0
+            answer.fill(row)
+            if answer.failed or answer.ended:
                 break
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-            for token in first.forced() or [int(allowed[0])]:
-                first.take(token)
-        return first.failed
+            if rng is not None:
+                going = allowed[~np.isin(allowed, self.facts.eos)]
+                allowed = going if len(going) else allowed
+            chosen = int(allowed[0 if rng is None else rng.randrange(len(allowed))])
+            for token in answer.forced()[:tokens] or [chosen]:
+                answer.take(token)
+        return answer.failed
 
     def _compile(self, text: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
@@ -159,12 +211,17 @@ class GrammarError(RequestError):
     """A grammar that no answer can keep to.
 
     Attributes:
-        parts: Names of its parts that cannot be kept to alone, where it consists of several.
+        why: The reason, without the field. parts: Names of its parts that cannot be kept to alone, if it has several.
     """
 
     def __init__(self, param: str, why: str, parts: Collection[str] = ()) -> None:
         super().__init__(f"{param}: cannot be kept to: {why}", param=param, detail=why)
+        self.why = why
         self.parts = tuple(parts)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 def kept_to(param: str, why: str, parts: Collection[str] = ()) -> GrammarError:

@@ -80,7 +80,7 @@ def main() -> None:
         matcher = None
         parts: tuple[str, ...] = ()
         if not why:
-            matcher, why = grammars.tried(text)
+            matcher, why = grammars.tried(text, thorough=True)
         if why:
             reason, parts = grammars.refused_parts(text)
             why = reason or why

@@ -20,6 +20,7 @@ from runtime.errors import ConfigError
 VARIABLE = "TEST_SERVER_LIMITS"  # JSON: limits by their dotted names; they take the place of those below
 HOUR = 3600.0
 TRIAL_LIMITS = "runtime.structured.limits.TrialLimits"
+MASK_LIMITS = "runtime.structured.limits.MaskLimits"
 
 # By the process that has them; "frontend" is what speaks HTTP: the head itself, or each frontend process.
 RAISED: dict[str, dict[str, Any]] = {
@@ -48,6 +49,7 @@ RAISED: dict[str, dict[str, Any]] = {
     },
 }
 TRIALS = {"compile_seconds": 120.0, "translate_seconds": 60.0, "answer_seconds": HOUR, "start_seconds": HOUR}
+MASKS = {"seconds": HOUR, "token_seconds": 0.0}
 CONNECTIONS = {
     "head_seconds": 300.0,
     "body_seconds": 300.0,
@@ -69,6 +71,7 @@ def raise_limits(role: str) -> None:
 def _overridden() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
     known = {path for limits in RAISED.values() for path in limits} | {f"{TRIAL_LIMITS}.{name}" for name in TRIALS}
+    known |= {f"{MASK_LIMITS}.{name}" for name in MASKS}
     assert found.keys() <= known, f"{VARIABLE}: {found.keys() - known} are in no process's limits"
     return found
 
@@ -126,8 +129,11 @@ def raise_http_limits() -> None:
 
 def _backend() -> int:
     from runtime.server import backend
+    from runtime.structured import constraint
 
     raise_limits("backend")
+    mask_limits = {name: _overridden().get(f"{MASK_LIMITS}.{name}", value) for name, value in MASKS.items()}
+    constraint.MaskLimits = functools.partial(constraint.MaskLimits, **mask_limits)  # type: ignore[assignment, misc]
     return backend.main()
 
 

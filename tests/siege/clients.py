@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import secrets
 import statistics
 import time
 from dataclasses import dataclass
@@ -44,10 +45,15 @@ class Asked:
         return self.seconds - self.usual
 
 
-def chat_body(number: int, prompt: str, text: str, streamed: bool) -> dict[str, Any]:
-    """A short chat, or, every second time, some 12 KiB: as much text as there may be, the rest as notes."""
+def chat_body(number: int, prompt: str, text: str, streamed: bool, schema: bool = False) -> dict[str, Any]:
+    """A short chat, or, every second time, some 12 KiB: as much text as there may be, the rest as notes. `schema`: the
+    short one has to fit a schema that no request had before."""
     messages = [{"role": "user", "content": prompt}]
     body: dict[str, Any] = {"messages": messages, "max_tokens": ANSWER, "stream": streamed}
+    if schema and not number % 2:
+        properties = {f"field_{secrets.token_hex(4)}": {"type": "string", "description": "text"} for _ in range(24)}
+        described = {"name": "new", "schema": {"type": "object", "properties": properties}}
+        body["response_format"] = {"type": "json_schema", "json_schema": described}
     if number % 2:
         messages.insert(0, {"role": "system", "content": text})
         body["decoding"] = {
@@ -75,9 +81,11 @@ async def chat(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[str
     return failure, time.monotonic() - start
 
 
-async def ask(client: aiohttp.ClientSession, number: int, prompt: str, usual: Usual, streamed: bool) -> Asked:
+async def ask(
+    client: aiohttp.ClientSession, number: int, prompt: str, usual: Usual, streamed: bool, schema: bool = False
+) -> Asked:
     at = time.monotonic()
-    failure, seconds = await chat(client, chat_body(number, prompt, usual.text, streamed))
+    failure, seconds = await chat(client, chat_body(number, prompt, usual.text, streamed, schema))
     return Asked(at, failure, seconds, usual.long if number % 2 else usual.short)
 
 
@@ -107,7 +115,7 @@ async def longest_text(client: aiohttp.ClientSession) -> str:
         words = max(words - int(over / tokens_a_word) - 1, 1)
 
 
-def usual(stopped: Stopped, report: Report, port: int, key: str, times: int) -> Usual:
+def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, schema: bool = False) -> Usual:
     """The median of a few requests, one after the other: short ones, and long ones."""
 
     async def asking() -> Usual:
@@ -115,7 +123,7 @@ def usual(stopped: Stopped, report: Report, port: int, key: str, times: int) -> 
         async with session(port, key, kept=False) as client:
             text = await longest_text(client)
             for i in range(times):
-                failure, seconds = await chat(client, chat_body(i, PROMPTS[i // 2 % len(PROMPTS)], text, False))
+                failure, seconds = await chat(client, chat_body(i, PROMPTS[i // 2 % len(PROMPTS)], text, False, schema))
                 if failure is not None:
                     raise RuntimeError(f"the idle server failed a good request: {failure}")
                 taken[i % 2].append(seconds)
@@ -124,7 +132,9 @@ def usual(stopped: Stopped, report: Report, port: int, key: str, times: int) -> 
     return asyncio.run(asking())
 
 
-def innocent(stopped: Stopped, report: Report, port: int, key: str, usual: Usual) -> dict[str, Any]:
+def innocent(
+    stopped: Stopped, report: Report, port: int, key: str, usual: Usual, schema: bool = False
+) -> dict[str, Any]:
     """One request a second, each on a connection of its own, whether or not the one before has ended."""
 
     async def asking() -> dict[str, Any]:
@@ -137,7 +147,7 @@ def innocent(stopped: Stopped, report: Report, port: int, key: str, usual: Usual
                     following += 1
                     number = len(tasks)
                     prompt = PROMPTS[number // 2 % len(PROMPTS)]
-                    tasks.append(asyncio.create_task(ask(client, number, prompt, usual, streamed=False)))
+                    tasks.append(asyncio.create_task(ask(client, number, prompt, usual, False, schema)))
                 await asyncio.sleep(0.05)
             return tally(await asyncio.gather(*tasks))
 
@@ -174,11 +184,13 @@ def tally(done: list[Asked]) -> dict[str, Any]:
     failures = [asked.failure for asked in done if asked.failure is not None]
     seconds = [asked.seconds for asked in done if asked.failure is None]
     late = [asked for asked in done if asked.over > LATE]
+    times = [asked.seconds / asked.usual for asked in done if asked.failure is None and asked.usual]
     return {
         "requests": len(done),
         "failed": len(failures),
         "turned_away": sum(failure.startswith("503: ") for failure in failures),
         "failures": sorted(set(failures))[:5],
+        "median_times_usual": round(statistics.median(times), 2) if times else None,
         "median_seconds": round(statistics.median(seconds), 3) if seconds else None,
         "p99_seconds": round(quantile(seconds, 0.99), 3),
         "longest_seconds": round(max((asked.seconds for asked in done), default=0.0), 3),

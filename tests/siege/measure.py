@@ -50,8 +50,10 @@ def one(attack: Attack, options: Options) -> dict[str, Any]:
     """One attack on a server of its own, an innocent client beside it."""
     args = (*attack.server_args, *options.server_args)
     with besieged(options.module, args, attack.descriptors, attack.one_key) as server:
-        measured = siege(server, [attack], options.seconds or attack.seconds, options)
+        seconds = options.seconds or attack.seconds
+        measured = siege(server, [attack], seconds, options, schema=attack.schemas)
     measured |= {"attack": attack.name, "rate": attack.rate, "keyed": attack.keyed, "full": attack.full}
+    measured |= {"slowdown": attack.slowdown}
     return measured | {"missed": verdict.alone(measured)}
 
 
@@ -64,7 +66,9 @@ def all_at_once(attacks: list[Attack], minutes: float, options: Options) -> dict
     return measured | {"missed": verdict.together(measured)}
 
 
-def siege(server: Besieged, attacks: list[Attack], seconds: float, options: Options, good: int = 0) -> dict[str, Any]:
+def siege(
+    server: Besieged, attacks: list[Attack], seconds: float, options: Options, good: int = 0, schema: bool = False
+) -> dict[str, Any]:
     with _children() as children:
 
         def start(function: Any, *args: Any, nice: int = 0) -> Child:
@@ -75,7 +79,7 @@ def siege(server: Besieged, attacks: list[Attack], seconds: float, options: Opti
             result, _ = child.finish(MARGIN)
             return result
 
-        usual = start(clients.usual, server.port, server.key, IDLE_REQUESTS)
+        usual = start(clients.usual, server.port, server.key, IDLE_REQUESTS, schema)
         if not usual.results.poll(MARGIN):
             raise SiegeError("the idle server did not answer")
         at_rest: clients.Usual = to_its_end(usual)
@@ -86,7 +90,7 @@ def siege(server: Besieged, attacks: list[Attack], seconds: float, options: Opti
         if good:
             client = start(clients.good_clients, server.port, server.key, at_rest, good, options.think)
         else:
-            client = start(clients.innocent, server.port, server.key, at_rest)
+            client = start(clients.innocent, server.port, server.key, at_rest, schema)
         prober.ready(), client.ready()
         with meter:
             attackers = [

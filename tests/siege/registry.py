@@ -21,6 +21,8 @@ class Attack:
     one_key: bool  # whether, alone, the server knows one key only, which attacker and innocents share
     server_args: tuple[str, ...]  # the server's further flags, alone
     full: bool  # whether, alone, the server may turn innocents away with 503: it has no room by its flags
+    schemas: bool = False  # whether, alone, innocents' short chats bring a JSON schema that the server has not seen
+    slowdown: float | None = None  # most that, alone, the median of innocents' requests may be of their usual time
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -36,11 +38,15 @@ def attack(
     one_key: bool = False,
     server_args: tuple[str, ...] = (),
     full: bool = False,
+    schemas: bool = False,
+    slowdown: float | None = None,
 ) -> Callable[[AttackFunction], AttackFunction]:
     def register(function: AttackFunction) -> AttackFunction:
         if name in ATTACKS:
             raise ValueError(f"two attacks are called {name}")
-        ATTACKS[name] = Attack(name, rate, function, keyed, seconds, descriptors, one_key, server_args, full)
+        ATTACKS[name] = Attack(
+            name, rate, function, keyed, seconds, descriptors, one_key, server_args, full, schemas, slowdown
+        )
         return function
 
     return register

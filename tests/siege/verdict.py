@@ -35,6 +35,9 @@ def alone(m: dict[str, Any]) -> list[str]:
     if late > LATE_SECONDS:
         when = f", {innocent['worst'][0]['at']:.0f} s in" if innocent["worst"] else ""
         missed.append(f"an innocent request took {late:.1f} s longer than usual{when} (bar {LATE_SECONDS:.0f})")
+    slowdown, median = m.get("slowdown"), innocent.get("median_times_usual")
+    if slowdown is not None and (median is None or median > slowdown):
+        missed.append(f"the median of innocent requests took {median} times as long as usual (bar {slowdown:g})")
     return missed
 
 

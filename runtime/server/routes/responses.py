@@ -110,7 +110,8 @@ class Responses(Dialect):
         return data + self._event(f"response.{ended['status']}", response=ended)
 
     def failed(self, error: RequestError) -> bytes:
-        told = self._object("failed", error={"code": "server_error", "message": error.message})
+        code = "invalid_prompt" if error.status == 400 else "server_error"
+        told = self._object("failed", error={"code": code, "message": error.message})
         return self._event("response.failed", response=told)
 
     def _status(self) -> str:

@@ -1,0 +1,79 @@
+"""The largest value of every field, in several shapes, on every route."""
+
+import asyncio
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+from tests.siege.attacks.bodies import CHAT, SIZE
+from tests.siege.registry import attack
+from tests.siege.target import Target
+
+LARGEST = SIZE - 4_000  # characters, of one value
+PARALLEL = 2
+
+
+def routes() -> list[tuple[str, dict[str, Any], list[str]]]:
+    """Each route with a body that is right, and the names of all fields that it may have."""
+    from runtime.server.messages_body import MessagesRequest
+    from runtime.server.responses_body import ResponsesRequest
+    from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
+
+    user = [{"role": "user", "content": "x"}]
+    found = [
+        (CHAT, {"messages": user, "max_tokens": 2}, ChatRequest),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2}, CompletionRequest),
+        ("/generate", {"prompt": "a", "max_tokens": 2}, GenerateRequest),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 2}, ResponsesRequest),
+        ("/v1/messages", {"messages": user, "max_tokens": 2}, MessagesRequest),
+    ]
+    return [(path, body, sorted(kind.model_fields)) for path, body, kind in found]
+
+
+def values() -> dict[str, Any]:
+    """Values of nearly the size of a body."""
+    texts = [("-/" * 950)[: 1_900 - len(str(i))] + str(i) for i in range(LARGEST // 2_000)]
+    return {
+        "text": "*" * LARGEST,
+        "escaped text": "a/" * (LARGEST // 2),
+        "texts": texts,
+        "names": dict.fromkeys(texts, 1),
+        "schema": {"type": "object", "properties": {text: {"enum": ["x"]} for text in texts}},
+    }
+
+
+def forms() -> list[dict[str, Any]]:
+    """What fields of a form hold: the values above, a level or two deeper."""
+    found = []
+    for value in values().values():
+        found += [{"structured_outputs": {name: value}} for name in ("json", "regex", "choice", "grammar")]
+        found.append({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": value}}})
+        tool = {"type": "function", "function": {"name": "f", "parameters": value}}
+        found.append({"tools": [tool], "tool_choice": "required"})
+    return found
+
+
+def bodies() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, body, names in routes():
+        for value in values().values():
+            yield from ((path, {**body, name: value}) for name in names)
+    for form in forms():
+        yield CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **form}
+
+
+@attack(
+    "largest-fields",
+    f"a value of nearly 2 MiB in each field of each route in turn, five shapes of it, {PARALLEL} at once",
+    keyed=True,
+    seconds=60,
+)
+async def largest_fields(target: Target) -> None:
+    following = cycle(bodies())
+
+    async def one() -> None:
+        while target.on():
+            path, body = next(following)
+            await target.ask(target.post(path, body))
+            await target.pause(0.05)
+
+    await asyncio.gather(*(one() for _ in range(PARALLEL)))

@@ -1,0 +1,127 @@
+"""Grammars whose masks take too long end their own requests, with a sentence, and are refused from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.errors import RequestError
+from runtime.request.structured import grammar_of
+from runtime.structured import constraint
+from runtime.structured.constraint import Constraint
+from runtime.structured.grammars import GrammarError, Grammars
+from runtime.structured.limits import MaskLimits
+
+CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
+AMBIGUOUS = {
+    "many alternatives": 'start: s "~~END"\ns: s s | s s s | s s s s | s s s s s| /[a-z]/ | ""',
+    "recursion on both sides": 'start: s "~~END"\ns: /[a-z]/ s | s /[a-z]/ | s s | ""',
+    "many rules": "\n".join(
+        ['start: s "~~END"', 's: "" | "a" | ' + " | ".join(f"r{i}" for i in range(40))]
+        + [f'r{i}: s s | s "{chr(97 + i % 26)}" s' for i in range(40)]
+    ),
+    "a long beginning": 'start: "abcdefghijklmnop" s "~~END"\ns: s s | s s s | s s s s | /[a-z]/ | ""',
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(device="cpu", max_num_reqs=8) as llm:
+        yield llm
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """CPU time that passes by `step` seconds per look."""
+    found = {"now": 0.0, "step": 0.0}
+
+    def thread_time() -> float:
+        found["now"] += found["step"]
+        return found["now"]
+
+    monkeypatch.setattr(constraint.time, "thread_time", thread_time)
+    return found
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_ambiguous_grammars_are_refused_before_they_reach_the_engine(llm: LLM, name: str) -> None:
+    steps = llm.engine.stats().steps
+    with pytest.raises(RequestError, match=r"^structured_outputs\.grammar: cannot be kept to: .*(limit|CPU time)"):
+        llm.generate([CHAT], SamplingParams(structured_outputs={"grammar": AMBIGUOUS[name]}))
+    assert llm.engine.stats().steps == steps
+
+
+def test_an_answer_that_exceeds_its_time_fails_with_all_of_its_grammar(llm: LLM, clock: dict[str, float]) -> None:
+    grammars = llm.engine.grammars
+    assert grammars is not None
+    text = grammar_of({"regex": "[a-z]{40}"}, "x")
+    first, second = grammars.compiled(text, "x"), grammars.compiled(text, "x")
+    clock["step"] = MaskLimits().token_seconds / 2
+    steps = _walk(first, 40)
+    assert (steps, first.failed) == (40, "")
+    clock["step"] = MaskLimits().seconds
+    third = grammars.compiled(text, "x")
+    assert _walk(third, 40) < 3
+    assert third.failed == "it takes more than 0.5 s and 5 ms per token of CPU time to apply; send a simpler one"
+    assert second.forced() == []
+    assert second.failed == third.failed
+
+
+def _walk(answer: Constraint, tokens: int) -> int:
+    """Takes the first allowed tokens; returns how many were."""
+    import numpy as np
+
+    for taken in range(tokens):
+        row = np.zeros(answer.facts.words, dtype=np.int32)
+        answer.fill(row)
+        if answer.failed or answer.ended:
+            return taken
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        answer.take(int(allowed[0]))
+    return tokens
+
+
+def test_a_grammar_that_exceeded_the_limits_ends_its_request_alone_and_is_refused_again(
+    llm: LLM, clock: dict[str, float]
+) -> None:
+    slow, quick = {"regex": "[0-9]{30}"}, SamplingParams(max_tokens=8)
+    params = SamplingParams(structured_outputs=slow, max_tokens=40)
+    grammars = llm.engine.grammars
+    assert grammars is not None
+    grammars.compiled(grammar_of(slow, "structured_outputs"), "x")
+    alone = llm.generate([CHAT], quick)[0].token_ids
+    clock["step"] = 1.0
+    with pytest.raises(GrammarError, match="CPU time to apply") as refused:
+        llm.generate([CHAT, CHAT], [params, quick])
+    assert refused.value.status == 400
+    clock["step"] = 0.0
+    with pytest.raises(GrammarError, match=r"^structured_outputs\.regex: .*CPU time to apply"):
+        llm.generate([CHAT], params)
+    assert llm.generate([CHAT], quick)[0].token_ids == alone
+
+
+def test_refused_grammars_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    monkeypatch.setattr("runtime.structured.grammars.MAX_REFUSED", 10)
+    assert llm.engine.grammars is not None
+    grammars = Grammars(llm.engine.grammars.read, llm.engine.grammars.facts)
+    for number in range(20):
+        grammars.refuse(str(number), "slow")
+    assert grammars.known("0") is None
+    with pytest.raises(GrammarError, match="slow"):
+        grammars.known("19")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"regex": "a{300}b"}, {"choice": ["the only choice, which is forced letter by letter"]}]
+)
+def test_forced_text_is_computed_once(llm: LLM, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm.engine.grammars is not None
+    found = llm.engine.grammars.compiled(grammar_of(asked, "x"), "x")
+    computed = found.forced()
+    for i, token in enumerate(computed):
+        assert found.forced() == computed[i:]
+        found.take(token)
+    assert not found.failed
