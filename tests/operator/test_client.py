@@ -369,6 +369,18 @@ def test_a_write_is_sent_in_the_very_step_of_the_event_loop_that_allowed_it(writ
         assert yaml.safe_load(body)
 
 
+def test_a_write_without_a_body_which_the_fence_could_not_hold_is_never_sent():
+    server = Server()
+
+    async def scene(client):
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            with pytest.raises(AssertionError):
+                await client.request(method, "/api/v1/namespaces/ns/pods/p")
+
+    server.run(scene)
+    assert server.seen == []
+
+
 def test_a_request_names_the_operator_and_accepts_json():
     server = Server()
     server.run(lambda client: client.get(PODS, "ns", "p"))

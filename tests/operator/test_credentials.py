@@ -2,17 +2,20 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import stat
 import sys
 from datetime import UTC, datetime, timedelta
 
+import psutil
 import pytest
 import yaml
 from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config import incluster_config
 
 from e2e.cluster.pki import Authority
+from tests.wait import wait_until_async
 from unmask_operator.client import credentials as module
 from unmask_operator.client.credentials import REFRESH_SECONDS, Credentials, LoginError
 
@@ -311,10 +314,21 @@ def test_an_exec_plugin_that_fails_is_an_error_at_first_and_keeps_what_was_issue
 def test_an_exec_plugin_that_hangs_is_an_error(write, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LOGIN_SECONDS", 0.1)
     plugin = Plugin(tmp_path)
-    plugin.file.write_text("#!/bin/sh\nexec sleep 5\n")
+    end = tmp_path / "end"
+    plugin.file.write_text(f"#!/bin/sh\nwhile [ ! -e {end} ]; do sleep 0.1; done\n")
     write(plugin.user)
-    with pytest.raises(LoginError, match=r"its exec plug-in ran for 0\.1 s without an answer"):
-        load()
+
+    def has_ended():
+        with contextlib.suppress(psutil.Error):
+            return not any(str(plugin.file) in child.cmdline() for child in psutil.Process().children())
+
+    async def scene():
+        with pytest.raises(LoginError, match=r"its exec plug-in ran for 0\.1 s without an answer"):
+            await Credentials().load()
+        end.touch()
+        await wait_until_async(has_ended)
+
+    asyncio.run(scene())
 
 
 def test_an_identity_that_another_request_has_replaced_is_not_read_again(write, tmp_path):

@@ -1,1 +1,1 @@
-"""The API server over aiohttp, and what was last seen of it. Nothing here knows of plans."""
+"""Requests to the API server, and the cache of what it returned last. Nothing here knows of plans."""

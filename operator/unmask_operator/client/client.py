@@ -75,7 +75,8 @@ class Client:
         content_type: str = JSON,
         timeout: float = TIMEOUT_SECONDS,
     ) -> Obj:
-        """Sends a request and returns the object of its answer. Every write needs a body, which the fence holds."""
+        """Sends a request and returns the object of its answer. A write needs a body, which the fence can withhold."""
+        assert method == "GET" or body is not None
         for _ in range(THROTTLED_TRIES - 1):
             identity = self._credentials.current
             try:
@@ -107,7 +108,7 @@ class Client:
                 method, url, headers, body, _request_timeout=aiohttp.ClientTimeout(total=timeout)
             )
             content = await answer.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, OSError, WriteWithheld) as error:
             if _was_withheld(error):
                 raise ApiError(0, "NotLeading", f"{method} {path}: not sent, because another pod may lead") from None
             raise await self._unanswered(method, path, error) from error
