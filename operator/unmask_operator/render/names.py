@@ -1,5 +1,7 @@
 """Names, labels and fixed points that children share: what one child says about another stands here once."""
 
+from collections.abc import Mapping
+
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj
 
@@ -52,9 +54,22 @@ def url(name: str, namespace: str, port: int = 80) -> str:
 
 
 def child(service: DiffusionLMService, api_version: str, kind: str, name: str, **fields: object) -> Obj:
-    """An object of a resource with the standard labels; `fields` are its members beside metadata."""
-    metadata = {"name": name, "namespace": service.namespace, "labels": labels(service.name)}
+    """An object of a resource with its common labels and annotations; `fields` are its members beside metadata."""
+    spec = service.spec
+    metadata: Obj = {
+        "name": name,
+        "namespace": service.namespace,
+        "labels": {**spec.common_labels, **labels(service.name)},
+    }
+    if spec.common_annotations:
+        metadata["annotations"] = dict(spec.common_annotations)
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+
+
+def annotate(made: Obj, annotations: Mapping[str, str]) -> None:
+    """Adds annotations of a section of the spec to a child; they override the common ones."""
+    if annotations:
+        made["metadata"]["annotations"] = {**made["metadata"].get("annotations", {}), **annotations}
 
 
 def pod_url(address: str, path: str, port: int = PORT) -> str:

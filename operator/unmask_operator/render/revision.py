@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
+from unmask_operator.api.nulls import without_nulls
 from unmask_operator.api.spec import BESIDE_PODS, SCALE
 from unmask_operator.objects import RESTARTED_AT, Obj, controller_uid
 from unmask_operator.render import names
@@ -117,8 +118,8 @@ def revision(service: DiffusionLMService, pin: Pin) -> Obj | None:
 
 
 def _inputs(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {member: value for member, value in spec.items() if member not in SCALE}
+    return {member: value for member, value in without_nulls(spec).items() if member not in SCALE}
 
 
 def _of_pods(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {member: value for member, value in spec.items() if member not in BESIDE_PODS}
+    return {member: value for member, value in without_nulls(spec).items() if member not in BESIDE_PODS}
