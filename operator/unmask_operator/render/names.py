@@ -1,9 +1,10 @@
 """Names, labels and fixed points that children share: what one child says about another stands here once."""
 
+import re
 from collections.abc import Mapping
 
 from unmask_operator.api import DiffusionLMService
-from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj
+from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj, Ref
 
 PORT = 8000  # the runtime's HTTP port
 PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor find it
@@ -46,6 +47,18 @@ def adapters_config(name: str) -> str:
 def revision(name: str, number: int) -> str:
     """The name of the ControllerRevision that pins the `number`-th form of the pod template."""
     return f"{name}-r{number}"
+
+
+def is_own(ref: Ref, name: str) -> bool:
+    """Whether an object of this kind and name is one that the resource `name` has."""
+    match ref.kind:
+        case "Deployment" | "Service":
+            return ref.name == name
+        case "ConfigMap":
+            return ref.name in (model_config(name), adapters_config(name))
+        case "ControllerRevision":
+            return re.fullmatch(rf"{re.escape(name)}-r[1-9][0-9]*", ref.name) is not None
+    return ref.name == engine(name)
 
 
 def url(name: str, namespace: str, port: int = 80) -> str:

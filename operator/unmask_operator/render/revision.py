@@ -89,6 +89,12 @@ def _same_pods(held: Pin, number: int, spec: Mapping[str, Any]) -> Pin:
     return replace(held, number=number, spec=_inputs(spec), stored=None)
 
 
+def pin_of(obj: Mapping[str, Any], restarted_at: str, found: Form) -> Pin:
+    """The first pin of a resource, for pods that run in the form `found`."""
+    spec = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
+    return Pin(1, _inputs(spec), restarted_at, found)
+
+
 def kept(newest_first: Sequence[Pin | Unread]) -> set[int]:
     """The numbers of the pins that stay: the last one of each of the newest few templates, and those not understood."""
     templates: list[Obj] = []
