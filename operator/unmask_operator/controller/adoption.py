@@ -39,7 +39,8 @@ async def adopt(client: Client, store: Store, observed: Observed) -> tuple[Obser
                 raise
             key = Key(meta["namespace"], meta["name"])
             log.warning("%s %s was not adopted: %s", ref.kind, ref.name, error, extra={"service": key})
-            failed[ref] = error.message
+            if not (error.not_found or error.conflict):
+                failed[ref] = error.message
             continue
         store.put(kind_of(ref.api_version, ref.kind), adopted[ref])
     observed = replace(observed, children={**observed.children, **adopted}, not_adopted=failed)

@@ -91,6 +91,7 @@ class Reconciler:
         observed, adopted = await adoption.adopt(self._client, self._store, observed)
         if adopted:
             log.info("%d objects adopted", len(adopted), extra={"service": key})
+            self._metrics.writes.labels("adopt").inc(len(adopted))
             await self._write_events(key, service, [adoption.event(adopted)], observed.now)
         outcome = await self._writer.carry_out(
             lambda known: plan(known, self._settings), lambda known: last_good(known, self._settings), observed
