@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.operator.authorization import wait_allowed
-from tests.operator.live.objects import children, demo, read, wait_condition
-from tests.operator.live.process import ACCOUNT, grant
+from tests.operator.live.objects import children, demo, read, wait_condition, wait_settled
+from tests.operator.live.process import ACCOUNT, OperatorProcess, grant, install
 from tools.permissions import ADOPTION_RULES, RULES
-from unmask_operator.objects import ADOPT, controller_uid
+from unmask_operator.objects import ADOPT, API_VERSION, KIND, SERVICE_LABEL, controller_uid
 
 pytestmark = pytest.mark.cluster
 
@@ -28,11 +28,15 @@ def orphan(kube, resource):
 
 @pytest.fixture
 def may_adopt(admin, namespace, operator):
+    grant_adoption(admin, namespace)
+
+
+def grant_adoption(kube, namespace):
     """The rights of the chart's rbac.adoption; the API servers of these tests have the plugin that wants them."""
-    grant(admin, namespace, [namespace], [*RULES, *ADOPTION_RULES])
+    grant(kube, namespace, [namespace], [*RULES, *ADOPTION_RULES])
     for rule in ADOPTION_RULES:
         user = f"system:serviceaccount:{namespace}:{ACCOUNT}"
-        wait_allowed(admin, user, "delete", group=rule.group, resource=rule.resource, namespace=namespace)
+        wait_allowed(kube, user, "delete", group=rule.group, resource=rule.resource, namespace=namespace)
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["with revisions", "without revisions"])
@@ -70,6 +74,34 @@ def test_orphans_are_adopted_and_no_pod_template_changes(admin, namespace, may_a
     entries = deployment(admin, namespace)["metadata"]["managedFields"]
     own = [e["operation"] for e in entries if e["manager"] == "unmask-operator" and "subresource" not in e]
     assert own == ["Apply"]
+
+
+def test_pods_outlive_an_orphaning_deletion_and_the_adoption(
+    controlled_api_server, controlled_admin, controlled_namespace
+):
+    admin, namespace = controlled_admin, controlled_namespace
+    install(controlled_api_server, admin, namespace, [namespace])
+    grant_adoption(admin, namespace)
+
+    def pods():
+        found = admin.list("v1", "Pod", namespace, labelSelector=f"{SERVICE_LABEL}=demo")
+        return {pod["metadata"]["uid"] for pod in found if "deletionTimestamp" not in pod["metadata"]}
+
+    with OperatorProcess(controlled_api_server, namespace, [namespace]):
+        resource = admin.create(demo(namespace, replicas=2))
+        admin.wait("two pods", lambda: len(pods()) == 2)
+        before = pods()
+        admin.delete(resource, propagationPolicy="Orphan")
+        admin.wait("orphans", lambda: controller_uid(deployment(admin, namespace)) is None)
+        admin.wait("the resource is gone", lambda: not admin.find(API_VERSION, KIND, "demo", namespace))
+        again = demo(namespace, replicas=2)
+        again["metadata"]["annotations"] = {ADOPT: "true"}
+        again = admin.create(again)
+        wait_condition(admin, again, "Accepted", "True")
+        uid = again["metadata"]["uid"]
+        admin.wait("adopted", lambda: controller_uid(deployment(admin, namespace)) == uid)
+        wait_settled(admin, namespace)
+        assert pods() == before
 
 
 def test_a_right_that_adoption_lacks_is_named(admin, namespace, operator):
