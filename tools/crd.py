@@ -40,7 +40,7 @@ def schema(*, defaults: bool = False) -> Schema:
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
             "kind": {"type": "string", "description": f"{KIND}."},
             "metadata": {"type": "object"},
-            "spec": structural(Spec, defaults=defaults),
+            "spec": structural(Spec, defaults=defaults, nullable=not defaults),
             "status": structural(Status),
         },
         "x-kubernetes-validations": [rules.NAME.schema(), rules.ADAPTER_NAMES.schema()],

@@ -67,6 +67,14 @@ RULES: tuple[Rule, ...] = (
     _rule("apps", "deployments", "get", "its own Deployment owns the Lease, which goes with it", scope="own"),
 )
 
+# Only where the chart grants it (rbac.adoption): the admission plugin OwnerReferencesPermissionEnforcement lets only
+# those change an object's owners that may delete it. Of the other kinds the operator has that right.
+ADOPTION_RULES = tuple(
+    _rule(kind.group, kind.plural, "delete", f"to set the owner of a {kind.kind} that a resource adopts")
+    for kind in CHILDREN
+    if not _DELETE[kind.kind]
+)
+
 # Only where the chart grants it (settings.read_nodes).
 NODE_RULE = _rule(NODES.group, NODES.plural, "list", "to tell a pod that fits no node from one that waits", "cluster")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tools.strategy_rules import ANY_PAGE, OWN_STEP
 from unmask_operator.api.autoscaling import Autoscaling
-from unmask_operator.api.base import Section
+from unmask_operator.api.base import METADATA_KEY, RESERVED_ANNOTATIONS, RESERVED_LABELS, Section
 from unmask_operator.api.engine import BATCHED, RESERVED, Engine
 from unmask_operator.api.lora import Adapter, Lora
 from unmask_operator.api.model import Model
@@ -47,6 +47,24 @@ def _gpu_rule(part: str) -> str:
         f"!has(self.resources) || !has(self.resources.{part}) || !self.resources.{part}.exists(n, "
         "n.startsWith('nvidia.com/') || n.startsWith('gpu.') || n.endsWith('/gpu') || "
         "(has(self.gpu) && has(self.gpu.resourceName) && n == self.gpu.resourceName))"
+    )
+
+
+def _keys_rule(field: str, reserved: tuple[str, ...]) -> Rule:
+    refused = [f"k.startsWith('{entry}')" if entry.endswith("/") else f"k == '{entry}'" for entry in reserved]
+    return Rule(
+        f"!has(self.{field}) || self.{field}.all(k, !({' || '.join(refused)}))",
+        f"{', '.join(f'{entry}*' if entry.endswith('/') else entry for entry in reserved)} are set by the operator or "
+        "by Kubernetes; remove them",
+        field,
+    )
+
+
+def _names_rule(field: str) -> Rule:
+    return Rule(
+        f"!has(self.{field}) || self.{field}.all(k, k.matches('^{METADATA_KEY}$'))",
+        f"{field} has a key that is not valid; use names such as team or example.com/team",
+        field,
     )
 
 
@@ -119,6 +137,10 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "needs a tag other than latest, or a digest, so that every pod runs the same",
             "image",
         ),
+        _keys_rule("commonLabels", RESERVED_LABELS),
+        _names_rule("commonLabels"),
+        _keys_rule("commonAnnotations", RESERVED_ANNOTATIONS),
+        _names_rule("commonAnnotations"),
     ),
     Model: (
         Rule(

@@ -14,8 +14,12 @@ Schema = dict[str, Any]
 _ORDER = ("description", "type", "format", "enum", "default", "required", "properties")
 
 
-def structural(model: type[BaseModel], *, defaults: bool = False) -> Schema:
-    """The schema of `model`: no references, no null, no closed objects; what may be absent is not required.
+def structural(model: type[BaseModel], *, defaults: bool = False, nullable: bool = False) -> Schema:
+    """The schema of `model`: no references, no closed objects; what may be absent is not required.
+
+    With `nullable`, what may be absent may also be null. On a create request the API server drops nulls by itself, but
+    with server-side apply it refuses a null that the schema does not permit. Values with a default of the schema need
+    no `nullable`: the API server replaces their nulls with the default.
 
     The API server writes a default of the schema into every object, where no later version can improve it. So a default
     is the operator's own, told in the description, unless the field is STORED. With `defaults` every scalar one stands
@@ -26,7 +30,31 @@ def structural(model: type[BaseModel], *, defaults: bool = False) -> Schema:
     for section, rules in RULES.items():
         if section.__name__ in sections:
             sections[section.__name__]["x-kubernetes-validations"] = [rule.schema() for rule in rules]
-    return _convert(schema, sections, defaults)
+    converted = _convert(schema, sections, defaults)
+    if nullable:
+        _allow_nulls(converted)
+    return converted
+
+
+def _allow_nulls(node: Schema) -> None:
+    """Marks the optional members of a schema, and the values of its maps, as nullable."""
+    for name, child in node.get("properties", {}).items():
+        _allow_nulls(child)
+        if name not in node.get("required", ()) and "default" not in child:
+            _mark_nullable(child)
+    if "items" in node:
+        _allow_nulls(node["items"])
+    if "additionalProperties" in node:
+        _mark_nullable(node["additionalProperties"])
+
+
+def _mark_nullable(node: Schema) -> None:
+    """The API server compares null with an `enum` beside `nullable`, and not with one inside `allOf`."""
+    if (values := node.pop("enum", None)) is not None:
+        node |= {"maxLength": max(map(len, values)), "allOf": [{"enum": values}]}
+        if "description" in node:  # `kubectl explain` shows an enum only where it is not inside allOf
+            node["description"] += f" One of {', '.join(values)}."
+    node["nullable"] = True
 
 
 def _convert(node: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:

@@ -79,7 +79,8 @@ class Status(Section):
         default=[],
         max_length=ENTRIES["conditions"],
         description="Accepted, Scheduled, ModelLoaded, RolloutComplete, AdaptersLoaded, ScalingReady, UpToDate, "
-        "Protected, Available, and Ready, which carries the first failing reason.",
+        "Protected, SettingsConsistent, Available, Ready, which carries the first failing reason, and Stalled, which "
+        "is True while Ready cannot become True by itself.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     replicas: _Count | None = Field(default=None, description="Pods there are.")

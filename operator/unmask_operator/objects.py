@@ -17,6 +17,7 @@ FIELD_MANAGER = "unmask-operator"
 
 SERVICE_LABEL = f"{GROUP}/service"  # its value is the resource's name; alone it selects the engine's pods
 TEMPLATE_LABEL = f"{GROUP}/template"  # of a pod: the digest of the template that it is made from
+ADOPT = f"{GROUP}/adopt"  # annotation of the resource: "true" adopts objects of its own names without an owner
 RESTARTED_AT = f"{GROUP}/restartedAt"  # annotation of the resource: a new value restarts the engine
 
 

@@ -35,6 +35,7 @@ class Settings:
     image_pull_secrets: tuple[str, ...] = ()  # names that every engine pod gets
     read_nodes: bool = False  # the chart granted it
     engine_env: Mapping[str, str] = field(default_factory=dict)  # of every engine: the cluster's proxy, HF_ENDPOINT ..
+    engine_node_selector: Mapping[str, str] = field(default_factory=lambda: {"kubernetes.io/os": "linux"})
     gpu_node_selector: Mapping[str, str] = field(default_factory=dict)  # of every pod with spec.gpu
     gpu_tolerations: list[Mapping[str, Any]] = field(default_factory=list)  # of every pod with spec.gpu
     # A ConfigMap in the service's namespace whose key `ca.crt` engines trust beside the public roots ("" is none).

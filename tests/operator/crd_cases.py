@@ -107,6 +107,13 @@ RULES = (
     Case("must not name a family twice",
          {"service": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6"], "sessionAffinity": "None"}},
          {"service": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv6"]}}),
+    Case("pod-template-hash, controller-revision-hash", {"commonLabels": {"team": "a", "example.com/cost.center": ""}},
+         {"commonLabels": {"app.kubernetes.io/name": "a"}}),
+    Case("commonLabels has a key that is not valid", {"commonLabels": {"a" * 63: "b"}}, {"commonLabels": {"a b": "c"}}),
+    Case("deployment.kubernetes.io/*, kubectl", {"commonAnnotations": {"example.com/owner": "A team, or two"}},
+         {"commonAnnotations": {"kubectl.kubernetes.io/default-container": "a"}}),
+    Case("commonAnnotations has a key that is not valid", {"commonAnnotations": {"x.y/z": ""}},
+         {"commonAnnotations": {"x/y/z": ""}}),
 )  # fmt: skip
 
 # More of the same rules: (part of the message, change).
@@ -144,6 +151,32 @@ ALSO_REFUSED = (
     ("or else ipBlock alone", peer()),
     ("must be LoadBalancer with", {"service": {"type": "NodePort", "loadBalancerClass": "a"}}),
     ("take traffic from outside", {"service": {"type": "ClusterIP", "externalTrafficPolicy": "Cluster"}}),
+    *(
+        ("are set by the operator or by Kubernetes", {"commonLabels": {key: "a"}})
+        for key in (
+            "app.kubernetes.io/instance",
+            "app.kubernetes.io/component",
+            "app.kubernetes.io/managed-by",
+            "serving.unmask.dev/service",
+            "serving.unmask.dev/anything",
+            "pod-template-hash",
+            "controller-revision-hash",
+        )
+    ),
+    *(
+        ("are set by the operator or by Kubernetes", {"commonAnnotations": {key: "a"}})
+        for key in (
+            "serving.unmask.dev/applied",
+            "serving.unmask.dev/restartedAt",
+            "kubectl.kubernetes.io/last-applied-configuration",
+            "deployment.kubernetes.io/revision",
+        )
+    ),
+    *(
+        (f"{field} has a key that is not valid", {field: {key: "a"}})
+        for field in ("commonLabels", "commonAnnotations")
+        for key in ("", "-a", "a" * 64, "Example.com/a", "example.com/", "é")
+    ),
     (
         "RequireDualStack with two ipFamilies",
         {"service": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6", "IPv4"]}},
@@ -152,6 +185,9 @@ ALSO_REFUSED = (
 
 # Plain bounds of the schema: (the field, change).
 BOUNDS = (
+    ("spec.commonLabels.team", {"commonLabels": {"team": "a b"}}),
+    ("spec.commonLabels", {"commonLabels": {f"team-{i}": "a" for i in range(33)}}),
+    ("spec.commonAnnotations.team", {"commonAnnotations": {"team": "a" * 4097}}),
     ("spec.model", {"model": None}),
     ("spec.model.uri", {"model": {}}),
     ("spec.engine.thresholds.accept", engine(thresholds={"accept": 1.01})),

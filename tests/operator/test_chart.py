@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.operator.helm import CHART, CHARTS, CRDS, helm, render, render_crds
-from tools.permissions import NODE_RULE, RULES, missing, unused
+from tools.permissions import ADOPTION_RULES, NODE_RULE, RULES, missing, unused
 from unmask_operator.settings import VERSION, Settings, read_settings
 
 pytestmark = pytest.mark.programs
@@ -173,6 +173,18 @@ def test_what_is_granted_is_what_the_operator_asks_for(namespaces):
     assert {tuple(rule["resourceNames"]) for rule in everything_but_creating} == {(NAME,)}
     (nodes,) = scopes["cluster"]
     assert missing(nodes, [NODE_RULE]) == unused(nodes, [NODE_RULE]) == []
+
+
+@pytest.mark.parametrize("namespaces", [[], ["a"]])
+def test_the_rights_that_adoption_needs_are_granted_on_request_alone(namespaces):
+    name = f"{NAME}-engines" if namespaces else f"unmask-system:{NAME}"
+    (role,) = [
+        obj
+        for obj in render(rbac__adoption=True, watchNamespaces=namespaces)
+        if obj["kind"] in ("Role", "ClusterRole") and obj["metadata"]["name"] == name
+    ]
+    expected = [*(rule for rule in RULES if rule.scope == "watched"), *ADOPTION_RULES]
+    assert missing(role["rules"], expected) == unused(role["rules"], expected) == []
 
 
 def test_every_binding_binds_its_role_to_the_service_account():

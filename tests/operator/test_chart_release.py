@@ -26,7 +26,20 @@ KINDS = (
 def test_the_api_server_takes_every_object_without_a_warning(admin, namespace):
     values = {f"monitoring__{part}__enabled": True for part in ("serviceMonitor", "prometheusRule", "dashboard")}
     peers = [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"a": "b"}}}]
-    for obj in render(networkPolicy__metricsFrom=peers, **values) + render_crds():
+    labels, annotations = {"team": "a", "example.com/x": ""}, {"example.com/owner": "A, B"}
+    values |= {"commonLabels": labels, "commonAnnotations": annotations, "podLabels": {"pod": "x"}}
+    values |= {
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "extraEnvFrom": [{"secretRef": {"name": "proxy", "optional": True}}],
+        "extraVolumes": [{"name": "ca", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+        "imagePullSecrets": ["a", {"name": "b"}],
+        "podSecurityContext": {"fsGroup": 1000},
+        "securityContext": {"runAsUser": 1000},
+        "service": {"annotations": annotations},
+        "deploymentAnnotations": annotations,
+    }
+    for obj in render(networkPolicy__metricsFrom=peers, **values) + render_crds(commonLabels=labels):
         if obj["kind"] not in FOREIGN:
             if "namespace" in obj["metadata"]:
                 obj["metadata"]["namespace"] = namespace

@@ -24,7 +24,7 @@ def pod_spec(settings: Settings, **spec: Any) -> Obj:
 def test_every_engine_with_gpus_gets_them() -> None:
     found = pod_spec(GPU_NODES, gpu={})
     assert found["tolerations"] == [TAINTED]
-    assert found["nodeSelector"] == {"pool": "gpu", "zone": "a"}
+    assert found["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu", "zone": "a"}
     assert {**found, "tolerations": None, "nodeSelector": None} == {
         **pod_spec(SETTINGS, gpu={}),
         "tolerations": None,
@@ -41,7 +41,9 @@ def test_empty_values_leave_the_pods_as_they_were(spec: Obj) -> None:
     empty = replace(SETTINGS, gpu_tolerations=[], gpu_node_selector={})
     found = pod_spec(empty, **spec)
     assert found == pod_spec(SETTINGS, **spec)
-    assert not {"tolerations", "nodeSelector"} & found.keys()
+    assert "tolerations" not in found
+    assert found["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert "nodeSelector" not in pod_spec(replace(empty, engine_node_selector={}), **spec)
 
 
 def test_the_pod_template_is_merged_over_them() -> None:
@@ -49,10 +51,10 @@ def test_the_pod_template_is_merged_over_them() -> None:
     patch = {"spec": {"tolerations": [own, TAINTED], "nodeSelector": {"zone": "b", "disk": "ssd"}}}
     found = pod_spec(GPU_NODES, gpu={}, podTemplate=patch)
     assert found["tolerations"] == [TAINTED, own]
-    assert found["nodeSelector"] == {"pool": "gpu", "zone": "b", "disk": "ssd"}
+    assert found["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu", "zone": "b", "disk": "ssd"}
     without = pod_spec(GPU_NODES, gpu={}, podTemplate={"spec": {"tolerations": None, "nodeSelector": {"zone": None}}})
     assert "tolerations" not in without
-    assert without["nodeSelector"] == {"pool": "gpu"}
+    assert without["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu"}
 
 
 def test_another_value_restarts_no_pod_and_is_adopted_by_the_next_edit_of_the_pods() -> None:

@@ -421,3 +421,10 @@ def test_losing_the_lease_ends_the_process_before_the_work_can_write_again(monke
         await stopped.wait()
 
     run_simulated(scene())
+
+
+def test_a_new_lease_has_the_labels_of_the_operators_deployment_and_none_of_helm():
+    labels = {"team": "platform", "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "unmask-operator-0.1.0"}
+    owner = {"metadata": {"name": "d", "uid": "u", "labels": labels}}
+    assert Lease.new("n", "l", owner)["metadata"]["labels"] == {"team": "platform"}
+    assert Lease.new("n", "l", {"metadata": {"name": "d", "uid": "u"}})["metadata"]["labels"] == {}

@@ -10,7 +10,7 @@ import yaml
 from tools.permissions import RULES
 from tools.status import Status
 from unmask_operator.api import Spec, parse
-from unmask_operator.objects import API_VERSION, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
+from unmask_operator.objects import ADOPT, API_VERSION, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
 from unmask_operator.render import names
 from unmask_operator.status import CONDITIONS
 
@@ -107,7 +107,7 @@ def test_commands_name_what_there_is(page):
         for crd in re.findall(r"kubectl delete crd (\S+)", block):
             assert crd == f"{PLURAL}.{API_VERSION.split('/')[0]}"
         for key in re.findall(r"serving\.unmask\.dev/\w+", block):
-            assert key in (RESTARTED_AT, SERVICE_LABEL), key
+            assert key in (ADOPT, RESTARTED_AT, SERVICE_LABEL), key
 
 
 @PAGE

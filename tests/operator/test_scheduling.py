@@ -376,3 +376,15 @@ def test_required_affinity_is_that_of_the_scheduler(expression: Obj, matches: bo
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     allowed, excluded = split_nodes({"spec": {"affinity": {"nodeAffinity": required}}}, [node])
     assert (len(allowed), len(excluded)) == ((1, 0) if matches else (0, 1))
+
+
+def test_a_windows_node_is_excluded_by_the_selector_of_every_engine() -> None:
+    windows, linux = gpu_node("w"), gpu_node("l")
+    windows["metadata"]["labels"]["kubernetes.io/os"] = "windows"
+    linux["metadata"]["labels"]["kubernetes.io/os"] = "linux"
+    rendered = {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}}
+    fitting, excluded = split_nodes(rendered, [windows, linux, gpu_node("u")])
+    assert [node["metadata"]["name"] for node in fitting] == ["l", "u"]
+    assert [one.reason for one in excluded] == ["does not match the nodeSelector kubernetes.io/os=linux"]
+    message = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+    assert "engine.nodeSelector or gpuEngines.nodeSelector of the chart" in scheduled(message, [windows])["message"]

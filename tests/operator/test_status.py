@@ -17,7 +17,7 @@ from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 
 ORDER = ["Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "ScalingReady", "UpToDate"]
-ORDER += ["Protected", "Available", "Ready"]
+ORDER += ["Protected", "SettingsConsistent", "Available", "Ready", "Stalled"]
 
 
 def _conditions(new: Obj) -> dict[str, Obj]:
@@ -344,7 +344,7 @@ def test_an_evicted_pod_matters_only_until_its_successor_comes() -> None:
 
 def test_suspended() -> None:
     found = _judge(reconcile("created", replicas=0, service=service(suspend=True)))
-    assert list(found) == ["Accepted", "UpToDate", "Available", "Ready"]
+    assert list(found) == ["Accepted", "UpToDate", "Available", "Ready", "Stalled"]
     assert _says(found["Ready"])[:2] == ("False", "Suspended")
     assert _judge(reconcile("created", replicas=0))["Ready"]["reason"] == "NoReplicas"
 
@@ -356,7 +356,7 @@ def test_a_spec_that_is_not_accepted_says_so_and_what_runs_goes_on() -> None:
     assert found["Available"]["status"] == found["RolloutComplete"]["status"] == "True"
     assert {c["observedGeneration"] for c in found.values()} == {2}
     new = status(Observed(service=service(), now=NOW), Plan(problems=(problem,)))
-    assert [c["type"] for c in new["conditions"]] == ["Accepted", "Available", "Ready"]
+    assert [c["type"] for c in new["conditions"]] == ["Accepted", "Available", "Ready", "Stalled"]
     assert new["selector"] == "serving.unmask.dev/service=demo"
 
 

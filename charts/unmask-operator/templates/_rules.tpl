@@ -18,6 +18,14 @@
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch]
+{{- if (.Values.rbac).adoption }}
+- apiGroups: [""]
+  resources: [services, serviceaccounts]
+  verbs: [delete]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [delete]
+{{- end }}
 - apiGroups: [apps]
   resources: [deployments/scale]
   verbs: [patch]

@@ -1,22 +1,26 @@
 {{/* The operator's settings by the names of settings.py; the Deployment adds UNMASK_OPERATOR_ in front. */}}
 {{- define "unmask.settings" -}}
-RUNTIME_IMAGE: {{ include "unmask.image" (dict "root" . "image" .Values.engine.image) }}
+RUNTIME_IMAGE: {{ include "unmask.image" (dict "root" . "image" (.Values.engine).image "field" "engine.image") }}
 LEASE_NAME: {{ include "unmask.fullname" . }}
 DEPLOYMENT: {{ include "unmask.fullname" . }}
 OPERATOR_SELECTOR: {{ include "unmask.lines" (include "unmask.selector" . | fromYaml) | quote }}
-READ_NODES: {{ and .Values.rbac.create .Values.rbac.readNodes | quote }}
-LOG_LEVEL: {{ .Values.log.level }}
-LOG_FORMAT: {{ .Values.log.format }}
+READ_NODES: {{ and (include "unmask.isOn" (.Values.rbac).create) (include "unmask.isOn" (.Values.rbac).readNodes) | empty | not | quote }}
+LOG_LEVEL: {{ (.Values.log).level | default "info" }}
+LOG_FORMAT: {{ (.Values.log).format | default "json" }}
 {{- with .Values.watchNamespaces }}
 WATCH_NAMESPACES: {{ join "," . | quote }}
 {{- end }}
 {{- with .Values.watchSelector }}
 WATCH_SELECTOR: {{ . | quote }}
 {{- end }}
-{{- with .Values.engine.imagePullSecrets }}
-IMAGE_PULL_SECRETS: {{ join "," . | quote }}
+{{- with (.Values.engine).imagePullSecrets }}
+IMAGE_PULL_SECRETS: {{ include "unmask.secretNames" . | quote }}
 {{- end }}
-{{- with .Values.engine.env }}
+{{- $nodes := (.Values.engine).nodeSelector }}
+{{- if not (kindIs "invalid" $nodes) }}
+ENGINE_NODE_SELECTOR: {{ include "unmask.lines" $nodes | quote }}
+{{- end }}
+{{- with (.Values.engine).env }}
 ENGINE_ENV: {{ include "unmask.lines" . | quote }}
 {{- end }}
 {{- $gpuEngines := .Values.gpuEngines | default dict }}
@@ -26,7 +30,7 @@ GPU_NODE_SELECTOR: {{ include "unmask.lines" . | quote }}
 {{- with $gpuEngines.tolerations }}
 GPU_TOLERATIONS: {{ toJson . | quote }}
 {{- end }}
-{{- with .Values.engine.caConfigMap }}
+{{- with (.Values.engine).caConfigMap }}
 CA_CONFIG_MAP: {{ . }}
 {{- end }}
 {{- end -}}

@@ -3,11 +3,12 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from unmask_operator.api.errors import WRONG
+from unmask_operator.objects import GROUP
 
 STORED = "x-stored"  # key of a field's json_schema_extra: the API server itself writes its default into the object
 
@@ -53,6 +54,44 @@ ObjectName = Annotated[
 LabelValue = Annotated[str, Field(max_length=63, pattern=rf"^({_LABEL_NAME})?$")]
 Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
+
+# Keys that the operator, kubectl or a controller of Kubernetes sets itself. An entry that ends in "/" is a prefix.
+RESERVED_LABELS = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/component",
+    "app.kubernetes.io/managed-by",
+    "pod-template-hash",
+    "controller-revision-hash",
+    f"{GROUP}/",
+)
+RESERVED_ANNOTATIONS = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/", f"{GROUP}/")
+# An optional DNS subdomain and a name, as of every label and annotation.
+METADATA_KEY = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
+
+def is_reserved(key: str, reserved: tuple[str, ...]) -> bool:
+    """Whether `reserved` has a key or its prefix."""
+    return any(key.startswith(entry) if entry.endswith("/") else key == entry for entry in reserved)
+
+
+def _check_keys(reserved: tuple[str, ...]) -> AfterValidator:
+    def check(entries: dict[str, str]) -> dict[str, str]:
+        for key in entries:
+            if is_reserved(key, reserved):
+                sentence = f"{key} is set by the operator or by Kubernetes; remove it"
+            elif not re.fullmatch(METADATA_KEY, key):
+                sentence = f"{key!r} is not a valid key; use a name such as team or example.com/team"
+            else:
+                continue
+            raise PydanticCustomError(WRONG, "{sentence}", {"sentence": sentence})
+        return entries
+
+    return AfterValidator(check)
+
+
+CommonLabels = Annotated[Labels, _check_keys(RESERVED_LABELS)]
+CommonAnnotations = Annotated[Annotations, _check_keys(RESERVED_ANNOTATIONS)]
 Revision = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")]  # of the hub
 Seconds = Annotated[int, Field(ge=1, le=3600)]
 Free = Annotated[

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from unmask_operator.api.errors import SpecError, field_path, spec_errors
+from unmask_operator.api.nulls import without_nulls
 from unmask_operator.api.spec import BESIDE_PINNED, BESIDE_PODS, SCALE, Spec
 from unmask_operator.objects import Obj
 
@@ -41,7 +42,8 @@ class DiffusionLMService:
 def parse(obj: Mapping[str, Any], *, runs: bool = False, pods_are_pinned: bool = False) -> DiffusionLMService:
     """The typed resource. SpecError names the first field that is wrong, whatever the spec holds.
 
-    Namespace and uid, which every object of an API server has, are "default" and "" without.
+    A null means that the field is not set. Namespace and uid, which every object of an API server has, are "default"
+    and "" without.
 
     Args:
         runs: a value of a section beside the pods that this operator does not know is no mistake but another version's:
@@ -51,6 +53,8 @@ def parse(obj: Mapping[str, Any], *, runs: bool = False, pods_are_pinned: bool =
     """
     metadata: Obj = {"namespace": "default", "uid": "", **obj["metadata"]}
     asked: Any = obj.get("spec")
+    if isinstance(asked, Mapping):
+        asked = without_nulls(asked)
     try:
         return DiffusionLMService(metadata, Spec.model_validate(asked))
     except ValidationError as error:

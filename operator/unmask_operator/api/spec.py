@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from unmask_operator.api.autoscaling import Autoscaling
-from unmask_operator.api.base import STORED, Quantity, Section
+from unmask_operator.api.base import STORED, CommonAnnotations, CommonLabels, Quantity, Section
 from unmask_operator.api.engine import Engine
 from unmask_operator.api.lora import Lora
 from unmask_operator.api.model import Model
@@ -34,7 +34,8 @@ CHILD_OF = {
 SCALE = frozenset({"replicas", "suspend"})  # what others than the spec's author write
 # What no pod is made of, these of the Deployment included; all else of a spec is pinned with the pods.
 BESIDE_PODS = SCALE | CHILD_OF.keys() | {"rolloutStrategy"}
-BESIDE_PINNED = BESIDE_PODS | {"lora"}  # and what else is made where the pods stay as they are: the list of adapters
+# What is read where the pods stay as they are: also the list of adapters, and the metadata of all children.
+BESIDE_PINNED = BESIDE_PODS | {"lora", "commonLabels", "commonAnnotations"}
 DRAIN_DELAY = 10
 
 
@@ -71,6 +72,18 @@ class Spec(Section):
     )
     pod_template: PodTemplate = Field(
         default_factory=PodTemplate, description="Whatever else the pods need, merged into their template by key."
+    )
+    common_labels: CommonLabels = Field(
+        default={},
+        description="Labels of every object that the operator creates for this resource, pods included. A change "
+        "replaces the pods. Labels of a section, such as podTemplate.metadata.labels, override them. Keys that the "
+        "operator itself sets are reserved.",
+    )
+    common_annotations: CommonAnnotations = Field(
+        default={},
+        description="Annotations of every object that the operator creates for this resource, pods included. A change "
+        "replaces the pods. Annotations of a section, such as service.annotations, override them. Keys that the "
+        "operator itself sets are reserved.",
     )
     replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=1,

@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
+from unmask_operator.api.nulls import without_nulls
 from unmask_operator.client.kinds import PODS, SERVICES, ApiKind
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj, Ref
 
@@ -148,8 +149,11 @@ def _version(obj: Mapping[str, Any]) -> int:
 
 
 def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
-    """Without what nobody reads: which fields are managed, of a resource and a pod by whom, and what was applied."""
+    """Without what nobody reads: which fields are managed, of a resource and a pod by whom, and what was applied.
+    A resource's fields that are null are not set."""
     meta = dict(obj["metadata"])
+    if kind is SERVICES and isinstance(obj.get("spec"), dict):
+        obj = {**obj, "spec": without_nulls(obj["spec"])}
     fields = meta.pop("managedFields", None)
     if fields and kind not in (SERVICES, PODS):
         meta["managedFields"] = [{k: f[k] for k in _OF_A_MANAGER if k in f} for f in fields]  # all: places count

@@ -12,7 +12,7 @@ from unmask_operator.client.errors import ApiError
 from unmask_operator.client.kinds import EVENTS, PODS, SERVICES, kind_of
 from unmask_operator.client.merge_patch import merge_patch
 from unmask_operator.client.store import Store, slim
-from unmask_operator.controller import lists
+from unmask_operator.controller import adoption, lists
 from unmask_operator.controller.field_conflicts import FieldConflicts
 from unmask_operator.controller.writes import Outcome, Writer
 from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, Ref, controller_uid
@@ -88,6 +88,11 @@ class Reconciler:
             return Result()  # the children go with their owner
         children = await self._children(key, service["metadata"]["uid"])
         observed = await self._observe(service, children, self._store.pods(key))
+        observed, adopted = await adoption.adopt(self._client, self._store, observed)
+        if adopted:
+            log.info("%d objects adopted", len(adopted), extra={"service": key})
+            self._metrics.writes.labels("adopt").inc(len(adopted))
+            await self._write_events(key, service, [adoption.event(adopted)], observed.now)
         outcome = await self._writer.carry_out(
             lambda known: plan(known, self._settings), lambda known: last_good(known, self._settings), observed
         )

@@ -75,11 +75,14 @@ class Lease:
     @staticmethod
     def new(namespace: str, name: str, owner: Obj | None) -> Obj:
         """A Lease where there is none. It may have been deleted under a leader, who goes on for DEADLINE_SECONDS: for
-        so long somebody unknown holds it."""
+        so long somebody unknown holds it. It has the labels of the Deployment that owns it, without those of Helm:
+        policies may require labels on every object."""
         metadata: Obj = {"namespace": namespace, "name": name}
         if owner is not None:
             named = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
             metadata["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "Deployment", **named}]
+            labels = owner["metadata"].get("labels") or {}
+            metadata["labels"] = {key: value for key, value in labels.items() if key not in _OF_HELM}
         spec = {"holderIdentity": "unknown", "leaseDurationSeconds": math.ceil(DEADLINE_SECONDS)}
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
@@ -87,6 +90,9 @@ class Lease:
         """Until the renew deadline."""
         assert self.renewed_at is not None
         return self.renewed_at + DEADLINE_SECONDS - self.clock()
+
+
+_OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
 
 class Elector:

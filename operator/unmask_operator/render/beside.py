@@ -3,7 +3,7 @@
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, Targets
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj
-from unmask_operator.render.names import PORT, PORT_NAME, child, engine, selector
+from unmask_operator.render.names import PORT, PORT_NAME, annotate, child, engine, labels, selector
 from unmask_operator.settings import Settings
 
 PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # as `Observed.apis` has it
@@ -12,8 +12,7 @@ PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # as `Observed.apis` has it
 def serviceaccount(service: DiffusionLMService) -> Obj:
     """Of the pods: an identity for clouds and policies, without permissions or a token."""
     made = child(service, "v1", "ServiceAccount", engine(service.name), automountServiceAccountToken=False)
-    if service.spec.service_account.annotations:
-        made["metadata"]["annotations"] = dict(service.spec.service_account.annotations)
+    annotate(made, service.spec.service_account.annotations)
     return made
 
 
@@ -41,8 +40,7 @@ def service(owner: DiffusionLMService) -> Obj:
     if wanted.session_affinity:
         spec["sessionAffinity"] = wanted.session_affinity
     made = child(owner, "v1", "Service", owner.name, spec=spec)
-    if wanted.annotations:
-        made["metadata"]["annotations"] = dict(wanted.annotations)
+    annotate(made, wanted.annotations)
     return made
 
 
@@ -96,7 +94,7 @@ def podmonitor(service: DiffusionLMService) -> Obj | None:
     }
     api_version, _, kind = PODMONITOR.rpartition("/")
     made = child(service, api_version, kind, engine(service.name), spec=spec)
-    made["metadata"]["labels"] = {**asked.labels, **made["metadata"]["labels"]}
+    made["metadata"]["labels"] = {**service.spec.common_labels, **asked.labels, **labels(service.name)}
     return made
 
 

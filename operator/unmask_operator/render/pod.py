@@ -10,6 +10,7 @@ from unmask_operator.render.merge import merge_template
 from unmask_operator.render.names import KEYS_FILE, MAIN, adapters_config, engine, labels, selector
 from unmask_operator.settings import Settings
 
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 END_SECONDS = 10  # for the process to end after its last request
 
 
@@ -36,8 +37,12 @@ def form(service: DiffusionLMService, settings: Settings, restarted_at: str = ""
 
 def _metadata(service: DiffusionLMService, restarted_at: str) -> Obj:
     marks = {RESTARTED_AT: restarted_at} if restarted_at else {}
-    annotations = {"kubectl.kubernetes.io/default-container": MAIN} | marks
-    return {"labels": labels(service.name), "annotations": annotations}
+    # cluster-autoscaler keeps a node with a pod that has emptyDirs, unless the pod says that it may go.
+    own = {"kubectl.kubernetes.io/default-container": MAIN, SAFE_TO_EVICT: "true"}
+    return {
+        "labels": {**service.spec.common_labels, **labels(service.name)},
+        "annotations": {**own, **service.spec.common_annotations, **marks},
+    }
 
 
 def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted_at: str) -> Obj:
@@ -59,7 +64,7 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted
         ],
         "containers": [main],
         "volumes": _volumes(service, settings),
-        **_gpu_scheduling(service, settings),
+        **_scheduling(service, settings),
     }
     plain = service.spec.resources.model_dump(exclude_defaults=True)
     if before := trust.init_containers(main, settings, plain):
@@ -70,13 +75,12 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted
     return spec
 
 
-def _gpu_scheduling(service: DiffusionLMService, settings: Settings) -> Obj:
-    """What the chart sets for all GPU engines; empty values add no member."""
-    if not service.spec.gpu:
-        return {}
+def _scheduling(service: DiffusionLMService, settings: Settings) -> Obj:
+    """What the chart sets for all engines and for those with GPUs; empty values add no member."""
+    has_gpu = service.spec.gpu is not None
     members: Obj = {
-        "nodeSelector": dict(settings.gpu_node_selector),
-        "tolerations": [dict(toleration) for toleration in settings.gpu_tolerations],
+        "nodeSelector": {**settings.engine_node_selector, **(settings.gpu_node_selector if has_gpu else {})},
+        "tolerations": [dict(toleration) for toleration in settings.gpu_tolerations] if has_gpu else [],
     }
     return {member: value for member, value in members.items() if value}
 

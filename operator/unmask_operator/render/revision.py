@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
+from unmask_operator.api.nulls import without_nulls
 from unmask_operator.api.spec import BESIDE_PODS, SCALE
 from unmask_operator.objects import RESTARTED_AT, Obj, controller_uid
 from unmask_operator.render import names
@@ -88,6 +89,12 @@ def _same_pods(held: Pin, number: int, spec: Mapping[str, Any]) -> Pin:
     return replace(held, number=number, spec=_inputs(spec), stored=None)
 
 
+def pin_of(obj: Mapping[str, Any], restarted_at: str, found: Form) -> Pin:
+    """The first pin of a resource, for pods that run in the form `found`."""
+    spec = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
+    return Pin(1, _inputs(spec), restarted_at, found)
+
+
 def kept(newest_first: Sequence[Pin | Unread]) -> set[int]:
     """The numbers of the pins that stay: the last one of each of the newest few templates, and those not understood."""
     templates: list[Obj] = []
@@ -117,8 +124,8 @@ def revision(service: DiffusionLMService, pin: Pin) -> Obj | None:
 
 
 def _inputs(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {member: value for member, value in spec.items() if member not in SCALE}
+    return {member: value for member, value in without_nulls(spec).items() if member not in SCALE}
 
 
 def _of_pods(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {member: value for member, value in spec.items() if member not in BESIDE_PODS}
+    return {member: value for member, value in without_nulls(spec).items() if member not in BESIDE_PODS}

@@ -83,4 +83,5 @@ class Observed:
     # which it gave no verdict, as while an admission webhook is away.
     refusals: Mapping[Ref, str] = field(default_factory=dict)
     failures: Mapping[Ref, str] = field(default_factory=dict)
+    not_adopted: Mapping[Ref, str] = field(default_factory=dict)  # the same for objects that were to be adopted
     conflicts: Sequence[FieldConflict] = ()  # as the writes so far have shown them

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
-from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names, render
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.beside import PODMONITOR
@@ -14,6 +14,7 @@ from unmask_operator.render.pod import Form
 from unmask_operator.render.revision import Pin, Unread, follow, kept, pins
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
+from unmask_operator.state.adoption import adopted_pin, is_orphan, owner_reference
 from unmask_operator.state.observed import Observed
 
 CONFLICT_SECONDS = 30.0  # nothing tells us when an object that is not ours goes
@@ -54,6 +55,8 @@ def plan(observed: Observed, settings: Settings) -> Plan:
     """The children that the resource should have now, or, where it is not accepted, those of its last good spec."""
     earlier = _pins(observed)
     newest = earlier[0] if earlier else None
+    if newest is None:
+        newest = adopted_pin(observed, settings)
     held, untold = (newest, ()) if not isinstance(newest, Unread) else _as_they_run(observed, newest)
     try:
         service, pin = follow(observed.service, held, newest.number + 1 if newest else 1, settings)
@@ -191,9 +194,8 @@ def _commits(observed: Observed, pin: Pin) -> dict[str, str]:
 
 def _owned(child: Obj, service: DiffusionLMService) -> Obj:
     """`child` with the resource as its controller."""
-    owner: Obj = {"apiVersion": API_VERSION, "kind": KIND, "name": service.name, "uid": service.uid}
-    owner |= {"controller": True, "blockOwnerDeletion": True}
-    return {**child, "metadata": {**child["metadata"], "ownerReferences": [owner]}}
+    owners = [owner_reference(service.name, service.uid)]
+    return {**child, "metadata": {**child["metadata"], "ownerReferences": owners}}
 
 
 def _is_foreign(child: Obj, observed: Observed, uid: str) -> bool:
@@ -208,8 +210,24 @@ def _conflicts(children: Sequence[Obj], observed: Observed, uid: str) -> list[Pr
         return []
     names, them = ", ".join(foreign), "it" if len(foreign) == 1 else "them"
     verb = "exists and is" if len(foreign) == 1 else "exist and are"
-    sentence = f"{names} {verb} not controlled by this resource; delete {them}, or give this resource another name"
+    sentence = (
+        f"{names} {verb} not controlled by this resource; {_adoption(children, observed)}delete {them}, or give this "
+        "resource another name"
+    )
     return [Problem("Accepted", "NameConflict", sentence)]
+
+
+def _adoption(children: Sequence[Obj], observed: Observed) -> str:
+    """What a message says on the adoption of the objects in the way; "" if there are none to adopt."""
+    if observed.not_adopted:
+        ref, reason = min(observed.not_adopted.items())
+        grant = "; if it lacks the right to delete, set rbac.adoption of the chart" if "forbidden" in reason else ""
+        return f"the API server refused to let it adopt {ref.kind} {ref.name} ({reason}){grant}; "
+    name = observed.service["metadata"]["name"]
+    present = filter(None, (observed.children.get(Ref.of(child)) for child in children))
+    if any(is_orphan(live, name) for live in present):
+        return f'annotate this resource with {ADOPT}: "true" to adopt what is its own, '
+    return ""
 
 
 def _superfluous(

@@ -9,7 +9,16 @@ from unmask_operator.render.model_revision import key_of, recorded
 from unmask_operator.render.names import model_config, url
 from unmask_operator.state.observed import Observed
 from unmask_operator.state.plan import Plan
-from unmask_operator.status import adapters_loaded, admission, conditions, rollout_complete, scaling_ready, scheduled
+from unmask_operator.status import (
+    adapters_loaded,
+    admission,
+    conditions,
+    kstatus,
+    rollout_complete,
+    scaling_ready,
+    scheduled,
+    settings_consistent,
+)
 from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.limits import conform
@@ -24,6 +33,7 @@ CONDITIONS = {
     scaling_ready.TYPE: scaling_ready.verdict,
     "UpToDate": conditions.up_to_date,
     "Protected": conditions.protected,
+    settings_consistent.TYPE: settings_consistent.verdict,
     "Available": conditions.available,
 }
 
@@ -67,6 +77,8 @@ def _conditions(facts: Facts) -> list[Obj]:
         if found:
             verdicts[kind] = found
     verdicts["Ready"] = conditions.ready(verdicts, facts.suspended)
+    if found := kstatus.stalled(facts, verdicts["Accepted"], verdicts["Ready"]):
+        verdicts[kstatus.TYPE] = found
     service = facts.observed.service
     old = {c["type"]: c for c in section(service, "status").get("conditions") or ()}
     return [

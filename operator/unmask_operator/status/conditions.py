@@ -8,8 +8,8 @@ from unmask_operator.status import pods as pod_facts
 from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.verdict import Verdict, no, sentence, unknown, yes
 
-# What Ready needs. AdaptersLoaded, ScalingReady, UpToDate and Protected are left out: they tell of work to do while
-# requests are served as the spec says, but for those of an adapter that cannot be.
+# What Ready needs. AdaptersLoaded, ScalingReady, UpToDate, Protected and SettingsConsistent are left out: they name
+# work to do while requests are served as the spec says, but for those of an adapter that cannot be.
 NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
+from unmask_operator.api.nulls import without_nulls
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.render import names
 from unmask_operator.render.revision import Pin, Unread, pins
@@ -32,7 +33,7 @@ class Facts:
         newest_first = sorted(observed.pods, key=_age)
         live = tuple(pod for pod in newest_first if pod_facts.is_live(pod))
         trouble = _trouble(observed, newest_first, _current(live, deployment))
-        return cls(observed, plan, section(service, "spec"), deployment, desired, live, trouble)
+        return cls(observed, plan, without_nulls(section(service, "spec")), deployment, desired, live, trouble)
 
     @property
     def suspended(self) -> bool:

@@ -69,11 +69,16 @@ def _state_exclusion(pod: Obj, node: Obj) -> ExcludedNode | None:
     return None
 
 
+# Labels of every node that runs a kubelet: one without them is left to the scheduler's own reason.
+_SET_BY_KUBELETS = ("kubernetes.io/os", "kubernetes.io/arch")
+
+
 def _placement_exclusion(pod: Obj, node: Obj) -> ExcludedNode | None:
     pod_spec = section(pod, "spec")
     labels = section(section(node, "metadata"), "labels")
     selector = section(pod_spec, "nodeSelector")
-    if mismatched := sorted(f"{key}={value}" for key, value in selector.items() if labels.get(key) != value):
+    compared = {key: value for key, value in selector.items() if key in labels or key not in _SET_BY_KUBELETS}
+    if mismatched := sorted(f"{key}={value}" for key, value in compared.items() if labels.get(key) != value):
         return ExcludedNode(node, f"does not match the nodeSelector {', '.join(mismatched)}", _NO_AFFINITY)
     affinity = section(section(pod_spec, "affinity"), "nodeAffinity")
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")

@@ -91,8 +91,8 @@ def _fix(reason: SchedulerReason, has_gpu: bool, excluded: Sequence[ExcludedNode
     if "were unschedulable" in reason.text:
         return _uncordon(excluded)
     if _NODE_AFFINITY.search(reason.text):
-        chart = ", or gpuEngines.nodeSelector of the chart" if has_gpu else ""
-        return f"correct {POD_SPEC}.nodeSelector or {POD_SPEC}.affinity.nodeAffinity{chart}"
+        chart = "engine.nodeSelector or gpuEngines.nodeSelector" if has_gpu else "engine.nodeSelector"
+        return f"correct {POD_SPEC}.nodeSelector or {POD_SPEC}.affinity.nodeAffinity, or {chart} of the chart"
     return next((fix for pattern, fix in _FIXES if re.search(pattern, reason.text)), None)
 
 

@@ -21,7 +21,7 @@ def newer_crd(operator: OperatorProcess, admin: Kube, namespace: str) -> Iterato
     spec = made["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     spec["ofTomorrow"] = {"type": "integer"}
     spec["engine"]["properties"]["warp"] = {"type": "boolean"}
-    spec["service"]["properties"]["type"]["enum"].append("OfTomorrow")
+    spec["service"]["properties"]["type"]["allOf"][0]["enum"].append("OfTomorrow")
     admin.apply(made)
     asked = demo(namespace, "asked", ofTomorrow=1)
     admin.wait("the newer schema", lambda: "ofTomorrow" in admin.create(asked, dryRun="All")["spec"])

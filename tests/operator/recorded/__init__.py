@@ -15,7 +15,9 @@ from unmask_operator.state.plan import Plan
 
 NOW = datetime(2030, 1, 1, 3, 0, 0, tzinfo=UTC)
 UID = "0b6e1c1e-3a4c-4a51-8f6e-0d9b1f3a9c11"
-STATES = sorted(path.stem for path in Path(__file__).parent.glob("*.yaml") if path.stem not in ("deployments", "nodes"))
+STATES = sorted(
+    path.stem for path in Path(__file__).parent.glob("*.yaml") if path.stem not in ("deployments", "nodes", "revisions")
+)
 
 
 @cache

@@ -1,0 +1,62 @@
+"""Writes the owner reference of objects that a resource adopts."""
+
+import logging
+from dataclasses import replace
+
+from unmask_operator.client.client import MERGE, Client
+from unmask_operator.client.errors import ApiError
+from unmask_operator.client.kinds import kind_of
+from unmask_operator.client.store import Store
+from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref
+from unmask_operator.state.adoption import orphans, owner_reference
+from unmask_operator.state.observed import Observed
+from unmask_operator.status.transitions import Event
+
+ADOPTED = "Adopted"  # an Event's reason
+
+log = logging.getLogger(__name__)
+
+
+async def adopt(client: Client, store: Store, observed: Observed) -> tuple[Observed, list[Ref]]:
+    """Adopts what the resource's annotation asks for.
+
+    Returns:
+        What is known now, and the adopted objects. An object that changed meanwhile, or whose write the API server
+        refused, is not among them: the next reconcile tries again.
+
+    Raises:
+        ApiError: the API server as a whole does not answer.
+    """
+    meta = observed.service["metadata"]
+    adopted: dict[Ref, Obj] = {}
+    failed: dict[Ref, str] = {}
+    for child in orphans(observed):
+        ref = Ref.of(child)
+        try:
+            adopted[ref] = await _own(client, child, owner_reference(meta["name"], meta["uid"]))
+        except ApiError as error:
+            if error.general:
+                raise
+            key = Key(meta["namespace"], meta["name"])
+            log.warning("%s %s was not adopted: %s", ref.kind, ref.name, error, extra={"service": key})
+            if not (error.not_found or error.conflict):
+                failed[ref] = error.message
+            continue
+        store.put(kind_of(ref.api_version, ref.kind), adopted[ref])
+    observed = replace(observed, children={**observed.children, **adopted}, not_adopted=failed)
+    return observed, list(adopted)
+
+
+async def _own(client: Client, child: Obj, owner: Obj) -> Obj:
+    """Adds the owner reference to the object as it was seen: uid and resource version are preconditions."""
+    kind, meta = kind_of(child["apiVersion"], child["kind"]), child["metadata"]
+    same = {member: meta[member] for member in ("uid", "resourceVersion")}
+    body = {"metadata": {**same, "ownerReferences": [*meta.get("ownerReferences", ()), owner]}}
+    params = {"fieldManager": FIELD_MANAGER}
+    return await client.request("PATCH", kind.path(meta["namespace"], meta["name"]), params, body, MERGE)
+
+
+def event(adopted: list[Ref]) -> Event:
+    """The Event of an adoption."""
+    named = ", ".join(f"{ref.kind} {ref.name}" for ref in adopted)
+    return Event("Normal", ADOPTED, f"this resource controls now: {named}")

@@ -1,0 +1,102 @@
+"""Specs with one explicit null each, for every field, list entry and map entry of the schema, as data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tools.crd import schema
+
+Path = tuple[str | int, ...]
+
+# Valid values of the members that their section requires.
+_REQUIRED: dict[str, Any] = {
+    "apiKeySecretRef": {"name": "keys", "key": "key"},
+    "cidr": "10.0.0.0/8",
+    "key": "key",
+    "maxReplicas": 3,
+    "model": {"uri": "demo://"},
+    "name": "name",
+    "operator": "Exists",
+    "periodSeconds": 15,
+    "type": "Pods",
+    "uri": "demo://roman",
+    "value": 1,
+}
+
+
+@dataclass(frozen=True)
+class NullCase:
+    """One null.
+
+    Attributes:
+        path: Where it is in the spec.
+        spec: A spec with it, valid otherwise.
+        without: The same spec without the field or map entry.
+        optional: Whether the field may be absent. A list's entry is not optional.
+    """
+
+    path: str
+    spec: dict[str, Any]
+    without: dict[str, Any]
+    optional: bool
+
+
+def null_cases() -> Iterator[NullCase]:
+    """A case per field of the schema."""
+    for path, optional in _paths(schema()["properties"]["spec"]):
+        spec = {"model": {"uri": "demo://"}}
+        at = _build(spec, path)
+        without = copy.deepcopy(spec)
+        _build(without, path)
+        at[path[-1]] = None
+        parent: Any = without
+        for part in path[:-1]:
+            parent = parent[part]
+        if isinstance(parent, dict):
+            parent.pop(path[-1], None)
+        yield NullCase(".".join(map(str, path)), spec, without, optional)
+
+
+def _paths(node: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, bool]]:
+    for name, child in node.get("properties", {}).items():
+        yield (*path, name), name not in node.get("required", ())
+        yield from _paths(child, (*path, name))
+    if "items" in node:
+        yield (*path, 0), False
+        yield from _paths(node["items"], (*path, 0))
+    if "additionalProperties" in node:
+        yield (*path, "entry"), True
+
+
+def _build(spec: dict[str, Any], path: Path) -> Any:
+    """Makes the parents of a path, each with what it requires, and returns the last one."""
+    node, at = schema()["properties"]["spec"], spec
+    for i, part in enumerate(path[:-1]):
+        node = node["items"] if part == 0 else node["properties"][part]
+        made = _section(node, path[i + 1], is_last=i + 2 == len(path))
+        if isinstance(at, list):
+            if not at:
+                at.append(made)
+        elif not isinstance(at.get(part), dict | list):
+            at[part] = made
+        at = at[part]
+    return _with_entry(at, path)
+
+
+def _section(node: dict[str, Any], following: str | int, is_last: bool) -> Any:
+    if following == 0:
+        return []
+    made = {name: copy.deepcopy(_REQUIRED[name]) for name in node.get("required", ())}
+    members = node.get("properties", {})
+    if {"podSelector", "ipBlock"} <= members.keys() and (following != "ipBlock" or is_last):  # a peer needs one
+        made["podSelector" if following == "namespaceSelector" else "namespaceSelector"] = {}
+    return made
+
+
+def _with_entry(at: Any, path: Path) -> Any:
+    if isinstance(at, list) and not at:
+        at.append(None)
+    return at

@@ -1,0 +1,268 @@
+"""Values that charts of operators usually have, and nulls in the place of every value and section."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+
+from tests.operator.helm import CHART, CRDS, render, render_crds
+from tests.operator.test_chart import ALL, TOLERATIONS, container, one, settings
+
+pytestmark = pytest.mark.programs
+LABELS = {"team": "platform", "example.com/cost-center": "", "app.kubernetes.io/part-of": "inference"}
+ANNOTATIONS = {"example.com/owner": "Platform, on call"}
+RESERVED = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/component",
+    "app.kubernetes.io/version",
+    "app.kubernetes.io/managed-by",
+    "helm.sh/chart",
+    "pod-template-hash",
+    "rbac.authorization.k8s.io/aggregate-to-admin",
+    "rbac.authorization.k8s.io/aggregate-to-view",
+)
+
+
+def pod(objects):
+    return one(objects, "Deployment")["spec"]["template"]
+
+
+def test_every_object_of_both_charts_has_the_common_labels_and_annotations():
+    common = {"commonLabels": LABELS, "commonAnnotations": ANNOTATIONS}
+    objects = [*render(**ALL, **common), *render(**ALL, **common, watchNamespaces=["a", "b"])]
+    kinds = {obj["kind"] for obj in objects}
+    sources = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").glob("*.yaml"))
+    named = set(re.findall(r"^kind: (\w+)$", sources, re.MULTILINE))
+    assert kinds >= named | {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+    for obj in (*objects, pod(render(**common))):
+        assert obj["metadata"]["labels"].items() >= LABELS.items(), obj.get("kind")
+        assert obj["metadata"]["annotations"].items() >= ANNOTATIONS.items(), obj.get("kind")
+    (crd,) = render_crds(commonLabels=LABELS, annotations=ANNOTATIONS)
+    assert crd["metadata"]["labels"].items() >= {**LABELS, "app.kubernetes.io/name": "unmask-crds"}.items()
+    assert crd["metadata"]["annotations"].items() >= {**ANNOTATIONS, "helm.sh/resource-policy": "keep"}.items()
+
+
+def test_no_selector_has_the_common_labels_or_those_of_the_pods():
+    unlabelled, labelled = render(**ALL), render(**ALL, commonLabels=LABELS, podLabels={"pod": "x"})
+
+    def selectors(objects):
+        found = []
+        for obj in objects:
+            spec = obj.get("spec", {})
+            found += [spec.get(member) for member in ("selector", "podSelector")]
+        found += [spread["labelSelector"] for spread in pod(objects)["spec"]["topologySpreadConstraints"]]
+        return [*found, settings(objects).operator_selector]
+
+    assert selectors(unlabelled) == selectors(labelled)
+
+
+def test_the_pods_values_reach_the_pods():
+    env = [
+        {"name": "HTTPS_PROXY", "value": "http://proxy"},
+        {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}},
+    ]
+    values = {
+        "podLabels": {"pod": "label"},
+        "podAnnotations": {"pod": "annotation"},
+        "deploymentAnnotations": {"deployment": "annotation"},
+        "podSecurityContext": {"fsGroup": 1, "seccompProfile": None},
+        "securityContext": {"runAsUser": 1000, "capabilities": None},
+        "extraEnv": env,
+        "extraEnvFrom": [{"secretRef": {"name": "proxy"}}],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+        "nodeSelector": {"pool": "system"},
+        "tolerations": TOLERATIONS,
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-cluster-critical",
+        "runtimeClassName": "gvisor",
+        "resources": {"limits": {"memory": "512Mi"}},
+        "serviceAccount": {"annotations": {"cloud": "role"}},
+        "service": {"annotations": {"service": "annotation"}},
+    }
+    objects = render(**values)
+    made, main = pod(objects), container(objects)
+    assert made["metadata"]["labels"]["pod"] == "label"
+    assert made["metadata"]["annotations"] == {
+        "pod": "annotation",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+    }
+    assert one(objects, "Deployment")["metadata"]["annotations"] == {"deployment": "annotation"}
+    assert one(objects, "ServiceAccount")["metadata"]["annotations"] == {"cloud": "role"}
+    assert one(objects, "Service")["metadata"]["annotations"] == {"service": "annotation"}
+    spec = made["spec"]
+    assert spec["securityContext"] == {"runAsNonRoot": True, "fsGroup": 1}
+    assert main["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsUser": 1000,
+    }
+    assert main["env"][-2:] == env
+    assert main["envFrom"] == values["extraEnvFrom"]
+    assert [volume["name"] for volume in spec["volumes"]] == ["tmp", "ca"]
+    assert [mount["mountPath"] for mount in main["volumeMounts"]] == ["/tmp", "/ca"]
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "system"}
+    for member in ("tolerations", "affinity", "priorityClassName", "runtimeClassName"):
+        assert spec[member] == values[member]
+    assert main["resources"]["limits"] == {"memory": "512Mi"}
+
+
+@pytest.mark.parametrize("form", [["a", "b"], [{"name": "a"}, {"name": "b"}], ["a", {"name": "b"}]], ids=json.dumps)
+def test_pull_secrets_are_names_or_objects_with_a_name(form):
+    expected = [{"name": "a"}, {"name": "b"}]
+    assert pod(render(imagePullSecrets=form))["spec"]["imagePullSecrets"] == expected
+    assert pod(render(global__imagePullSecrets=form, imagePullSecrets=["b"]))["spec"]["imagePullSecrets"] == expected
+    assert settings(render(engine__imagePullSecrets=form)).image_pull_secrets == ("a", "b")
+    assert "imagePullSecrets" not in pod(render())["spec"]
+
+
+def test_names_can_be_replaced():
+    objects = render(fullnameOverride="llm", nameOverride="inference", **ALL)
+    names = {obj["metadata"]["name"].removeprefix("unmask-system:") for obj in objects}
+    assert {name.partition(":")[0].removesuffix("-dashboard") for name in names} == {"llm"}
+    selector = one(objects, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert selector == {"app.kubernetes.io/name": "inference", "app.kubernetes.io/instance": "unmask-operator"}
+    found = settings(objects)
+    assert (found.lease_name, found.deployment, found.operator_selector) == ("llm", "llm", selector)
+    (role,) = [obj for obj in objects if obj["kind"] == "Role"]
+    assert [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule] == [["llm"], ["llm"]]
+    assert one(render(nameOverride="inference"), "Deployment")["metadata"]["name"] == "unmask-operator-inference"
+
+
+def test_how_pods_are_spread_can_be_replaced_or_left_out():
+    zone = {"maxSkew": 2, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    own = {"matchLabels": {"a": "b"}}
+    objects = render(topologySpreadConstraints=[zone, {**zone, "labelSelector": own}])
+    selector = one(objects, "Deployment")["spec"]["selector"]
+    assert pod(objects)["spec"]["topologySpreadConstraints"] == [
+        {**zone, "labelSelector": selector},
+        {**zone, "labelSelector": own},
+    ]
+    assert "topologySpreadConstraints" not in pod(render(topologySpreadConstraints=[]))["spec"]
+
+
+def test_pods_of_operator_and_engines_run_on_linux_nodes():
+    assert pod(render())["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert settings(render()).engine_node_selector == {"kubernetes.io/os": "linux"}
+    both = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64"}
+    assert settings(render(engine={"nodeSelector": both})).engine_node_selector == both
+    assert settings(render(engine={"nodeSelector": {"kubernetes.io/os": None}})).engine_node_selector == {}
+    assert "nodeSelector" not in pod(render(nodeSelector={"kubernetes.io/os": None}))["spec"]
+
+
+@pytest.mark.parametrize("section", ["commonLabels", "podLabels"])
+@pytest.mark.parametrize("key", RESERVED)
+def test_labels_that_select_pods_or_extend_roles_are_refused(section, key):
+    with pytest.raises(ValueError, match=f"{section}: {key} is set by the chart or by Kubernetes; remove it"):
+        render(**{section: {key: "x"}})
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"commonLabels": {"a": "b"}, "podLabels": {"a": "c"}}, "podLabels: commonLabels has a too"),
+        ({"commonAnnotations": {"helm.sh/hook": "pre-install"}}, "commonAnnotations: helm.sh/hook would keep Helm"),
+        ({"podAnnotations": {"meta.helm.sh/release-name": "x"}}, "podAnnotations: meta.helm.sh/release-name would"),
+        ({"extraEnv": [{"name": "UNMASK_OPERATOR_PORT", "value": "1"}]}, "extraEnv: UNMASK_OPERATOR_PORT is a setting"),
+        ({"extraEnv": [{"value": "1"}]}, "extraEnv"),
+        ({"extraEnv": {"A": "b"}}, "extraEnv"),
+        ({"commonLabels": {"a": "b c"}}, "commonLabels"),
+        ({"commonLabels": {"a b": "c"}}, "commonLabels"),
+        ({"commonLabels": {"a": True}}, "commonLabels"),
+        ({"commonAnnotations": {"a": 1}}, "commonAnnotations"),
+        ({"podLabels": {"a": "b" * 64}}, "podLabels"),
+        ({"fullnameOverride": "a" * 51}, "fullnameOverride"),
+        ({"fullnameOverride": "A_b"}, "fullnameOverride"),
+        ({"nameOverride": "a/b"}, "nameOverride"),
+        ({"imagePullSecrets": [{"names": "a"}]}, "imagePullSecrets"),
+        ({"imagePullSecrets": ["A_b"]}, "imagePullSecrets"),
+        ({"engine__imagePullSecrets": [1]}, "imagePullSecrets"),
+        ({"engine__nodeSelector": {"a": True}}, "nodeSelector"),
+        ({"topologySpreadConstraints": [{"topologyKey": "a"}]}, "topologySpreadConstraints"),
+    ],
+    ids=json.dumps,
+)
+def test_wrong_values_are_refused_with_their_name(values, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        render(**values)
+
+
+def test_a_reserved_label_of_the_crd_is_refused():
+    with pytest.raises(ValueError, match=r"commonLabels: app\.kubernetes\.io/name is set by the chart; remove it"):
+        render_crds(commonLabels={"app.kubernetes.io/name": "x"})
+
+
+def paths(values, prefix=""):
+    for name, value in values.items():
+        path = f"{prefix}{name.replace('.', chr(92) + '.')}"
+        yield path
+        if isinstance(value, dict):
+            yield from paths(value, f"{path}.")
+
+
+def keys(chart):
+    return list(paths(yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))))
+
+
+def nulls(value, path=""):
+    """The places of a rendered object that are null."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from nulls(inner, f"{path}.{name}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from nulls(inner, f"{path}[]")
+    elif value is None:
+        yield path
+
+
+# What the chart needs, with what it says without.
+NEEDED = {
+    "global.imageRegistry": "names no registry; set global.imageRegistry",
+    "global": "names no registry; set global.imageRegistry",
+    "image": "image.repository: is not set",
+    "image.repository": "image.repository: is not set",
+    "engine": "engine.image.repository: is not set",
+    "engine.image": "engine.image.repository: is not set",
+    "engine.image.repository": "engine.image.repository: is not set",
+}
+
+
+@pytest.mark.parametrize("path", keys(CHART))
+def test_a_null_value_means_its_default_or_is_refused_with_one_sentence(path):
+    name = re.sub(r"(?<!\\)\.", "__", path)
+    values = {name: None} if path.startswith("networkPolicy") else {**ALL, name: None}
+    if path == "global":  # the tests' own registry would be set after it
+        values["global__imageRegistry"] = None
+    if path in NEEDED:
+        with pytest.raises(ValueError, match=re.escape(NEEDED[path])) as caught:
+            render(**values)
+        assert "nil pointer" not in str(caught.value)
+        return
+    objects = render(**values)
+    assert [found for obj in objects for found in nulls(obj)] == []
+    assert one(objects, "Deployment")["spec"]["replicas"] == 2
+    assert "<nil>" not in json.dumps(objects)
+    settings(objects)
+
+
+@pytest.mark.parametrize("path", keys(CRDS))
+def test_a_null_value_of_the_crds_chart_means_none(path):
+    assert render_crds(**{path: None}) == render_crds()
+
+
+def test_a_release_without_the_newer_values_keeps_the_restricted_contexts():
+    """`helm upgrade --reuse-values` has none of the values that came later."""
+    later = ("podSecurityContext", "securityContext", "topologySpreadConstraints", "podLabels", "commonLabels")
+    assert pod(render(**dict.fromkeys(later))) == pod(render())
+
+
+def test_every_value_has_a_property_in_the_schema():
+    for chart in (CHART, CRDS):
+        schema = json.loads((chart / "values.schema.json").read_text(encoding="utf-8"))
+        values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+        assert values.keys() <= schema["properties"].keys()

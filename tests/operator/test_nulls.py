@@ -1,0 +1,92 @@
+"""An explicit null in a spec means that the field is not set, wherever the operator reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.operator.null_cases import null_cases
+from tests.operator.samples import make, observe, resource, running, settled, template
+from tools.crd import schema
+from unmask_operator.api import SpecError, parse
+from unmask_operator.autoscaler.rules import Rules
+from unmask_operator.client.kinds import SERVICES
+from unmask_operator.client.store import slim
+from unmask_operator.status import status
+
+CASES = list(null_cases())
+OPTIONAL = [case for case in CASES if case.optional]
+REQUIRED = [case for case in CASES if not case.optional]
+
+
+def with_spec(spec):
+    return {**resource(), "spec": spec}
+
+
+def test_there_is_a_case_for_every_field():
+    assert len(OPTIONAL) > 100
+    assert {case.path for case in CASES} >= {
+        "engine.thresholds.accept",
+        "resources.limits.entry",
+        "lora.adapters.0.uri",
+    }
+
+
+@pytest.mark.parametrize("case", OPTIONAL, ids=lambda case: case.path)
+def test_a_null_is_a_field_that_is_not_set(case):
+    assert parse(with_spec(case.spec)).spec == parse(with_spec(case.without)).spec
+
+
+@pytest.mark.parametrize("case", REQUIRED, ids=lambda case: case.path)
+def test_a_null_instead_of_a_required_value_is_refused(case):
+    with pytest.raises(SpecError):
+        parse(with_spec(case.spec))
+
+
+@pytest.mark.parametrize("case", OPTIONAL, ids=lambda case: case.path)
+def test_a_null_changes_neither_children_nor_status(case):
+    observed, unset = observe(with_spec(case.spec)), observe(with_spec(case.without))
+    assert make(observed).children == make(unset).children
+    assert status(observed, make(observed)) == status(unset, make(unset))
+
+
+def test_a_null_that_is_added_to_a_running_service_is_no_edit():
+    observed = running(replicas=2)
+    observed.service["spec"] |= {
+        case.path: None for case in OPTIONAL if "." not in case.path and case.path != "replicas"
+    }
+    assert settled(make(observed), observed)
+
+
+def test_nulls_inside_the_pod_template_delete_what_is_rendered():
+    made = make(observe(resource(podTemplate={"spec": {"topologySpreadConstraints": None}, "metadata": None})))
+    assert "topologySpreadConstraints" not in template(made)["spec"]
+
+
+def test_the_cache_holds_no_nulls_and_the_autoscaler_reads_defaults():
+    scaling = {"maxReplicas": 4, "minReplicas": None, "provider": None, "targets": None, "behavior": None}
+    template = {"spec": {"tolerations": None}}
+    obj = resource(autoscaling=scaling, gpu=None, podTemplate=template, resources={"limits": {"cpu": None}})
+    spec = slim(SERVICES, obj)["spec"]
+    assert spec == {
+        "model": {"uri": "demo://"},
+        "autoscaling": {"maxReplicas": 4},
+        "podTemplate": template,
+        "resources": {"limits": {}},
+    }
+    assert Rules.read(spec["autoscaling"] and spec) == Rules.read({"autoscaling": {"maxReplicas": 4}})
+
+
+def test_only_optional_fields_without_a_default_of_the_schema_are_nullable():
+    def walk(node, path=""):
+        for name, child in node.get("properties", {}).items():
+            optional = name not in node.get("required", ()) and "default" not in child
+            assert child.get("nullable", False) is (optional and path != "status"), f"{path}.{name}"
+            walk(child, f"{path}.{name}")
+        if "items" in node:
+            assert "nullable" not in node["items"], path
+            walk(node["items"], path)
+        if "additionalProperties" in node:
+            assert node["additionalProperties"]["nullable"], path
+
+    walk(schema()["properties"]["spec"], "spec")
+    assert "nullable" not in str(schema()["properties"]["status"])
