@@ -193,16 +193,10 @@ def _sum(environment: Environment, value: Any, attribute: str | int | None = Non
     return do_sum(environment, _collected(value), attribute, start)
 
 
-def _wordwrap(
-    environment: Environment,
-    value: str,
-    width: int = 79,
-    break_long_words: bool = True,
-    wrapstring: str | None = None,
-    break_on_hyphens: bool = True,
-) -> str:
-    _check_length(len(value) * (1 + len(wrapstring or "")))
-    return do_wordwrap(environment, value, width, break_long_words, wrapstring, break_on_hyphens)
+def _wordwrap(environment: Environment, value: str, *args: Any, **kwargs: Any) -> str:
+    separator = kwargs.get("wrapstring", args[2] if len(args) > 2 else None)
+    _check_length(len(value) * (1 + len(separator or "")))
+    return do_wordwrap(environment, value, *args, **kwargs)
 
 
 def _concatenated(values: Sequence[Any]) -> str:
