@@ -20,7 +20,7 @@ from tests.operator.samples import (
     settled,
     template,
 )
-from tests.operator.test_recorded_revisions import RECORDED
+from tests.operator.test_adopted_templates import RECORDED
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.settings import Settings
 from unmask_operator.state.adoption import adopted_pin, orphans, owner_reference

@@ -162,7 +162,8 @@ def test_a_strict_mesh_lets_in_what_the_operator_reads_and_no_more():
     assert (peers["mtls"]["mode"], peers["portLevelMtls"]) == ("STRICT", {port: {"mode": "PERMISSIVE"}})
     for spec in (peers, policy):
         assert spec["selector"]["matchLabels"].items() <= names.labels("demo").items()
-    asked = re.findall(r'read\(session, address, "(.*?)"', "".join(file.read_text() for file in OPERATOR.rglob("*.py")))
+    sources = "".join(file.read_text() for file in OPERATOR.rglob("*.py"))
+    asked = re.findall(r'get_text\(session, address, "(.*?)"', sources)
     (plain,) = [rule["to"] for rule in policy["rules"] if "from" not in rule]
     assert plain == [{"operation": {"ports": [port], "paths": sorted(asked)}}]
 
