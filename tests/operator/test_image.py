@@ -65,9 +65,15 @@ def test_an_image_has_every_package_that_its_part_of_the_project_needs():
 
 def test_no_image_holds_what_only_developers_need():
     names = {name for name, _ in pins("runtime") | pins("operator")}
-    assert not names & {"pytest", "mypy", "ruff", "pre-commit", "hypothesis", "transformers", "uv"}
+    assert not names & {"pytest", "mypy", "ruff", "pre-commit", "hypothesis", "uv"}
     assert "torch" not in {name for name, _ in pins("operator")}
     assert {"torch", "triton", "openai"} <= {name for name, _ in pins("runtime")}
+
+
+def test_only_the_runtime_image_holds_what_converts_tokenizers():
+    converters = {"transformers", "sentencepiece", "tiktoken", "protobuf"}
+    assert converters <= {name for name, _ in pins("runtime")}
+    assert not converters & {name for name, _ in pins("operator")}
 
 
 def test_what_is_copied_exists_and_reaches_the_builder():
