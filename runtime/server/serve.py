@@ -30,7 +30,7 @@ from runtime.server.table import Table
 from runtime.server.talking import check_parsers
 from runtime.server.wire.listener import describe, is_reachable, listen, listener_url
 from runtime.server.wire.memory import keep_together
-from runtime.weights.tokenizer_json import use_temporary_directory
+from runtime.weights.tokenizer_formats import use_temporary_directory
 
 if TYPE_CHECKING:
     from runtime.server.speaking import Speaking

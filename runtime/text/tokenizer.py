@@ -15,7 +15,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.text.budget import Abandoned, Budget
 from runtime.text.pieces import Pieces
 from runtime.text.template import ChatTemplate
-from runtime.weights import files, tokenizer_json
+from runtime.weights import files, tokenizer_formats, tokenizer_json
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +40,11 @@ class Tokenizer:
         directory = self.directory = Path(directory)
         data = tokenizer_json.read_tokenizer(directory)
         self._file = tokenizer_json.source_name(directory)
-        is_converted = not files.has(directory, tokenizer_json.FILE)
+        is_converted = not files.has(directory, tokenizer_formats.FILE)
         if data is None:
-            raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_json.REMEDY}")
-        config = files.read_json(directory, tokenizer_json.CONFIG_FILE) or {}
-        self._lacks_prefix = is_converted and tokenizer_json.lacks_prefix(data)
+            raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_formats.REMEDY}")
+        config = files.read_json(directory, tokenizer_formats.CONFIG_FILE) or {}
+        self._lacks_prefix = is_converted and tokenizer_formats.lacks_prefix(data)
         self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if token.get("special")}
         if not isinstance(data.get("model"), dict):
             raise ConfigError(f"{self._file}: holds no model")
@@ -158,7 +158,7 @@ class Tokenizer:
     def _encode(self, text: str) -> Any:
         """The library's encoding; other threads run while it works."""
         if self._lacks_prefix:
-            text = tokenizer_json.with_prefix(text)
+            text = tokenizer_formats.with_prefix(text)
         return _called(self._encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 
     def _check_templates(self, library: Any) -> None:
@@ -177,7 +177,7 @@ class Tokenizer:
     def _library_ids(self, library: Any, text: str) -> list[int]:
         """Ids of a text in which special tokens stand under their own names."""
         if self._lacks_prefix:
-            text = tokenizer_json.with_prefix(text)
+            text = tokenizer_formats.with_prefix(text)
         ids: list[int] = _called(library.encode, text, add_special_tokens=False).ids
         return ids
 
@@ -273,7 +273,7 @@ def _template_sources(directory: Path, config: Mapping[str, Any], override: str 
         for name, file in TEMPLATE_FILES.items()
         if (text := files.read_text(directory, file, files.TEMPLATE_BYTES)) is not None
     }
-    return from_files or _config_templates(config.get("chat_template"), directory / tokenizer_json.CONFIG_FILE)
+    return from_files or _config_templates(config.get("chat_template"), directory / tokenizer_formats.CONFIG_FILE)
 
 
 def _config_templates(value: Any, file: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.weights.tokenizer_json import (
+from runtime.weights.tokenizer_formats import (
     ADDED_FILE,
     BPE_FILES,
     CONFIG_FILE,

@@ -16,7 +16,7 @@ import pytest
 
 from runtime.errors import ConfigError
 from runtime.text import Tokenizer
-from runtime.weights import tokenizer_json
+from runtime.weights import tokenizer_cache, tokenizer_formats, tokenizer_json
 from tests.clients.catalogue import client
 from tests.clients.environments import environment
 from tests.weights.vocabularies import (
@@ -47,7 +47,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """A cache of this test alone."""
     base = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(base))
-    monkeypatch.delenv(tokenizer_json.TEMPORARY_VARIABLE, raising=False)
+    monkeypatch.delenv(tokenizer_formats.TEMPORARY_VARIABLE, raising=False)
     return base / "unmask" / "tokenizers"
 
 
@@ -211,13 +211,13 @@ def test_a_config_cannot_name_files_outside_the_checkpoint(tmp_path: Path) -> No
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The checkpoints that were converted, in order."""
     found: list[Path] = []
-    run = tokenizer_json._run
+    run = tokenizer_cache._run
 
     def counted(directory: Path, inputs: Any) -> str:
         found.append(directory)
         return run(directory, inputs)
 
-    monkeypatch.setattr(tokenizer_json, "_run", counted)
+    monkeypatch.setattr(tokenizer_cache, "_run", counted)
     return found
 
 
@@ -261,11 +261,11 @@ def test_without_a_writable_cache_a_temporary_file_serves_the_process(tmp_path: 
     script = (
         "import os, sys\n"
         "from runtime.text import Tokenizer\n"
-        "from runtime.weights import tokenizer_json\n"
+        "from runtime.weights import tokenizer_cache, tokenizer_formats, tokenizer_json\n"
         "first = Tokenizer(sys.argv[1]).encode('the fox')\n"
-        "tokenizer_json._run = None\n"
+        "tokenizer_cache._run = None\n"
         "assert Tokenizer(sys.argv[1]).encode('the fox') == first\n"
-        "print(os.environ[tokenizer_json.TEMPORARY_VARIABLE], *os.listdir(os.environ['TMPDIR']))\n"
+        "print(os.environ[tokenizer_formats.TEMPORARY_VARIABLE], *os.listdir(os.environ['TMPDIR']))\n"
     )
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -331,14 +331,14 @@ def test_the_conversion_is_limited(limit: str, tmp_path: Path, monkeypatch: pyte
     def limited(command: list[str], **options: Any) -> Any:
         return run([sys.executable, str(hook / "limited.py"), command[-1]], **options)
 
-    monkeypatch.setattr("runtime.weights.tokenizer_json.subprocess.run", limited)
+    monkeypatch.setattr("runtime.weights.tokenizer_cache.subprocess.run", limited)
     with pytest.raises(ConfigError, match="cannot be converted"):
         Tokenizer(tmp_path)
 
 
 def test_a_conversion_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_bpe(tmp_path)
-    monkeypatch.setattr(tokenizer_json, "CONVERSION_SECONDS", 1e-3)
+    monkeypatch.setattr(tokenizer_cache, "CONVERSION_SECONDS", 1e-3)
     with pytest.raises(ConfigError, match=r"the conversion took more than 0\.001 s"):
         Tokenizer(tmp_path)
 
