@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -124,14 +123,8 @@ class Constraint:
     def _fails(self) -> bool:
         if not self.failed and self.matcher.is_error():
             self.failed = sentence(self.matcher.get_error())
-            if _EXCEEDED.search(self.failed):
-                self.cost.refused = self.cost.refused or self.failed
         self.failed = self.failed or self.cost.refused
         return bool(self.failed)
-
-
-# In the engine's own words: a limit of `runtime.structured.grammars.LIMITS` was exceeded.
-_EXCEEDED = re.compile(r"(?i)too many|\bfuel\b|limit")
 
 
 def sentence(error: str) -> str:

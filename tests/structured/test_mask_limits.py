@@ -11,6 +11,7 @@ from runtime import LLM, SamplingParams
 from runtime.errors import RequestError
 from runtime.request.structured import grammar_of
 from runtime.structured import constraint
+from runtime.structured import grammars as module
 from runtime.structured.constraint import Constraint
 from runtime.structured.grammars import GrammarError, Grammars
 from runtime.structured.limits import MaskLimits
@@ -70,8 +71,8 @@ def test_an_answer_that_exceeds_its_time_fails_with_all_of_its_grammar(llm: LLM,
     assert second.failed == third.failed
 
 
-def _walk(answer: Constraint, tokens: int) -> int:
-    """Takes the first allowed tokens; returns how many were."""
+def _walk(answer: Constraint, tokens: int, pick: int = 0) -> int:
+    """Takes the first allowed tokens, or others by `pick`; returns how many were."""
     import numpy as np
 
     for taken in range(tokens):
@@ -80,7 +81,7 @@ def _walk(answer: Constraint, tokens: int) -> int:
         if answer.failed or answer.ended:
             return taken
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        answer.take(int(allowed[0]))
+        answer.take(int(allowed[pick]))
     return tokens
 
 
@@ -101,6 +102,19 @@ def test_a_grammar_that_exceeded_the_limits_ends_its_request_alone_and_is_refuse
     with pytest.raises(GrammarError, match=r"^structured_outputs\.regex: .*CPU time to apply"):
         llm.generate([CHAT], params)
     assert llm.generate([CHAT], quick)[0].token_ids == alone
+
+
+def test_an_answer_that_exceeds_the_work_of_a_mask_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.LIMITS, "step_max_items", 700)
+    assert llm.engine.grammars is not None
+    grammars = Grammars(llm.engine.grammars.read, llm.engine.grammars.facts)
+    text = grammar_of({"grammar": 'start: s "!"\ns: /[a-z]/ s /[a-z]/ | ""'}, "x")
+    answer = grammars.compiled(text, "x")
+    assert 0 < _walk(answer, 500, -1) < 500
+    assert "limit 700" in answer.failed
+    other = grammars.known(text)
+    assert other is not None
+    assert _walk(other, 3, -1) == 3
 
 
 def test_refused_grammars_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
