@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from runtime.errors import RequestError
 from runtime.request.checks import refuse
 from runtime.request.io import EngineInfo
 from runtime.request.resolve import check_ids, check_length
+from runtime.server.bodies import decoded
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lanes, T, Work, attended
 from runtime.server.line import Line
@@ -47,15 +48,28 @@ class Preparer:
         self._lanes = Lanes()
         self._parsing = Line(MAX_WAITING_BODIES, "long bodies wait to be read")
 
-    async def parse(self, request: Request, kind: type[B], data: bytes) -> B:
-        """The body. Raises RequestError 400; 429 where too much waits; ClientGone."""
-        if len(data) <= SMALL_BODY:
-            return parse_body(kind, data)
-        return await attended(request, self._parse(kind, data, owner_of(request)))
+    async def parse(self, request: Request, kind: type[B], data: bytes, codings: Sequence[str] = ()) -> B:
+        """Returns the parsed body.
 
-    async def _parse(self, kind: type[B], data: bytes, owner: str) -> B:
-        """`parse_body` in its turn, and others have theirs between its steps."""
+        Args:
+            request: Whose body it is.
+            kind: The type of the body.
+            data: The body as it was sent.
+            codings: Its content codings, in the order in which they were applied.
+
+        Raises:
+            RequestError: 400; 413 for a body that is too large once decoded; 429 if too much waits.
+            ClientGone: The client closed the connection.
+        """
+        if len(data) <= SMALL_BODY and not codings:
+            return parse_body(kind, data)
+        return await attended(request, self._parse(kind, data, codings, owner_of(request)))
+
+    async def _parse(self, kind: type[B], data: bytes, codings: Sequence[str], owner: str) -> B:
+        """`parse_body` in its turn, and others have theirs between its steps. A body is decoded in its turn too, so
+        that only one at a time takes more memory than was sent."""
         async with self._parsing.turn(len(data), owner):
+            data = await decoded(data, codings)
             for _ in counting(data):
                 await asyncio.sleep(0)
             value = decode(data)

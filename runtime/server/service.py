@@ -22,6 +22,7 @@ from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.request.structured import FIELD, path_of
 from runtime.server.bodies import read_body
+from runtime.server.content_encoding import NAME, codings
 from runtime.server.echo import Echo
 from runtime.server.fields import ignored
 from runtime.server.frontend import Frontend, Unavailable
@@ -93,8 +94,9 @@ class Service:
         return name
 
     async def body(self, request: Request, kind: type[B]) -> B:
-        """The parsed body. Raises RequestError 400, 408, 413 or 429."""
-        body = await self.preparer.parse(request, kind, await read_body(request))
+        """The parsed body. Raises RequestError 400, 408, 413, 415 or 429."""
+        names = codings(request.headers.getlist(NAME))
+        body = await self.preparer.parse(request, kind, await read_body(request), names)
         unknown = ignored(body)
         if unknown and self.config.strict_fields:
             raise RequestError(
