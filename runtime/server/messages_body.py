@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -18,6 +18,7 @@ from runtime.server.conversation import (
     Conversation,
     Function,
     arm,
+    check_continued,
     check_kind,
     template_arguments,
 )
@@ -169,7 +170,7 @@ class CountRequest(Body):
     model: ModelName = None
     messages: Annotated[
         Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)],
-        said("the conversation so far, its last turn the user's", CHAT),
+        said("the conversation so far; a last turn of the assistant's is continued", CHAT),
     ]
     system: Annotated[BlockText | None, said("what stands before it: a text, or blocks of it", "You are terse.")] = None
     tools: Annotated[
@@ -216,13 +217,14 @@ class CountRequest(Body):
                 _answer(made, turn.content, path)
             else:
                 _asked(made, turn, path)
-        if self.messages and self.messages[-1].role == "assistant":
-            path = f"messages[{len(self.messages) - 1}].role"
-            raise RequestError(
-                f"{path}: the last turn is the assistant's, and to go on with it is not built; end with a user's",
-                param=path,
-            )
         return made
+
+    def continued(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the answer continues the last turn, an assistant's. Raises RequestError if it cannot."""
+        if self.messages[-1].role != "assistant" or messages[-1]["role"] != "assistant":
+            return False
+        check_continued(messages[-1], f"messages[{len(self.messages) - 1}]")
+        return True
 
 
 class MessagesRequest(CountRequest, OneAnswer):

@@ -8,6 +8,7 @@ the shorter first, in steps, and the loop looks after everybody else in between.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -132,8 +133,11 @@ class Preparer:
         messages: list[dict[str, Any]],
         kwargs: Mapping[str, Any] | None,
         tools: list[Mapping[str, Any]] | None = None,
+        *,
+        continued: bool = False,
     ) -> list[int]:
-        """The ids of a chat with the checkpoint's own template, which is given the `tools`."""
+        """The ids of a chat with the checkpoint's own template, which is given the `tools`. `continued`: they end with
+        the content of the last message, an assistant's, and nothing that the template writes after it."""
         info, tokenizer = self._require()
         variables = dict(kwargs or {})
         for name in ("self", "messages"):
@@ -149,13 +153,27 @@ class Preparer:
         if tools is not None:
             variables["tools"] = tools
 
-        def work(wanted: Callable[[], bool]) -> list[int]:
-            text = tokenizer.render(messages, variables, Budget(wanted=wanted))
-            return _encode(tokenizer, text, info, "messages", wanted)
-
         size += sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values())
+        begun = ""
+        mark = secrets.token_hex(16) if continued else ""  # no template changes it, and no message has it
+        if continued:
+            begun, variables = str(messages[-1]["content"]), {**variables, "add_generation_prompt": False}
+            messages = [*messages[:-1], {**messages[-1], "content": mark}]
+
+        def render(budget: Budget) -> str:
+            text = tokenizer.render(messages, variables, budget)
+            if not continued:
+                return text
+            before, found, _ = text.rpartition(mark)
+            if not found:
+                raise refuse("messages", "the last one cannot be continued: the model's chat template does not show it")
+            return before + begun
+
+        def work(wanted: Callable[[], bool]) -> list[int]:
+            return _encode(tokenizer, render(Budget(wanted=wanted)), info, "messages", wanted)
+
         if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
-            text = tokenizer.render(messages, variables, Budget())
+            text = render(Budget())
             if len(text) <= SMALL_TEXT:
                 return _encode(tokenizer, text, info, "messages", _always)
         return await self._lanes.run(request, size, work)

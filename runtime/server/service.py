@@ -149,15 +149,17 @@ class Service:
         most: int | None = None,
         talk: Talk | None = None,
         echo: Echo | None = None,
+        continued: bool = False,
     ) -> Job:
         """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
 
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
         `model`: as `model_name` gave it. `given`: see `resolve`. `echo`: of prompts that are told as well.
         `most`: the answer's first so many tokens alone are told; it ends with them.
-        `talk`: of a chat, whose answers have parts.
+        `talk`: of a chat, whose answers have parts. `continued`: the answer continues a message of the prompt.
         """
         owner = owner_of(request)
+        continued = continued or (talk is not None and talk.continued)
         info, tokenizer = self.require()
         scored = echo is not None and body.asked().get("logprobs") is not None
         self.frontend.check_count(len(prompts), n + scored)  # before anything is made of a great number
@@ -218,7 +220,7 @@ class Service:
         answers = []
         for i, spec in enumerate(specs):
             preamble = talk.preamble() if talk is not None and stops else None
-            text = Answer(tokenizer, stops, most, marks, preamble)
+            text = Answer(tokenizer, stops, most, marks, preamble, continues=continued)
             answers.append(Choice(i, spec, text, None if talk is None else talk.parts(**told)))
         if echo is not None:
             echo.take(answers, n, info, tokenizer)
