@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,6 +33,7 @@ _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
     "tool": "required",
     "none": "none",
 }
+_BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 _NEEDED = {
     "text": ("text",),
     "thinking": ("thinking",),
@@ -210,7 +212,7 @@ class CountRequest(Body):
         """System and turns as a chat's messages. Raises RequestError for blocks that their turn cannot have."""
         made = Conversation("tool_use_id")
         if self.system is not None:
-            made.add("system", role="system", content=_text(self.system, "system"))
+            made.add("system", role="system", content=_system(self.system, "system"))
         for i, turn in enumerate(self.messages):
             path = f"messages[{i}]"
             if turn.role == "assistant":
@@ -264,6 +266,15 @@ class MessagesRequest(CountRequest, OneAnswer):
 
     def format(self) -> tuple[str, Any]:
         return "output_config.format", None if self.output_config is None else self.output_config.format
+
+
+def _system(content: BlockText, path: str) -> str:
+    """The text of a system prompt without the line that Claude Code puts before it: its value differs in every request,
+    so that nothing behind it could come from the prefix cache."""
+    text = _text(content, path)
+    if not isinstance(content, list):
+        return _BILLING.sub("", text)
+    return "".join(_BILLING.sub("", block.text or "") for block in content if block.type == "text")
 
 
 def _text(content: BlockText | None, path: str) -> str:

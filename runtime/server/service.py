@@ -18,7 +18,7 @@ from runtime.parts import part_marks
 from runtime.request.checks import refuse
 from runtime.request.choice import Choice
 from runtime.request.io import EngineInfo, Report, RequestSpec
-from runtime.request.params import SamplingParams, stop_strings
+from runtime.request.params import MANY, SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.request.structured import FIELD, path_of
 from runtime.server.bodies import read_body
@@ -109,6 +109,30 @@ class Service:
             self._tell(unknown)
         return body
 
+    def limited(self, request: Request, max_tokens: int, info: EngineInfo, name: str) -> int:
+        """Returns the limit of an answer, at most the model's length: agents send the same number to every model.
+
+        Args:
+            request: Its answer's header names a limit that is too large.
+            max_tokens: The limit that the client sent.
+            info: Of the engine.
+            name: The field as the client spelled it.
+
+        Raises:
+            RequestError: The limit is too large, and --strict-fields is set.
+        """
+        if not info.max_model_len < max_tokens <= MANY:
+            return max_tokens
+        if self.config.strict_fields:
+            raise RequestError(
+                f"{name}: {max_tokens} is more than the model's length, {info.max_model_len}; ask for less, as "
+                "--strict-fields is set",
+                param=name,
+                code="context_length_exceeded",
+            )
+        request.state.ignored = [*getattr(request.state, "ignored", ()), name]
+        return info.max_model_len
+
     def leave_out(self, request: Request, name: str) -> None:
         """A known field is not honoured here, and ignored like an unknown one. RequestError with --strict-fields."""
         if self.config.strict_fields:
@@ -166,6 +190,9 @@ class Service:
         asked = body.asked() | {"n": n}
         if max_tokens is not None:
             asked["max_tokens"] = max_tokens
+        if asked.get("max_tokens") is not None:
+            name = (names or {}).get("max_tokens", "max_tokens")
+            asked["max_tokens"] = self.limited(request, asked["max_tokens"], info, name)
         asked[FIELD], named = form(body)
         made, holder = ("", named) if talk is None else talk.grammar(asked[FIELD], named)
         if talk is not None and talk.unheld:
