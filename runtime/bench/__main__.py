@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+import runtime
 from runtime.errors import ConfigError
 
 TOOLS = {
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("tool", choices=TOOLS)
     name = parser.parse_args(args[:1]).tool
+    runtime.wait_passively()
     module = importlib.import_module(f"runtime.bench.{name}")
     own = argparse.ArgumentParser(prog=f"python -m runtime.bench {name}", description=TOOLS[name])
     module.add_arguments(own)
