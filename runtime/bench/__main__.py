@@ -7,7 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from runtime.errors import ConfigError
+import runtime
+from runtime.errors import ConfigError, RequestError
 
 TOOLS = {
     "serve": "load a running server over HTTP: throughput, latencies",
@@ -32,14 +33,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("tool", choices=TOOLS)
     name = parser.parse_args(args[:1]).tool
+    runtime.wait_passively()
     module = importlib.import_module(f"runtime.bench.{name}")
     own = argparse.ArgumentParser(prog=f"python -m runtime.bench {name}", description=TOOLS[name])
     module.add_arguments(own)
     try:
         return int(module.main(own.parse_args(args[1:])) or 0)
-    except ConfigError as error:
+    except (ConfigError, RequestError, OSError) as error:
         print(f"error: {error}")
-        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        print(f"error: out of memory: choose smaller sizes ({first_line(error)})")
+    return 1
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an allocator raised the error: Python's, torch's for GPUs, or torch's for the CPU, which has no class."""
+    kinds = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
+    return kinds or "allocate memory" in str(error) or "invalid buffer size" in str(error).lower()
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or its class."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 if __name__ == "__main__":

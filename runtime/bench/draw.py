@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.bench import plot
+from runtime.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +31,9 @@ def main(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
+    for path, report in zip(args.files, reports, strict=True):
+        if not isinstance(report, dict) or not ({"setup", "loads"} & report.keys()):
+            raise ConfigError(f"{path} is not what steps or serve write with --json")
     of_steps = ["setup" in report for report in reports]
     if any(of_steps) != all(of_steps):
         print("steps and loads have no axis in common; draw them apart", file=sys.stderr)
@@ -37,7 +41,12 @@ def main(args: argparse.Namespace) -> int:
     make, axes = (steps, ("requests", "ms")) if any(of_steps) else (loads, ("requests/s", "latency, ms"))
     for report in reports if args.cases and all(of_steps) else []:
         report["results"] = [row for row in report["results"] if row["case"] in args.cases]
-    curves = [curve for report, name in zip(reports, names, strict=True) for curve in make(report, name)]
+    try:
+        curves = [curve for report, name in zip(reports, names, strict=True) for curve in make(report, name)]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ConfigError(f"a file lacks {error}: steps --live and serve write what is drawn, with --json") from None
+    if not curves:
+        raise ConfigError("the files hold nothing to draw; give others, or other --cases")
     plot.draw(args.plot, args.title, axes, curves, log_x=all(of_steps))
     return 0
 

@@ -15,8 +15,10 @@ from collections.abc import Callable
 import numpy as np
 
 from runtime.bench import output
+from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
 from runtime.engine.ran import Ran
+from runtime.errors import ConfigError
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
 from runtime.samplers import get_rule
@@ -114,7 +116,10 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
         engine.step()
         times.append(time.perf_counter() - before - (runner.seconds - elsewhere))
     if len(engine.scheduler.running) != batch:
-        raise RuntimeError(f"the batch was not steady: {len(engine.scheduler.running)} of {batch} requests are left")
+        raise ConfigError(
+            f"--batch {batch}: only {len(engine.scheduler.running)} requests were in the last step; choose a smaller "
+            "--batch, --context or --per-step"
+        )
     return times
 
 
@@ -128,6 +133,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    check_positive(args, "batch", "context", "block_size", "per_step")
+    if args.steps < 2:
+        raise ConfigError("--steps must be at least 2: percentiles need several")
     rows = []
     print(f"host cost of a step, ms: {args.batch} requests, block {args.block_size}, median of {args.steps}")
     for context in args.context:

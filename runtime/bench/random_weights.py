@@ -9,10 +9,13 @@ import shutil
 import string
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime.bench.sizes import check_memory, check_weights
 from runtime.layers.build import Build
+from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.architectures import architecture, random_model
 from runtime.models.base import Family, Model
 from runtime.weights import Checkpoint, resolve_checkpoint
@@ -21,6 +24,7 @@ from runtime.weights.hub import Progress
 if TYPE_CHECKING:
     from runtime import LLM
 
+PAGE_SIZE = 32  # the default
 NO_TENSORS = b"\x02" + bytes(7) + b"{}"
 SPACE = "Ġ"  # how the tokenizer of the demo spells one
 
@@ -57,10 +61,22 @@ def _words() -> Iterator[str]:
 
 
 def load_random(
-    checkpoint: Checkpoint, family: Family[Any], arch: Any, build: Build, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    family: Family[Any],
+    arch: Any,
+    build: Build,
+    progress: Progress | None = None,
+    *,
+    pages: int = 0,
 ) -> Model:
-    """In place of `runtime.weights.load_model`."""
-    return random_model(checkpoint.config, build)
+    """In place of `runtime.weights.load_model`. `pages`: of the KV cache, if it is known how many there will be."""
+
+    def check(model: Model, build: Build) -> None:
+        check_weights(model, build)
+        size = pages * UnifiedPool.page_bytes(model.kv_shapes, PAGE_SIZE, build.dtype)
+        check_memory(build.device, size, "the KV pages", "choose smaller --batch, --context or --max-tokens")
+
+    return random_model(checkpoint.config, build, check=check)
 
 
 def random_llm(model: str | None, **flags: Any) -> LLM:
@@ -72,11 +88,12 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     from runtime.text import Tokenizer
 
     config = EngineConfig.from_flags(model=model, **flags)
+    load = partial(load_random, pages=config.num_pages or 0)
     if config.tensor_parallel_size > 1:
         command = (sys.executable, "-m", "runtime.bench.random_rank")
-        made = LLM.around(*local_engine(config, load_random, command))
+        made = LLM.around(*local_engine(config, load, command))
     else:
-        made = LLM.around(load_engine(config, load=load_random))
+        made = LLM.around(load_engine(config, load=load))
     if model is not None and not config.skip_tokenizer:
         made.tokenizer = Tokenizer(model)
     return made

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.bench import output
+from runtime.bench.sizes import check_positive
+from runtime.errors import ConfigError
 from runtime.models.architectures import ARCHITECTURES
 
 PREFILLS = 5
@@ -35,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    check_positive(args, "sizes", "batch", "context", "steps", "prefill")
+    if args.prefill < args.context:
+        raise ConfigError(f"--prefill {args.prefill} is less than --context {args.context}; make it larger")
     rows = []
     for size in args.sizes:
         for experts in {1, size} if args.deal else {1}:
@@ -93,6 +98,11 @@ def _batch(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:
         llm.engine.stats()
         llm.generate(prompts, ask)
         stats = llm.engine.stats()
-    whole = [seconds for seconds, n in zip(stats.step_seconds, stats.batch_sizes, strict=True) if n == batch]
-    found = {"step_ms": statistics.median(whole), "device_ms": statistics.median(stats.device_seconds or [0.0])}
-    return {name: round(1e3 * seconds, 3) for name, seconds in found.items()} | {"steps": len(whole)}
+    full = [seconds for seconds, n in zip(stats.step_seconds, stats.batch_sizes, strict=True) if n == batch]
+    if not full:
+        raise ConfigError(
+            f"--batch {batch}: the largest step held {max(stats.batch_sizes, default=0)} of the requests, as a step "
+            f"feeds at most {llm.info.max_num_batched_tokens} tokens; choose a smaller --batch, --context or --steps"
+        )
+    found = {"step_ms": statistics.median(full), "device_ms": statistics.median(stats.device_seconds or [0.0])}
+    return {name: round(1e3 * seconds, 3) for name, seconds in found.items()} | {"steps": len(full)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import statistics
 import sys
@@ -158,7 +157,6 @@ async def _measure(
 
 def _with_llm(args: argparse.Namespace, model: str | None, numbers: list[int]) -> dict[str, Any]:
     """The prompts of these rounds through LLM.generate, at most LLM_BATCH at once, in this process."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the server's backends have it; torch is not loaded yet
     from runtime import LLM, SamplingParams
 
     rounds = []

@@ -20,6 +20,7 @@ from torch import nn
 
 from runtime.bench import floor, loras, output
 from runtime.bench.captured import captured
+from runtime.bench.sizes import check_memory, check_positive, check_weights
 from runtime.bench.steady import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
@@ -128,9 +129,10 @@ class _Setup:
             from runtime.bench import live
 
             pages = live.pages_needed(args, strategy)
-        self.pool = LAYOUTS[args.kv_cache_layout](
-            model.kv_shapes, num_pages=pages, page_size=args.page_size, dtype=dtype, device=device
-        )
+        layout = LAYOUTS[args.kv_cache_layout]
+        size = pages * layout.page_bytes(model.kv_shapes, args.page_size, dtype)
+        check_memory(device, size, "the KV pages", "choose a smaller --batch, --context or --prompt")
+        self.pool = layout(model.kv_shapes, num_pages=pages, page_size=args.page_size, dtype=dtype, device=device)
         last = known.vocab_size - 1
         mask_id = None if strategy.noisy else last if known.mask_id is None else known.mask_id
         self.known = known
@@ -160,10 +162,9 @@ def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):
         raise ConfigError("--random-weights goes with --arch, which has no weights of its own, and with nothing else")
-    for flag in ("batch", "context", "prompt", "repeats", "budget", "block_size", "page_size"):
-        value = getattr(args, flag)
-        if value is not None and min(value if isinstance(value, list) else [value], default=1) < 1:
-            raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1")
+    check_positive(args, "batch", "context", "prompt", "repeats", "budget", "block_size", "page_size")
+    if args.warmup < 0:
+        raise ConfigError("--warmup must be at least 0")
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.graphs and device.type != "cuda":
         raise ConfigError("--graphs needs a CUDA device")
@@ -185,7 +186,11 @@ def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
     arch = family.parse(config)
     known = family.facts(arch)
     strategy = _strategy(family, known, args)
-    model = random_model(config, build) if checkpoint is None else load_model(checkpoint, family, arch, build)
+    model = (
+        random_model(config, build, check=check_weights)
+        if checkpoint is None
+        else load_model(checkpoint, family, arch, build)
+    )
     adapters = loras.drawn(args, family, arch, model, build)
     return _Setup(model, strategy, known, args, build, adapters)
 

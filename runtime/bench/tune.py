@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from runtime.bench.sizes import check_positive
 from runtime.errors import ConfigError
 from runtime.kernels.expert_cut import Cut, Product, by_rule, fitted, key, name_of, path_of, table_of, write_table
 from runtime.kernels.expert_down import run_down
@@ -56,13 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    check_positive(args, "rows", "repeats", "tensor_parallel_size")
     if not torch.cuda.is_available():
         raise ConfigError("tune needs a CUDA device")
     experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
     half_masked = masks(args.arch)
     rows, device = sorted(set(args.rows)), torch.device("cuda", torch.cuda.current_device())
-    if rows[0] < 1:
-        raise ConfigError("--rows must be at least 1")
     name = name_of(device)
     assert name is not None
     found = []

@@ -2,7 +2,7 @@
 
 from runtime.config.config import DEMO_NAME, EngineConfig, ServerConfig, default_model_name
 from runtime.config.flags import ENV_PREFIX, Flag, check
-from runtime.config.sources import build_parser, parse
+from runtime.config.sources import build_parser, log_format, parse
 from runtime.config.table import BY_DEST, FLAGS
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "build_parser",
     "check",
     "default_model_name",
+    "log_format",
     "parse",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -80,6 +81,30 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     given |= env
     given |= {dest: (value, f"--{dest.replace('_', '-')}") for dest, value in line.items()}
     return _build(given)
+
+
+def log_format(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Returns the value of --log-format from the source that wins, also if `parse` raises for the same arguments.
+
+    Args:
+        argv: The command line without the program's name.
+        environ: The environment.
+
+    Returns:
+        "json" or "text".
+    """
+    path, found = environ.get(f"{ENV_PREFIX}CONFIG"), environ.get(f"{ENV_PREFIX}LOG_FORMAT")
+    for i, argument in enumerate(argv):
+        name, joined, value = argument.partition("=")
+        value = value if joined else "".join(argv[i + 1 : i + 2])
+        if name == "--log-format":
+            found = value
+        elif name == "--config":
+            path = value
+    if found is None and path:
+        with contextlib.suppress(ConfigError):
+            found = str(from_file(Path(path)).get("log_format", ("text", ""))[0])
+    return "json" if found == "json" else "text"
 
 
 def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {}) -> dict[str, tuple[Any, str]]:

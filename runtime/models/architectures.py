@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -240,11 +240,15 @@ def architecture(name: str) -> Mapping[str, Any]:
     return ARCHITECTURES[name]
 
 
-def random_model(config: Mapping[str, Any], build: Build, seed: int = 0) -> Model:
+def random_model(
+    config: Mapping[str, Any], build: Build, seed: int = 0, check: Callable[[Model, Build], None] | None = None
+) -> Model:
     """A model of `config`'s shape whose weights are drawn on the device, scaled so that activations stay of order 1
-    and routing spreads over the experts."""
+    and routing spreads over the experts. `check`: raises for a model that is not to be drawn."""
     family = resolve_family(None, config)
     model = family.make(family.parse(config), build)
+    if check is not None:
+        check(model, build)
     whole, own = (torch.Generator(build.device).manual_seed(seed + n) for n in (0, 1 + build.group.rank))
     fill_random(cast(nn.Module, model), whole, own)
     return model

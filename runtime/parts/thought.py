@@ -25,6 +25,16 @@ class Thought:
         self.taken = 0
         self.unclosed = False
 
+    @property
+    def within(self) -> bool:
+        """Whether the text so far ends in reasoning."""
+        return self._state == "within"
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing that follows can be reasoning."""
+        return self._state in ("after", "over")
+
     def push(self, text: str) -> tuple[str, str]:
         """The reasoning and the rest that are certain now."""
         if self._format is None or self._state == "over":

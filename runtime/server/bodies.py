@@ -1,10 +1,14 @@
-"""Reading a request's body, as far as it may be long. How long it may take is its connection's affair."""
+"""Reading and decoding a request's body, as far as it may be long. How long it may take is its connection's affair."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect, Request
 
 from runtime.errors import RequestError
+from runtime.server.content_encoding import decoding
 from runtime.server.jobs import ClientGone
 
 MAX_BODY = 2 * 2**20  # bytes
@@ -30,6 +34,27 @@ async def read_body(request: Request) -> bytes:
     except ClientDisconnect:
         raise ClientGone from None
     return b"".join(chunks)
+
+
+async def decoded(data: bytes, names: Sequence[str]) -> bytes:
+    """Returns the body without its content codings, and serves others between steps.
+
+    Args:
+        data: The body as it was sent.
+        names: The codings as `codings` returns them.
+
+    Raises:
+        RequestError: 400 for a body that is not what its header says; 413 once more than 2 MiB are decoded.
+    """
+    for name in reversed(names):
+        output = bytearray()
+        for piece in decoding(data, name):
+            output += piece
+            if len(output) > MAX_BODY:
+                raise _too_large()
+            await asyncio.sleep(0)
+        data = bytes(output)
+    return data
 
 
 def _too_large() -> RequestError:

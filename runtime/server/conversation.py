@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json
@@ -18,6 +18,8 @@ MAX_PARTS = 2048
 
 TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
 CHAT = [{"role": "user", "content": "Solve: 12 + 30."}]  # an example
+# A grammar describes an answer from its beginning, which is in the prompt then.
+NO_GRAMMAR = "cannot hold an answer that continues the last message; leave it out, or end with another role's message"
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older names
 
 
@@ -98,6 +100,48 @@ def template_arguments(given: Mapping[str, Any] | None, **known: Any) -> dict[st
     """What a chat template is told beside the messages: what a body says of the `known` ones, which are a matter of
     templates that know them, and, before that, what the client has `given` by name."""
     return {**{name: value for name, value in known.items() if value is not None}, **(given or {})}
+
+
+class Ending(Protocol):
+    """A body with the fields that say how the prompt of its chat ends."""
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+
+
+def continues(body: Ending, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the answer continues the last of the messages. Raises RequestError if it cannot."""
+    if not body.continue_final_message:
+        return False
+    name = "continue_final_message"
+    if body.add_generation_prompt:
+        raise refuse(name, "cannot be combined with add_generation_prompt true; leave one of them out")
+    if not messages or messages[-1]["role"] != "assistant":
+        raise refuse(name, "needs a last message of the role assistant; add one, or leave it out")
+    check_continued(messages[-1], f"messages[{len(messages) - 1}]")
+    return True
+
+
+def without_messages(body: Ending) -> None:
+    """Raises RequestError for fields that only a chat has."""
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name}: only with messages; leave it out", param=name)
+
+
+def check_continued(message: Mapping[str, Any], path: str) -> None:
+    """Raises RequestError for an assistant's message of which no text can be continued."""
+    if message.get("tool_calls"):
+        raise refuse(path, "has calls, which cannot be continued; add their results")
+    if message.get("reasoning_content") and not message["content"]:
+        raise refuse(path, "is reasoning alone, which cannot be continued; add a text")
+
+
+def ending_arguments(body: Ending, variables: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A chat template's variables with `add_generation_prompt`, if the body sets it."""
+    if body.add_generation_prompt is None:
+        return variables
+    return {"add_generation_prompt": body.add_generation_prompt, **(variables or {})}
 
 
 def arm(content: Any) -> str:

@@ -48,8 +48,7 @@ def traces_protocol() -> str:
 
 
 def backend_environment(model: str | None, *, fetches: bool = False) -> dict[str, str]:
-    """A backend's environment: ours without its secrets, and with threads that sleep rather than spin while the
-    frontend needs the cores.
+    """A backend's environment: ours without its secrets.
 
     A backend is told its configuration in a message, so it needs none of the server's variables (keys among them), and
     the hub's token only to fetch a model from there, or adapters (`fetches`). Traces are the frontend's.
@@ -60,4 +59,4 @@ def backend_environment(model: str | None, *, fetches: bool = False) -> dict[str
         for name, value in os.environ.items()
         if not name.startswith((ENV_PREFIX, "OTEL_")) and (hub or name not in HUB_TOKENS)
     }
-    return {**kept, "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "PYTHONUNBUFFERED": "1"}  # see `runtime.wait_passively`

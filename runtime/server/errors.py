@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from runtime.errors import RequestError
+from runtime.server.content_encoding import DECODERS
 
 _TYPES = {
     401: "authentication_error",
@@ -55,6 +56,8 @@ def error_headers(error: RequestError) -> dict[str, str]:
     """The headers that a status asks for."""
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
+    if error.status == 415:
+        return {"Accept-Encoding": ", ".join(DECODERS)}
     if error.status in (429, 503):
         return {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return {}

@@ -34,6 +34,12 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry).decode()
 
 
+def fatal_line(sentence: str) -> str:
+    """Returns the JSON line of a server that cannot start."""
+    entry = {"name": "unmask.server", "levelno": logging.ERROR, "levelname": "ERROR", "msg": sentence}
+    return JsonFormatter("frontend").format(logging.makeLogRecord(entry))
+
+
 def without_signatures(record: logging.LogRecord) -> bool:
     """A filter that lets everything pass, without the queries of addresses that a hub's client tells."""
     if record.name.partition(".")[0] == "huggingface_hub":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -18,6 +19,7 @@ from runtime.server.conversation import (
     Conversation,
     Function,
     arm,
+    check_continued,
     check_kind,
     template_arguments,
 )
@@ -31,6 +33,7 @@ _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
     "tool": "required",
     "none": "none",
 }
+_BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 _NEEDED = {
     "text": ("text",),
     "thinking": ("thinking",),
@@ -169,7 +172,7 @@ class CountRequest(Body):
     model: ModelName = None
     messages: Annotated[
         Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)],
-        said("the conversation so far, its last turn the user's", CHAT),
+        said("the conversation so far; a last turn of the assistant's is continued", CHAT),
     ]
     system: Annotated[BlockText | None, said("what stands before it: a text, or blocks of it", "You are terse.")] = None
     tools: Annotated[
@@ -209,20 +212,21 @@ class CountRequest(Body):
         """System and turns as a chat's messages. Raises RequestError for blocks that their turn cannot have."""
         made = Conversation("tool_use_id")
         if self.system is not None:
-            made.add("system", role="system", content=_text(self.system, "system"))
+            made.add("system", role="system", content=_system(self.system, "system"))
         for i, turn in enumerate(self.messages):
             path = f"messages[{i}]"
             if turn.role == "assistant":
                 _answer(made, turn.content, path)
             else:
                 _asked(made, turn, path)
-        if self.messages and self.messages[-1].role == "assistant":
-            path = f"messages[{len(self.messages) - 1}].role"
-            raise RequestError(
-                f"{path}: the last turn is the assistant's, and to go on with it is not built; end with a user's",
-                param=path,
-            )
         return made
+
+    def continued(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the answer continues the last turn, an assistant's. Raises RequestError if it cannot."""
+        if self.messages[-1].role != "assistant" or messages[-1]["role"] != "assistant":
+            return False
+        check_continued(messages[-1], f"messages[{len(self.messages) - 1}]")
+        return True
 
 
 class MessagesRequest(CountRequest, OneAnswer):
@@ -262,6 +266,15 @@ class MessagesRequest(CountRequest, OneAnswer):
 
     def format(self) -> tuple[str, Any]:
         return "output_config.format", None if self.output_config is None else self.output_config.format
+
+
+def _system(content: BlockText, path: str) -> str:
+    """The text of a system prompt without the line that Claude Code puts before it: its value differs in every request,
+    so that nothing behind it could come from the prefix cache."""
+    text = _text(content, path)
+    if not isinstance(content, list):
+        return _BILLING.sub("", text)
+    return "".join(_BILLING.sub("", block.text or "") for block in content if block.type == "text")
 
 
 def _text(content: BlockText | None, path: str) -> str:

@@ -8,8 +8,9 @@ the shorter first, in steps, and the loop looks after everybody else in between.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from runtime.errors import RequestError
 from runtime.request.checks import refuse
 from runtime.request.io import EngineInfo
 from runtime.request.resolve import check_ids, check_length
+from runtime.server.bodies import decoded
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lanes, T, Work, attended
 from runtime.server.line import Line
@@ -47,15 +49,28 @@ class Preparer:
         self._lanes = Lanes()
         self._parsing = Line(MAX_WAITING_BODIES, "long bodies wait to be read")
 
-    async def parse(self, request: Request, kind: type[B], data: bytes) -> B:
-        """The body. Raises RequestError 400; 429 where too much waits; ClientGone."""
-        if len(data) <= SMALL_BODY:
-            return parse_body(kind, data)
-        return await attended(request, self._parse(kind, data, owner_of(request)))
+    async def parse(self, request: Request, kind: type[B], data: bytes, codings: Sequence[str] = ()) -> B:
+        """Returns the parsed body.
 
-    async def _parse(self, kind: type[B], data: bytes, owner: str) -> B:
-        """`parse_body` in its turn, and others have theirs between its steps."""
+        Args:
+            request: Whose body it is.
+            kind: The type of the body.
+            data: The body as it was sent.
+            codings: Its content codings, in the order in which they were applied.
+
+        Raises:
+            RequestError: 400; 413 for a body that is too large once decoded; 429 if too much waits.
+            ClientGone: The client closed the connection.
+        """
+        if len(data) <= SMALL_BODY and not codings:
+            return parse_body(kind, data)
+        return await attended(request, self._parse(kind, data, codings, owner_of(request)))
+
+    async def _parse(self, kind: type[B], data: bytes, codings: Sequence[str], owner: str) -> B:
+        """`parse_body` in its turn, and others have theirs between its steps. A body is decoded in its turn too, so
+        that only one at a time takes more memory than was sent."""
         async with self._parsing.turn(len(data), owner):
+            data = await decoded(data, codings)
             for _ in counting(data):
                 await asyncio.sleep(0)
             value = decode(data)
@@ -120,8 +135,11 @@ class Preparer:
         messages: list[dict[str, Any]],
         kwargs: Mapping[str, Any] | None,
         tools: list[Mapping[str, Any]] | None = None,
+        *,
+        continued: bool = False,
     ) -> list[int]:
-        """The ids of a chat with the checkpoint's own template, which is given the `tools`."""
+        """The ids of a chat with the checkpoint's own template, which is given the `tools`. `continued`: they end with
+        the content of the last message, an assistant's, and nothing that the template writes after it."""
         info, tokenizer = self._require()
         variables = dict(kwargs or {})
         for name in ("self", "messages"):
@@ -137,13 +155,27 @@ class Preparer:
         if tools is not None:
             variables["tools"] = tools
 
-        def work(wanted: Callable[[], bool]) -> list[int]:
-            text = tokenizer.render(messages, variables, Budget(wanted=wanted))
-            return _encode(tokenizer, text, info, "messages", wanted)
-
         size += sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values())
+        begun = ""
+        mark = secrets.token_hex(16) if continued else ""  # no template changes it, and no message has it
+        if continued:
+            begun, variables = str(messages[-1]["content"]), {**variables, "add_generation_prompt": False}
+            messages = [*messages[:-1], {**messages[-1], "content": mark}]
+
+        def render(budget: Budget) -> str:
+            text = tokenizer.render(messages, variables, budget)
+            if not continued:
+                return text
+            before, found, _ = text.rpartition(mark)
+            if not found:
+                raise refuse("messages", "the last one cannot be continued: the model's chat template does not show it")
+            return before + begun
+
+        def work(wanted: Callable[[], bool]) -> list[int]:
+            return _encode(tokenizer, render(Budget(wanted=wanted)), info, "messages", wanted)
+
         if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
-            text = tokenizer.render(messages, variables, Budget())
+            text = render(Budget())
             if len(text) <= SMALL_TEXT:
                 return _encode(tokenizer, text, info, "messages", _always)
         return await self._lanes.run(request, size, work)

@@ -65,6 +65,12 @@ Prompts = Annotated[
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 ModelName = Annotated[str | None, said("a served name or an adapter's; the first name without it", "unmask-demo")]
+GenerationPrompt = Annotated[
+    bool | None, said("whether the prompt ends with what begins an assistant's message; default true", True)
+]
+FinalMessage = Annotated[
+    bool | None, said("the answer continues the last message, which is an assistant's; default false", False)
+]
 Verbosity = Annotated[Literal["low", "medium", "high"] | None, said("changes nothing", "low")]
 TemplateArguments = Annotated[Entries | None, said("for the chat template", {"enable_thinking": False})]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
@@ -177,6 +183,8 @@ class GenerateRequest(Generation):
     prompt: Annotated[Prompt | None, said("what is continued: a text, or token ids", "Solve: 12 + 30.")] = None
     messages: Annotated[Messages | None, said("a chat that is answered, instead of a prompt", CHAT)] = None
     chat_template_kwargs: TemplateArguments = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: FinalMessage = None
     n: Annotated[Any, Unbuilt(1)] = None
     stream_mode: Annotated[
         Literal["denoise", "block_append"] | None,
@@ -233,7 +241,7 @@ class OpenAIRequest(Generation):
 
 
 class ChatRequest(OpenAIRequest):
-    messages: Annotated[Messages, said("the conversation so far, its last turn the user's or a tool's", CHAT)]
+    messages: Annotated[Messages, said("the conversation so far; the answer is a new message behind it", CHAT)]
     max_completion_tokens: Annotated[Integer | None, said("`max_tokens`", 64)] = None
     chat_template_kwargs: TemplateArguments = None
     parallel_tool_calls: Annotated[
@@ -247,8 +255,8 @@ class ChatRequest(OpenAIRequest):
     tool_choice: ToolChoice = None
     functions: Annotated[list[dict[str, Any]] | None, said("an old name of `tools`, refused unless empty", [])] = None
     echo: Annotated[Any, Unbuilt(False)] = None
-    add_generation_prompt: Annotated[Any, Unbuilt(True)] = None
-    continue_final_message: Annotated[Any, Unbuilt(False)] = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: FinalMessage = None
     chat_template: Annotated[Any, Unbuilt()] = None
     documents: Annotated[Any, Unbuilt([])] = None
     function_call: Annotated[Any, said("an old name of `tool_choice`, refused unless `none` or `auto`", "none")] = None
@@ -298,6 +306,8 @@ class TokenizeRequest(Body):
     messages: Annotated[Messages | None, said("a chat, instead of a prompt", CHAT)] = None
     tools: Annotated[ToolItems | None, said("functions that its template is told of", TOOLS)] = None
     chat_template_kwargs: TemplateArguments = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: FinalMessage = None
     add_special_tokens: Annotated[
         bool | None, said("whether the token that begins a model's prompts comes first; default true", True)
     ] = None

@@ -18,10 +18,11 @@ from runtime.parts import part_marks
 from runtime.request.checks import refuse
 from runtime.request.choice import Choice
 from runtime.request.io import EngineInfo, Report, RequestSpec
-from runtime.request.params import SamplingParams, stop_strings
+from runtime.request.params import MANY, SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.request.structured import FIELD, path_of
 from runtime.server.bodies import read_body
+from runtime.server.content_encoding import NAME, codings
 from runtime.server.echo import Echo
 from runtime.server.fields import ignored
 from runtime.server.frontend import Frontend, Unavailable
@@ -95,8 +96,9 @@ class Service:
         return name
 
     async def body(self, request: Request, kind: type[B]) -> B:
-        """The parsed body. Raises RequestError 400, 408, 413 or 429."""
-        body = await self.preparer.parse(request, kind, await read_body(request))
+        """The parsed body. Raises RequestError 400, 408, 413, 415 or 429."""
+        names = codings(request.headers.getlist(NAME))
+        body = await self.preparer.parse(request, kind, await read_body(request), names)
         unknown = ignored(body)
         if unknown and self.config.strict_fields:
             raise RequestError(
@@ -108,6 +110,30 @@ class Service:
             request.state.ignored = unknown  # the gate has the answer's header name them
             self._tell(unknown)
         return body
+
+    def limited(self, request: Request, max_tokens: int, info: EngineInfo, name: str) -> int:
+        """Returns the limit of an answer, at most the model's length: agents send the same number to every model.
+
+        Args:
+            request: Its answer's header names a limit that is too large.
+            max_tokens: The limit that the client sent.
+            info: Of the engine.
+            name: The field as the client spelled it.
+
+        Raises:
+            RequestError: The limit is too large, and --strict-fields is set.
+        """
+        if not info.max_model_len < max_tokens <= MANY:
+            return max_tokens
+        if self.config.strict_fields:
+            raise RequestError(
+                f"{name}: {max_tokens} is more than the model's length, {info.max_model_len}; ask for less, as "
+                "--strict-fields is set",
+                param=name,
+                code="context_length_exceeded",
+            )
+        request.state.ignored = [*getattr(request.state, "ignored", ()), name]
+        return info.max_model_len
 
     def leave_out(self, request: Request, name: str) -> None:
         """A known field is not honoured here, and ignored like an unknown one. RequestError with --strict-fields."""
@@ -157,21 +183,26 @@ class Service:
         most: int | None = None,
         talk: Talk | None = None,
         echo: Echo | None = None,
+        continued: bool = False,
     ) -> Job:
         """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
 
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
         `model`: as `model_name` gave it. `given`: see `resolve`. `echo`: of prompts that are told as well.
         `most`: the answer's first so many tokens alone are told; it ends with them.
-        `talk`: of a chat, whose answers have parts.
+        `talk`: of a chat, whose answers have parts. `continued`: the answer continues a message of the prompt.
         """
         owner = owner_of(request)
+        continued = continued or (talk is not None and talk.continued)
         info, tokenizer = self.require()
         scored = echo is not None and body.asked().get("logprobs") is not None
         self.frontend.check_count(len(prompts), n + scored)  # before anything is made of a great number
         asked = body.asked() | {"n": n}
         if max_tokens is not None:
             asked["max_tokens"] = max_tokens
+        if asked.get("max_tokens") is not None:
+            name = (names or {}).get("max_tokens", "max_tokens")
+            asked["max_tokens"] = self.limited(request, asked["max_tokens"], info, name)
         asked[FIELD], named = form(body)
         made, holder = ("", named) if talk is None else talk.grammar(asked[FIELD], named)
         if talk is not None and talk.unheld:
@@ -233,7 +264,7 @@ class Service:
         answers = []
         for i, spec in enumerate(specs):
             preamble = talk.preamble() if talk is not None and stops else None
-            text = Answer(tokenizer, stops, most, marks, preamble)
+            text = Answer(tokenizer, stops, most, marks, preamble, continues=continued)
             answers.append(Choice(i, spec, text, None if talk is None else talk.parts(**told)))
         if echo is not None:
             echo.take(answers, n, info, tokenizer)

@@ -25,6 +25,7 @@ from runtime.parts.thought import Thought
 from runtime.request.checks import refuse
 from runtime.request.io import EngineInfo
 from runtime.request.structured import grammar_of
+from runtime.server.conversation import NO_GRAMMAR
 from runtime.server.tooling import NO_TOOLS, Tooling
 
 if TYPE_CHECKING:  # a server looks at its flags before it loads the tokenizers library
@@ -50,6 +51,7 @@ class Talk:
     Attributes:
         optional: strict tools alone ask for the grammar, which calls are read without where it cannot be had: most
             agents call all of their tools strict. unheld: so it is, as it cannot be had in this format.
+        continued: The answer continues the last message, which the prompt ends with.
     """
 
     def __init__(self, config: ServerConfig, info: EngineInfo, tokenizer: Tokenizer, tools: Tooling = NO_TOOLS) -> None:
@@ -58,7 +60,7 @@ class Talk:
         self._tooling = tools
         self._format: ToolFormat | None = tool_format(config.tool_call_parser or info.tool_calls)
         self._reasoning: ReasoningFormat | None = reasoning_format(config.reasoning_parser or info.reasoning)
-        self._opened = self.optional = self.unheld = False
+        self._opened = self.continued = self.optional = self.unheld = False
         self._any_object: frozenset[int] = frozenset()  # tools whose schemas the grammar leaves out
         if not tools.tools:
             self._format = None
@@ -77,19 +79,36 @@ class Talk:
         return bool(self._tooling.tools) and self._tooling.single
 
     async def prompt(
-        self, request: Request, preparer: Preparer, plain: list[dict[str, Any]], kwargs: Mapping[str, Any] | None
+        self,
+        request: Request,
+        preparer: Preparer,
+        plain: list[dict[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+        *,
+        continued: bool = False,
     ) -> list[int]:
-        """The ids of the chat, whose messages are `plain`, with its tools."""
+        """The ids of the chat, whose messages are `plain`, with its tools. `continued`: the answer continues the last
+        of them. Raises RequestError."""
+        text = str(plain[-1]["content"]) if continued else ""
+        self.continued = continued
+        if self._format is not None and text.rfind(self._format.opens) > text.rfind(self._format.closes):
+            raise refuse(
+                "tools", "cannot read a call that the last message has begun; end it before, or leave them out"
+            )
         if self._format is None:
             items = None
         elif self._tokenizer.knows_tools:
             items = [tool.item for _, tool in self._tooling.tools]
         else:
             items, plain = None, self._told(self._format, plain)
-        ids = await preparer.encode_chat(request, plain, kwargs, items)
+        ids = await preparer.encode_chat(request, plain, kwargs, items, continued=continued)
         if self._reasoning is not None:
-            tail = self._tokenizer.decode(ids[-_TAIL:]).rstrip()
-            self._opened = tail.endswith(self._reasoning.opens)
+            tail = self._tokenizer.decode(ids[-_TAIL - len(text) :]).removesuffix(text).rstrip()
+            begun = Thought(self._reasoning, tail.endswith(self._reasoning.opens))
+            begun.push(text)
+            self._opened = begun.within
+            if begun.passed:
+                self._reasoning = None
         return ids
 
     def _told(self, made: ToolFormat, plain: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -110,6 +129,8 @@ class Talk:
             RequestError: it cannot be made.
         """
         tools = self._tooling
+        if self.continued and (asked is not None or tools.forced):
+            raise refuse(tools.param if tools.forced else at, NO_GRAMMAR)
         calls = self._format is not None and (tools.forced or tools.strict or asked is not None)
         opened = self._reasoning if self._opened else None
         self.optional = calls and not tools.forced and asked is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from typing import Any, TypeVar
 
 import pydantic
@@ -31,9 +32,9 @@ def parse_body(kind: type[B], data: bytes) -> B:
 
 
 def decode(data: bytes) -> Any:
-    """JSON's values. Raises RequestError 400."""
+    """JSON's values; a byte order mark before them is skipped (RFC 8259, section 8.1). Raises RequestError 400."""
     try:
-        return from_json(data)
+        return from_json(data.removeprefix(BOM_UTF8))
     except ValueError as invalid:
         raise RequestError(f"the body is not JSON: {invalid}", code="invalid_json") from None
 

@@ -38,6 +38,8 @@ class Answer:
         most: int | None = None,
         marks: tuple[str, ...] = (),
         preamble: Preamble | None = None,
+        *,
+        continues: bool = False,
     ) -> None:
         """
         Args:
@@ -46,10 +48,12 @@ class Answer:
             most: Tokens that it has room for; what comes after them is not the answer's.
             marks: What tells parts apart; special tokens that are no part of these are left out of the text.
             preamble: Finds the reasoning, in which stop strings are not searched. None: all of the text is searched.
+            continues: The text continues that of the prompt.
         """
         self._preamble = preamble
         self._pending = ""  # text that the preamble may still take
-        self._pieces = tokenizer.pieces.spoken(marks)
+        pieces = tokenizer.pieces.spoken(marks)
+        self._pieces = pieces.continuing() if continues else pieces
         self._strip = self._pieces.start()
         self._stop = tuple(stop)
         self._longest = max((len(s) for s in self._stop), default=0)

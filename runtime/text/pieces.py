@@ -35,10 +35,11 @@ class Pieces:
         self._strip: tuple[str, int] | None = None  # what goes from the start of the whole text
         self._read(decoder)
         self._cache: dict[int, bytes] = {}
+        self._continues = False
 
     def __call__(self, token: int, first: bool = False) -> bytes:
         """The bytes of one id; `first` says that it begins a text."""
-        if first:
+        if first and not self._continues:
             return self._bytes(token, True)
         found = self._cache.get(token)
         if found is None:
@@ -55,6 +56,12 @@ class Pieces:
             self._spoken[marks] = found
         return found
 
+    def continuing(self) -> Pieces:
+        """Of text that continues other text: its first token keeps the space that the first of a text loses."""
+        found = copy.copy(self)
+        found._continues = True
+        return found
+
     def longest(self) -> int:
         """Bytes of the longest token where every byte of a text is some token's, else 0."""
         if not (self._byte_level or self._byte_fallback):
@@ -63,7 +70,7 @@ class Pieces:
 
     def start(self) -> Stripper:
         """What drops the leading characters that the decoder takes off a whole text."""
-        return Stripper(*(self._strip or ("", 0)))
+        return Stripper(*(self._strip or ("", 0))) if not self._continues else Stripper("", 0)
 
     def text(self, ids: Iterable[int]) -> str:
         """The whole text of `ids`."""

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from runtime.server.environment import backend_environment
 from tests.wait import TIMEOUT
 
 VARIABLE = "TOKENIZERS_PARALLELISM"
@@ -46,6 +47,23 @@ def test_only_the_server_keeps_the_tokenizers_library_to_one_thread(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=TIMEOUT
     )
     assert done.stdout.strip() == found, done.stderr
+
+
+@pytest.mark.parametrize(("choice", "policy"), [(None, "PASSIVE"), ("active", "ACTIVE")])
+def test_openmp_threads_wait_passively_unless_the_user_decides(choice: str | None, policy: str) -> None:
+    """OpenMP itself prints what it has read when torch loads it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    environment |= {"OMP_DISPLAY_ENV": "true"} | ({} if choice is None else {"OMP_WAIT_POLICY": choice})
+    command = [sys.executable, "-c", "from runtime import LLM"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr, done.stderr
+
+
+def test_a_backend_gets_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert backend_environment(None)["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert backend_environment(None)["OMP_WAIT_POLICY"] == "active"
 
 
 def test_a_frontend_loads_neither_arrays_nor_tensors() -> None:

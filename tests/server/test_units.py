@@ -111,7 +111,7 @@ def refused(kind: type, body: object) -> RequestError:
 
 
 def test_wrong_types_and_wrong_values_are_400() -> None:
-    assert refused(GenerateRequest, {"prompt": "x", "top_k": 1.0}).status == 400
+    assert refused(GenerateRequest, {"prompt": "x", "top_k": 1.5}).status == 400
     assert refused(GenerateRequest, {"prompt": "x", "stream_mode": "fast"}).status == 400
     error = refused(ChatRequest, {"messages": [{"role": "user", "content": "x"}, {"role": "cat", "content": "x"}]})
     assert (error.status, error.param) == (400, "messages[1].role")

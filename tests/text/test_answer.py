@@ -74,6 +74,19 @@ def test_stop_strings_end_the_text_whatever_the_pushes(pair, data, source, stops
         assert answer.text.startswith(tokenizer.pieces.spoken().text(kept).rstrip("�"))
 
 
+@SLOW
+@given(data=st.data(), source=WORDS)
+def test_text_that_continues_the_prompt_loses_no_space(pair, data, source):
+    tokenizer = pair[0]
+    ids = tokenizer.encode(source)
+    at = data.draw(st.integers(0, len(ids)))
+    head, shown = tokenizer.pieces.spoken().text(ids[:at]), tokenizer.pieces.spoken().text(ids)
+    answer = Answer(tokenizer, continues=True)
+    text = "".join(answer.push(part) for part in in_pushes(data.draw, ids[at:])) + answer.finish()
+    if at and head and "�" not in head + text:
+        assert head + text == shown
+
+
 REASONED = st.text(alphabet="ab <>/think\n", max_size=20)
 
 

@@ -12,7 +12,7 @@ from runtime.errors import RequestError
 from runtime.request.choice import denoise_fields
 from runtime.server.answers.common import ErrorResponse
 from runtime.server.answers.openai import ChatAnswer, ChatChunk
-from runtime.server.conversation import plain, template_arguments
+from runtime.server.conversation import continues, ending_arguments, plain, template_arguments
 from runtime.server.dialect import answer
 from runtime.server.jobs import Job, Update
 from runtime.server.logprobs import revealed_of
@@ -43,7 +43,9 @@ async def _start(service: Service, request: Request) -> Chat:
     without_functions(body.functions, body.function_call)
     talk = Talk(service.config, *service.require(), tooling(body.tools, body.tool_choice, body.parallel_tool_calls))
     told = template_arguments(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
-    ids = await talk.prompt(request, service.preparer, plain(body.messages), told)
+    messages = plain(body.messages)
+    variables = ending_arguments(body, told)
+    ids = await talk.prompt(request, service.preparer, messages, variables, continued=continues(body, messages))
     job = await service.job(
         request,
         body,

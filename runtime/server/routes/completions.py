@@ -11,6 +11,7 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from runtime.request.checks import integer
 from runtime.request.choice import Choice, denoise_fields
+from runtime.request.params import MANY
 from runtime.server.answers.common import ErrorResponse
 from runtime.server.answers.openai import CompletionAnswer, CompletionChunk
 from runtime.server.dialect import answer
@@ -73,7 +74,7 @@ async def _behind(
                 f"{name}: with a suffix max_tokens says how long the answer is; leave it out", param=name
             )
     info = service.require()[0]
-    wanted = integer("max_tokens", body.max_tokens, 1, info.max_model_len, default=HOLE)
+    wanted = service.limited(request, integer("max_tokens", body.max_tokens, 1, MANY, default=HOLE), info, "max_tokens")
     room = info.max_model_len - prompt
     (behind,) = await service.preparer.encode_pieces(request, [body.suffix], "suffix", room - 1)
     hole = min(wanted, room - len(behind))  # as any answer, what there is room for

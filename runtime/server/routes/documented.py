@@ -21,6 +21,7 @@ _MEANINGS = {
     408: "the body did not arrive in time",
     409: "not possible in the server's present state",
     413: "the body is too large",
+    415: "a Content-Encoding that is not supported; see Accept-Encoding",
     429: "the queue is full; see Retry-After",
     500: "the engine failed on this request",
     501: "not built in this version",
@@ -29,7 +30,13 @@ _MEANINGS = {
 }
 _SECONDS = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
 _BEARER = {"WWW-Authenticate": {"description": "which keys there are", "schema": {"type": "string"}}}
-_HEADERS = {401: {"headers": _BEARER}, 429: {"headers": _SECONDS}, 503: {"headers": _SECONDS}}
+_CODINGS = {"Accept-Encoding": {"description": "supported codings", "schema": {"type": "string"}}}
+_HEADERS = {
+    401: {"headers": _BEARER},
+    415: {"headers": _CODINGS},
+    429: {"headers": _SECONDS},
+    503: {"headers": _SECONDS},
+}
 
 Answers = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -74,7 +81,7 @@ def takes(
         answer: what it gives in one piece. events: what the data of its stream's events are, if it streams. done: and
             the last is ``[DONE]``. error: what its refusals are. also: statuses of refusals that others have not.
     """
-    statuses = (400, 401, 404, 408, 413, 429, 500, 503, 504) if events else (400, 401, 404, 408, 413, 429, 503)
+    statuses = (400, 401, 404, 408, 413, 415, 429, *((500,) if events else ()), 503, *((504,) if events else ()))
     found = gives(answer, refusals=errors(*statuses, *also, kind=error))
     if events:
         found["responses"][200]["content"]["text/event-stream"] = _stream(events, done=done)

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
+from runtime.request.checks import refuse
 from runtime.server.answers.own import AppendEvent, DenoiseEvent, ErrorEvent, GenerateAnswer, GenerateFinal
-from runtime.server.conversation import plain
+from runtime.server.conversation import NO_GRAMMAR, continues, ending_arguments, plain, without_messages
 from runtime.server.dialect import answer
 from runtime.server.jobs import Job, Update
 from runtime.server.logprobs import Revealed, in_steps, of_own, ready
@@ -18,6 +19,7 @@ from runtime.server.own_events import OwnEvents
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import GenerateRequest
 from runtime.server.service import Service, new_id, stream_mode
+from runtime.server.structured import form
 from runtime.server.untemplated import warned
 
 router = APIRouter(route_class=OwnBody)
@@ -40,10 +42,17 @@ async def _start(service: Service, request: Request) -> Generated:
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.prompt is not None and body.chat_template_kwargs is not None:
         raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+    continued = False
     if body.prompt is not None:
+        without_messages(body)
         ids = (await service.preparer.encode_each(request, [body.prompt]))[0]
     else:
-        ids = await service.preparer.encode_chat(request, plain(body.messages or []), body.chat_template_kwargs)
+        messages = plain(body.messages or [])
+        variables, continued = ending_arguments(body, body.chat_template_kwargs), continues(body, messages)
+        ids = await service.preparer.encode_chat(request, messages, variables, continued=continued)
+        requested, name = form(body)
+        if continued and requested is not None:
+            raise refuse(name, NO_GRAMMAR)
     job = await service.job(
         request,
         body,
@@ -53,6 +62,7 @@ async def _start(service: Service, request: Request) -> Generated:
         names={} if body.messages is None else {"prompt": "messages"},
         default_max_tokens=DEFAULT_MAX_TOKENS,
         model=model,
+        continued=continued,
     )
     return Generated(job, mode, service, body.prompt if isinstance(body.prompt, str) else None)
 

@@ -67,7 +67,9 @@ async def _start(service: Service, request: Request) -> Messages:
 
 
 async def _encode(service: Service, request: Request, body: CountRequest, talk: Talk) -> list[int]:
-    return await talk.prompt(request, service.preparer, body.chat().plain(), body.template_kwargs())
+    chat = body.chat().plain()
+    continued = bool(body.messages) and body.continued(chat)
+    return await talk.prompt(request, service.preparer, chat, body.template_kwargs(), continued=continued)
 
 
 class Messages(Dialect):

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.server.answers.status import Detokenized, Tokenized, TokenizerInfo
-from runtime.server.conversation import plain
+from runtime.server.conversation import continues, ending_arguments, plain, without_messages
 from runtime.server.responses import json_response
 from runtime.server.routes.documented import errors, gives, takes
 from runtime.server.schemas import DetokenizeRequest, TokenizeRequest
@@ -33,8 +33,12 @@ async def tokenize(request: Request) -> Response:
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
         talk = Talk(service.config, *service.require(), tooling(body.tools, None, None))
-        ids = await talk.prompt(request, service.preparer, plain(body.messages), body.chat_template_kwargs)
+        messages = plain(body.messages)
+        variables = ending_arguments(body, body.chat_template_kwargs)
+        continued = continues(body, messages)
+        ids = await talk.prompt(request, service.preparer, messages, variables, continued=continued)
     else:
+        without_messages(body)
         if body.chat_template_kwargs is not None:
             raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
         ids = await service.preparer.encode(request, body.prompt or "", begun=body.add_special_tokens is not False)

@@ -1,0 +1,68 @@
+"""Checks of sizes before anything is drawn: what is too small, and what this host has no memory for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from runtime.errors import ConfigError
+from runtime.layers.build import Build
+from runtime.layers.weight import weights_of
+from runtime.models.base import Model
+
+NOTED = 4e9  # bytes from which a note says how much is drawn
+_MEMORY = Path("/proc/meminfo")
+
+
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """Raises ConfigError for the first of the arguments, numbers or lists of numbers, that is below 1."""
+    for name in names:
+        value = getattr(args, name)
+        numbers = value if isinstance(value, list) else [value]
+        if any(number is not None and number < 1 for number in numbers):
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+
+
+def check_weights(model: Model, build: Build) -> None:
+    """Raises ConfigError if this host has no memory for the weights of a model on the CPU, before they are drawn.
+
+    Args:
+        model: Its weights are allocated, but the system has given no memory to them yet.
+        build: What made it. All ranks of its group are on this host.
+    """
+    size = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values()) * build.group.size
+    name = str(build.dtype).removeprefix("torch.")
+    check_memory(build.device, size, f"the weights in {name}", "choose a smaller --arch, --dtype or --quantization")
+    if size > NOTED and build.group.rank == 0:
+        print(f"drawing {size / 1e9:.1f} GB of random weights", file=sys.stderr, flush=True)
+
+
+def check_memory(device: torch.device, size: float, what: str, advice: str) -> None:
+    """Raises ConfigError if `size` bytes on the CPU are more than this host has available.
+
+    Args:
+        device: Where they are allocated. Nothing is checked on a GPU, whose allocator refuses by itself.
+        size: Bytes.
+        what: The subject of the sentence, in the plural.
+        advice: What to change.
+    """
+    available = available_memory()
+    if device.type == "cpu" and available is not None and size > available:
+        raise ConfigError(
+            f"{what} take {size / 1e9:.1f} GB, and this host has {available / 1e9:.1f} GB of memory available; {advice}"
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that this host can give to new programs; None where Linux does not say."""
+    try:
+        lines = _MEMORY.read_text().splitlines()
+    except OSError:
+        return None
+    fields = (line.split() for line in lines)
+    return next((1024 * int(field[1]) for field in fields if field[0] == "MemAvailable:"), None)

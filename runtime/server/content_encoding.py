@@ -1,0 +1,130 @@
+"""Decodes request bodies by their `Content-Encoding` (RFC 9110, section 8.4), in steps and within a size limit.
+
+A step reads and writes at most `STEP` bytes, so that the event loop serves others between steps. Memory is bounded by
+the limit of a body, whatever the compression ratio.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+from runtime.errors import RequestError
+from runtime.request.checks import shown
+
+NAME = "Content-Encoding"
+MAX_CODINGS = 4  # of one body
+MAX_FRAMES = 128  # gzip members or zstd frames of one body: each has to set up a decoder
+WINDOW_LOG = 23  # of zstd: 8 MiB, which RFC 8878 recommends as the limit
+STEP = 2**16
+
+_Stream = Callable[[memoryview], Generator[bytes, None, int]]
+
+
+def codings(values: Iterable[str]) -> list[str]:
+    """Returns the codings in the order in which they were applied.
+
+    Args:
+        values: Those of all `Content-Encoding` headers of a request.
+
+    Raises:
+        RequestError: 415 for a coding that the server does not decode, or too many of them.
+    """
+    names = [name.strip().lower() for value in values for name in value.split(",")]
+    found = [name.removeprefix("x-") for name in names if name not in ("", "identity")]
+    for name in found:
+        if name not in DECODERS:
+            known = ", ".join(DECODERS)
+            raise _unsupported(f"{shown(name)} is not supported; use {known}, or send the body without it")
+    if len(found) > MAX_CODINGS:
+        raise _unsupported(f"names {len(found)} codings; at most {MAX_CODINGS}")
+    return found
+
+
+def decoding(data: bytes, coding: str) -> Iterator[bytes]:
+    """Yields the decoded bytes of one coding in pieces of at most `STEP`, some of them empty.
+
+    Raises:
+        RequestError: 400 for data that is malformed, incomplete, or followed by other data.
+    """
+    try:
+        if not data:
+            raise ValueError("it is empty")
+        yield from DECODERS[coding](data)
+    except (ValueError, zlib.error) as error:
+        reason = " ".join(str(error).split())[:200]
+        message = f"{NAME}: the body cannot be decoded as {coding}: {reason}"
+        raise RequestError(message, param=NAME, code="invalid_encoding") from None
+
+
+def _gzip(data: bytes) -> Iterator[bytes]:
+    return _frames(data, lambda view: _inflate(view, 31))
+
+
+def _deflate(data: bytes) -> Iterator[bytes]:
+    """zlib's format (RFC 1950) as the coding is defined, or, as some clients send it, deflate's alone (RFC 1951)."""
+    header = int.from_bytes(data[:2], "big")
+    wrapped = data[0] & 15 == 8 and header % 31 == 0
+    size = yield from _inflate(memoryview(data), 15 if wrapped else -15)
+    if size < len(data):
+        raise ValueError("other data follows it")
+
+
+def _zstd(data: bytes) -> Iterator[bytes]:
+    return _frames(data, _decompress)
+
+
+def _frames(data: bytes, stream: _Stream) -> Iterator[bytes]:
+    """Yields the output of streams that follow each other."""
+    view = memoryview(data)
+    for _ in range(MAX_FRAMES):
+        size = yield from stream(view)
+        view = view[size:]
+        if not view:
+            return
+    raise ValueError(f"it has more than {MAX_FRAMES} parts")
+
+
+def _inflate(data: memoryview, wbits: int) -> Generator[bytes, None, int]:
+    """Yields the output of one zlib stream; returns its size."""
+    stream = zlib.decompressobj(wbits)
+    for start in range(0, len(data), STEP):
+        piece = bytes(data[start : start + STEP])
+        end = start + len(piece)
+        size = STEP
+        while piece or size == STEP:  # after a full step more output may be pending
+            output = stream.decompress(piece, STEP)
+            size = len(output)
+            yield output
+            if stream.eof:
+                return end - len(stream.unused_data)
+            piece = stream.unconsumed_tail
+    raise ValueError("it is incomplete")
+
+
+def _decompress(data: memoryview) -> Generator[bytes, None, int]:
+    """Yields the output of one zstd frame; returns its size."""
+    from backports import zstd  # few clients use it, and a frontend that has none of them saves the memory
+
+    stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
+    try:
+        for start in range(0, len(data), STEP):
+            piece = bytes(data[start : start + STEP])
+            end = start + len(piece)
+            while True:
+                yield stream.decompress(piece, STEP)
+                if stream.eof:
+                    return end - len(stream.unused_data)
+                if stream.needs_input:
+                    break
+                piece = b""
+    except zstd.ZstdError as error:
+        raise ValueError(str(error)) from None
+    raise ValueError("it is incomplete")
+
+
+def _unsupported(sentence: str) -> RequestError:
+    return RequestError(f"{NAME}: {sentence}", status=415, param=NAME, code="unsupported_encoding")
+
+
+DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = {"gzip": _gzip, "deflate": _deflate, "zstd": _zstd}

@@ -1,0 +1,165 @@
+"""Every tool ends with one sentence and status 1 or 2, whatever sizes it gets on a host without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.bench import __main__ as bench
+from runtime.bench import sizes
+from runtime.errors import ConfigError
+from tests.wait import TIMEOUT
+
+TINY = ("--arch", "llada2-tiny")
+CPU = ("--device", "cpu")
+DRAWN = (*TINY, "--random-weights", *CPU)
+
+
+@pytest.fixture
+def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host with 1 MB of memory to give."""
+    memory = tmp_path / "meminfo"
+    memory.write_text("MemTotal: 9999999 kB\nMemAvailable:    1000 kB\n")
+    monkeypatch.setattr(sizes, "_MEMORY", memory)
+
+
+def ended(*arguments: str) -> tuple[int, list[str]]:
+    """The status of a tool in a process of its own, and what it says at the end."""
+    command = [sys.executable, "-m", "runtime.bench", *arguments]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, check=False)
+    output = done.stdout + done.stderr
+    assert "Traceback" not in output, output
+    return done.returncode, output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("ranks", *TINY, *CPU, "--sizes", "0"), "--sizes must be at least 1"),
+        (("ranks", *TINY, *CPU, "--batch", "2", "0"), "--batch must be at least 1"),
+        (("ranks", *TINY, *CPU, "--steps", "-1"), "--steps must be at least 1"),
+        (("ranks", *TINY, *CPU, "--prefill", "8"), "--prefill 8 is less than --context 512"),
+        (("ranks", *TINY, *CPU, "--context", "99999999", "--prefill", "99999999"), "--max-model-len"),
+        (("ranks", *TINY, *CPU, "--sizes", "3", "--context", "32", "--prefill", "64"), "--tensor-parallel-size 3"),
+        (("ranks", *TINY, *CPU, "--sizes", "1", "--batch", "300", "--context", "32", "--steps", "2"),
+         "--batch 300: the largest step held 256 of the requests"),
+        (("steps", *DRAWN, "--warmup", "-1"), "--warmup must be at least 0"),
+        (("steps", *DRAWN, "--batch", "0"), "--batch must be at least 1"),
+        (("generate", *DRAWN, "--batch", "0"), "--batch must be at least 1"),
+        (("generate", *DRAWN, "--max-tokens", "99999999"), "--max-model-len"),
+        (("host", "--steps", "1"), "--steps must be at least 2"),
+        (("host", "--batch", "0"), "--batch must be at least 1"),
+        (("host", "--per-step", "0"), "--per-step must be at least 1"),
+        (("eval", "--n", "0"), "--n: must be at least 1"),
+        (("eval", "--n", "1", "--batch", "0"), "--max-num-reqs: 0"),
+        (("sweep", "--n", "0"), "--n: must be at least 1"),
+        (("serve", "--clients", "0"), "must be above 0"),
+        (("tune", "--rows", "0"), "--rows must be at least 1"),
+        (("tune",), "needs a CUDA device"),
+        (("ceilings",), "needs a CUDA device"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_unusual_sizes_end_with_a_sentence(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert bench.main(list(arguments)) in (1, 2)
+    found = capsys.readouterr()
+    assert sentence in found.out + found.err
+
+
+@pytest.mark.usefixtures("small_host")
+@pytest.mark.parametrize(
+    ("arguments", "subject"),
+    [
+        (("steps", *DRAWN), "the weights in float32"),
+        (("steps", *DRAWN, "--dtype", "bfloat16", "--live"), "the weights in bfloat16"),
+        (("ranks", *TINY, *CPU, "--sizes", "1"), "the weights in float32"),
+        (("generate", *DRAWN), "the weights in float32"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_weights_that_do_not_fit_are_not_drawn(
+    arguments: tuple[str, ...], subject: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(list(arguments)) == 1
+    assert f"{subject} take" in (output := capsys.readouterr().out)
+    assert "this host has 0.0 GB of memory available; choose a smaller --arch" in output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("steps", *DRAWN, "--batch", "9000000", "--context", "4096", "--prompt"),
+        ("ranks", *TINY, *CPU, "--sizes", "1", "--batch", "9000000"),
+        ("generate", *DRAWN, "--batch", "9000000"),
+    ],
+    ids=lambda value: value[0],
+)
+def test_pages_that_do_not_fit_are_not_allocated(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(list(arguments)) == 1
+    assert "the KV pages take" in capsys.readouterr().out
+
+
+def test_several_ranks_end_with_the_sentence() -> None:
+    status, output = ended("ranks", "--arch", "llada2-flash", *CPU, "--sizes", "2", "--batch", "1")
+    assert status == 1
+    assert output[-1].startswith("error: the weights in float32 take ")
+
+
+def test_a_large_model_is_announced(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "NOTED", 0.0)
+    assert bench.main(["steps", *DRAWN, "--batch", "1", "--context", "32", "--prompt", "--repeats", "1"]) == 0
+    assert capsys.readouterr().err.startswith("drawing 0.0 GB of random weights")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [[], 3, {}, {"setup": {}, "results": []}, {"setup": {}, "results": [{"case": "plain"}]}, {"loads": [{"a": 1}]},
+     {"loads": 3}],
+)  # fmt: skip
+def test_files_that_hold_no_figures_are_not_drawn(report: Any, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report))
+    assert bench.main(["draw", str(file), "--plot", str(tmp_path / "plot.png")]) == 1
+    assert not (tmp_path / "plot.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (MemoryError(), "error: out of memory: choose smaller sizes (MemoryError)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nmore"), "error: out of memory: "),
+        (OSError(28, "No space left on device"), "error: [Errno 28] No space left on device"),
+        (ConfigError("--batch: too large"), "error: --batch: too large"),
+    ],
+)
+def test_errors_of_allocators_and_files_are_sentences(
+    error: Exception, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(args: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("runtime.bench.host.main", fail)
+    assert bench.main(["host"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(sentence)
+
+
+def test_other_errors_stay_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: Any) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("runtime.bench.host.main", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        bench.main(["host"])
