@@ -181,7 +181,7 @@ def _replace(context: EvalContext, value: Any, old: str, new: str, count: int | 
 
 
 @pass_eval_context
-def _join(context: EvalContext, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+def _join(context: EvalContext, value: Any, d: str = "", attribute: str | int | None = None) -> Any:
     items = _collected(value)
     _check_length(check_text_of(items) + len(str(d)) * len(items))
     return do_join(context, items, d, attribute)
