@@ -135,11 +135,30 @@ class Preparer:
         messages: list[dict[str, Any]],
         kwargs: Mapping[str, Any] | None,
         tools: list[Mapping[str, Any]] | None = None,
-        *,
-        continued: bool = False,
     ) -> list[int]:
-        """The ids of a chat with the checkpoint's own template, which is given the `tools`. `continued`: they end with
-        the content of the last message, an assistant's, and nothing that the template writes after it."""
+        """The ids of a chat with the checkpoint's own template, which is given the `tools`."""
+        return await self._encode_messages(request, messages, kwargs, tools, continued=False)
+
+    async def encode_continued(
+        self,
+        request: Request,
+        messages: list[dict[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+        tools: list[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """As `encode_chat`, but the ids end with the content of the last message, an assistant's, and nothing that the
+        template writes after it."""
+        return await self._encode_messages(request, messages, kwargs, tools, continued=True)
+
+    async def _encode_messages(
+        self,
+        request: Request,
+        messages: list[dict[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+        tools: list[Mapping[str, Any]] | None,
+        *,
+        continued: bool,
+    ) -> list[int]:
         info, tokenizer = self._require()
         variables = dict(kwargs or {})
         for name in ("self", "messages"):
