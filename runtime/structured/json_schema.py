@@ -28,19 +28,17 @@ FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname
 _APPLICATORS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
 )  # keywords whose subschemas see the same value
-# Keywords that drafts 4 to 7 do not know. They hold there too, but for documents with a oneOf: a stricter alternative
+# Keywords that a dialect does not know. They hold there too, but for documents with a oneOf: a stricter alternative
 # would make it accept more values.
-_NEWER = frozenset(
-    (
-        "prefixItems",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "$dynamicRef",
-        "$recursiveRef",
-    )
-)
+_UNKNOWN_IN_2020 = frozenset(("$recursiveRef",))
+_UNKNOWN_IN_2019 = frozenset(("prefixItems", "$dynamicRef"))
+_UNKNOWN_BEFORE = _UNKNOWN_IN_2019 | {
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "$recursiveRef",
+}
 OVERLAP = (
     'two alternatives may fit at once; write anyOf, or put "x-guidance": {"coerce_one_of": true} at the top of the '
     "schema, which treats oneOf as anyOf"
@@ -118,6 +116,7 @@ class _Simplifier:
         # Drafts 4 to 7 ignore the keywords next to a reference.
         self._lone_ref = any(f"draft-0{number}" in dialect for number in (4, 5, 6, 7))
         self._old_items = self._lone_ref or "2019-09" in dialect  # where `items` sees the first items, too
+        self._unknown = _UNKNOWN_BEFORE if self._lone_ref else _UNKNOWN_IN_2019 if self._old_items else _UNKNOWN_IN_2020
         self._named: dict[int, str] = {}  # definitions, by identity of their original schema
         self._pending: list[tuple[str, Any, Path]] = []
         self._definitions: dict[str, Any] = {}
@@ -152,8 +151,8 @@ class _Simplifier:
             return {"$ref": self._reference("$ref", origin, path)}
         # Some serializers write keywords without a value as null.
         value = {name: found for name, found in origin.items() if found is not None or name == "const"}
-        if self._lone_ref and self._references.has_one_of:
-            value = {name: found for name, found in value.items() if name not in _NEWER}
+        if self._references.has_one_of:
+            value = {name: found for name, found in value.items() if name not in self._unknown}
         types = _types(value, path)
         made: dict[str, Any] = {name: value[name] for name in ("type", "const") if name in value}
         if "enum" in value:
@@ -267,8 +266,6 @@ class _Simplifier:
         rest = "items"
         if first is None and isinstance(items, list):  # before 2020-12
             first, items, rest = items, value.get("additionalItems", True), "additionalItems"
-        elif first is not None and self._old_items and items is not True and not isinstance(items, list):
-            first = [{"allOf": [each, items]} for each in _list(first, (*path, "prefixItems"))]
         others = self.schema(items, (*path, rest))
         if rest not in value and "unevaluatedItems" in value:
             others = self._unevaluated(value, path, "unevaluatedItems")
@@ -278,7 +275,10 @@ class _Simplifier:
         if value.get("uniqueItems", False) is not False and (highest is None or highest > 1):
             raise UnsupportedSchema((*path, "uniqueItems"), "true is not supported; leave it out, or set maxItems to 1")
         if first:
-            made["prefixItems"] = self._schemas(first, (*path, "prefixItems" if "prefixItems" in value else "items"))
+            keyword = "prefixItems" if "prefixItems" in value else "items"
+            made["prefixItems"] = found = self._schemas(first, (*path, keyword))
+            if keyword == "prefixItems" and self._old_items and others is not True:
+                made["prefixItems"] = [_both(each, others) for each in found]
         if others is not True:
             made["items"] = others
         if lowest:
@@ -488,6 +488,13 @@ def _types(value: Mapping[str, Any], path: Path) -> set[str]:
         if keyword in value and isinstance(values, list):
             found &= {_type_of(each) for each in values}
     return found
+
+
+def _both(one: Schema, other: Schema) -> Schema:
+    """A schema of the values that fit two."""
+    if one is False or other is False:
+        return False
+    return other if one is True else one if other is True else {"allOf": [one, other]}
 
 
 def _type_of(value: object) -> str:

@@ -1,6 +1,7 @@
 """The largest value of every field, in several shapes, on every route."""
 
 import asyncio
+import random
 from collections.abc import Iterator
 from itertools import cycle
 from typing import Any
@@ -10,7 +11,7 @@ from tests.siege.registry import attack
 from tests.siege.target import Target
 
 LARGEST = SIZE - 4_000  # characters, of one value
-PARALLEL = 2
+PARALLEL = 4
 
 
 def routes() -> list[tuple[str, dict[str, Any], list[str]]]:
@@ -54,11 +55,13 @@ def forms() -> list[dict[str, Any]]:
 
 
 def bodies() -> Iterator[tuple[str, dict[str, Any]]]:
-    for path, body, names in routes():
-        for value in values().values():
-            yield from ((path, {**body, name: value}) for name in names)
-    for form in forms():
-        yield CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **form}
+    """In a mixed order, so that a short attack has some of every route and shape."""
+    more = [
+        (path, body, {name: value}) for path, body, names in routes() for value in values().values() for name in names
+    ]
+    more += [(CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}, form) for form in forms()]
+    random.Random(0).shuffle(more)
+    return ((path, {**body, **field}) for path, body, field in more)
 
 
 @attack(
@@ -74,6 +77,6 @@ async def largest_fields(target: Target) -> None:
         while target.on():
             path, body = next(following)
             await target.ask(target.post(path, body))
-            await target.pause(0.05)
+            await target.pause(0.02)
 
     await asyncio.gather(*(one() for _ in range(PARALLEL)))
