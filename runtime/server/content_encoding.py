@@ -1,7 +1,7 @@
 """Decodes request bodies by their `Content-Encoding` (RFC 9110, section 8.4), in steps and within a size limit.
 
-A step reads and writes at most `STEP` bytes, so that the event loop serves others between steps. Memory is bounded by
-the limit of a body, whatever the compression ratio.
+A step reads and returns at most `STEP` bytes, so that the event loop serves others between steps. Memory is bounded by
+the limit of a body, and 8 MiB for zstd, whatever the compression ratio.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ MAX_CODINGS = 4  # of one body
 MAX_FRAMES = 128  # gzip members or zstd frames of one body: each has to set up a decoder
 WINDOW_LOG = 23  # of zstd: 8 MiB, which RFC 8878 recommends as the limit
 STEP = 2**16
+# Input of zstd that is decoded at once. A block takes at least 4 bytes and makes at most 128 KiB of them (RFC 8878), so
+# that a slice makes at most 8 MiB.
+SLICE = 2**8
 
 _Stream = Callable[[memoryview], Generator[bytes, None, int]]
 
@@ -104,21 +107,20 @@ def _inflate(data: memoryview, wbits: int) -> Generator[bytes, None, int]:
 
 def _decompress(data: memoryview) -> Generator[bytes, None, int]:
     """Yields the output of one zstd frame; returns its size."""
-    from backports import zstd  # few clients use it, and a frontend that has none of them saves the memory
+    import zstandard  # few clients use it, and a frontend that has none of them saves the memory
 
-    stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
+    stream = zstandard.ZstdDecompressor(max_window_size=2**WINDOW_LOG).decompressobj()
+    output = bytearray()
     try:
-        for start in range(0, len(data), STEP):
-            piece = bytes(data[start : start + STEP])
-            end = start + len(piece)
-            while True:
-                yield stream.decompress(piece, STEP)
-                if stream.eof:
-                    return end - len(stream.unused_data)
-                if stream.needs_input:
-                    break
-                piece = b""
-    except zstd.ZstdError as error:
+        for start in range(0, len(data), SLICE):
+            piece = bytes(data[start : start + SLICE])
+            output += stream.decompress(piece)
+            if len(output) >= STEP or start % STEP == 0 or stream.eof:
+                yield from (bytes(output[at : at + STEP]) for at in range(0, len(output) or 1, STEP))
+                output.clear()
+            if stream.eof:
+                return start + len(piece) - len(stream.unused_data)
+    except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
     raise ValueError("it is incomplete")
 
