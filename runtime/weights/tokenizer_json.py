@@ -7,6 +7,7 @@ result is cached by the content of its inputs. Without a writable cache it is a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from runtime.weights.tokenizer_formats import (
     token_text,
     vocabulary_files,
 )
+
+_MARKUP = re.compile(r"[<\[{|].+[>\]}|]", re.DOTALL)
 
 
 def read_tokenizer(directory: Path) -> dict[str, Any] | None:
@@ -90,7 +93,7 @@ def _is_token(entry: Any) -> bool:
 
 
 def _add_declared(data: dict[str, Any], directory: Path) -> None:
-    """Extends `added_tokens` by tokens that only the other files declare."""
+    """Extends `added_tokens` by tokens that only the other files declare, and flags those that they declare special."""
     entries = data.get("added_tokens") or []
     if not isinstance(entries, list) or not all(_is_token(entry) for entry in entries):
         raise ConfigError(f"{source_name(directory)}: added_tokens must be a list of objects with id and content")
@@ -103,14 +106,31 @@ def _add_declared(data: dict[str, Any], directory: Path) -> None:
             added.append({"id": number, **token})
             known.add(number)
             texts.add(token["content"])
-    model = data.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    special = _special_texts(directory) - {token["content"] for token in added if token.get("special")}
+    special -= _ordinary(special, data.get("model"))
+    data["added_tokens"] = [{**token, "special": True} if token["content"] in special else token for token in added]
+    vocabulary = data["model"].get("vocab") if special else None
     if not isinstance(vocabulary, Mapping):
         return
-    for text in sorted(_special_texts(directory) - texts):
-        known_id = vocabulary.get(text)
-        if known_id is not None and known_id not in known:
-            added.append({"id": known_id, "content": text, **dict.fromkeys(TOKEN_FLAGS, False), "special": True})
+    for text in sorted(special - texts):
+        if text in vocabulary:
+            flags = dict.fromkeys(TOKEN_FLAGS, False) | {"special": True}
+            data["added_tokens"].append({"id": vocabulary[text], "content": text, **flags})
+
+
+def _ordinary(texts: set[str], model: Any) -> set[str]:
+    """Those of `texts` that ordinary text is encoded with, such as a padding token "!". They cannot become special: the
+    text could not be encoded without them."""
+    if not texts or not isinstance(model, Mapping):
+        return set(texts)
+    if model.get("type") != "BPE":
+        return {text for text in texts if not _MARKUP.fullmatch(text)}
+    found = {text for text in texts if len(text) < 2}
+    for merge in model.get("merges") or ():
+        merged = "".join(merge) if isinstance(merge, list) else merge.replace(" ", "", 1)
+        if merged in texts:
+            found.add(merged)
+    return found
 
 
 def _converted(directory: Path) -> dict[str, Any] | None:

@@ -216,6 +216,32 @@ def test_a_named_token_that_no_list_of_added_tokens_has_is_special(tmp_path: Pat
     assert ids[-1] == number
 
 
+@pytest.mark.parametrize("file", ["special_tokens_map.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("field", ["eos_token", "additional_special_tokens", "extra_special_tokens"])
+def test_a_token_that_a_file_declares_special_is_not_in_text(file: str, field: str, tmp_path: Path) -> None:
+    save(byte_level(), tmp_path, template=None, special=False)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    value = "<|end|>" if field == "eos_token" else ["<role>", {"content": "<|end|>"}]
+    (tmp_path / file).write_text(json.dumps({field: value}))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.control_id("<|end|>") is not None
+    assert tokenizer.control_id("<|end|>") not in tokenizer.encode("a<|end|>")
+    assert tokenizer.control_id("<|mask|>") is None
+
+
+def test_ordinary_text_that_is_named_as_a_token_stays_encodable(tmp_path: Path) -> None:
+    save(byte_level(), tmp_path, template=None)
+    expected = Tokenizer(tmp_path).encode("the fox! the end!")
+    library = json.loads((tmp_path / "tokenizer.json").read_text())
+    merged = "".join(library["model"]["merges"][-1])
+    named = {"pad_token": "!", "unk_token": merged, "eos_token": "<|end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("the fox! the end!") == expected
+    assert tokenizer.named["pad_token"] == "!"
+
+
 @pytest.mark.parametrize("decoder", [None, {}])
 def test_an_empty_added_tokens_decoder_is_accepted(decoder: Any, make: Any) -> None:
     assert Tokenizer(make(added_tokens_decoder=decoder)).encode("a")

@@ -73,6 +73,13 @@ FORMATS: dict[str, Callable[[Path], Encoder]] = {
     "sentencepiece of an unknown class": lambda path: write_sentencepiece(
         path, LLAMA, tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["code.OwnTokenizer", None]}
     ),
+    "sentencepiece as spiece.model": lambda path: write_sentencepiece(
+        path, LLAMA | {"model_type": "unigram"}, "spiece.model", tokenizer_class="T5Tokenizer"
+    ),
+    "sentencepiece beside other files": lambda path: (
+        (path / "vocab.json").write_text("{}"),
+        write_sentencepiece(path, LLAMA),
+    )[1],
     "tiktoken as tokenizer.model": lambda path: write_tiktoken(path),
     "tiktoken as tiktoken.model": lambda path: write_tiktoken(path, "tiktoken.model"),
     "tiktoken of Qwen 1": lambda path: write_tiktoken(path, "qwen.tiktoken", QWEN, **QWEN_1),
