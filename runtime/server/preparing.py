@@ -64,9 +64,9 @@ class Preparer:
         """
         if len(data) <= SMALL_BODY and not codings:
             return parse_body(kind, data)
-        return await attended(request, self._parse(kind, data, codings, owner_of(request)))
+        return await attended(request, self._parse(kind, data, owner_of(request), codings))
 
-    async def _parse(self, kind: type[B], data: bytes, codings: Sequence[str], owner: str) -> B:
+    async def _parse(self, kind: type[B], data: bytes, owner: str, codings: Sequence[str] = ()) -> B:
         """`parse_body` in its turn, and others have theirs between its steps. A body is decoded in its turn too, so
         that only one at a time takes more memory than was sent."""
         async with self._parsing.turn(len(data), owner):
