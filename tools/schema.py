@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from tools.rules import RULES
 from unmask_operator.api.base import STORED
+from unmask_operator.api.nulls import SELECTOR
 
 Schema = dict[str, Any]
 
@@ -39,7 +40,8 @@ def structural(model: type[BaseModel], *, defaults: bool = False, nullable: bool
 def _allow_nulls(node: Schema) -> None:
     """Marks the optional members of a schema, and the values of its maps, as nullable."""
     for name, child in node.get("properties", {}).items():
-        _allow_nulls(child)
+        if name != SELECTOR:
+            _allow_nulls(child)
         if name not in node.get("required", ()) and "default" not in child:
             _mark_nullable(child)
     if "items" in node:

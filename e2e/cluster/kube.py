@@ -54,11 +54,12 @@ class Kube:
         body: Any = None,
         *,
         content: str = JSON,
+        accept: str = JSON,
         timeout: float = TIMEOUT,
         **query: Any,
     ) -> Obj:
         """One request; the answer's JSON, or {"text": ...} where it is none."""
-        header_params = {"Accept": JSON, **({"Content-Type": content} if body is not None else {})}
+        header_params = {"Accept": accept, **({"Content-Type": content} if body is not None else {})}
         _, url, headers, *_ = self._api.param_serialize(
             method,
             path,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.crd import schema
+from unmask_operator.api.nulls import SELECTOR
 
 Path = tuple[str | int, ...]
 
@@ -35,7 +36,7 @@ class NullCase:
         path: Where it is in the spec.
         spec: A spec with it, valid otherwise.
         without: The same spec without the field or map entry.
-        optional: Whether the field may be absent. A list's entry is not optional.
+        optional: Whether null means absent. An entry of a list or of a label selector may not be null.
     """
 
     path: str
@@ -68,7 +69,7 @@ def _paths(node: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, bool]]
         yield (*path, 0), False
         yield from _paths(node["items"], (*path, 0))
     if "additionalProperties" in node:
-        yield (*path, "entry"), True
+        yield (*path, "entry"), path[-1] != SELECTOR
 
 
 def _build(spec: dict[str, Any], path: Path) -> Any:

@@ -111,7 +111,7 @@ def test_scale_and_columns(create, admin, namespace):
     scale = admin.patch(stored, {"spec": {"replicas": 3}}, subresource="scale")
     assert (scale["spec"]["replicas"], scale["status"]) == (3, {"replicas": 1, "selector": "a=b"})
     path = admin.path(stored["apiVersion"], stored["kind"], namespace)
-    table = admin._http.get(path, headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}).json()
+    table = admin.request("GET", path, accept="application/json;as=Table;v=v1;g=meta.k8s.io")
     assert [c["name"] for c in table["columnDefinitions"]] == ["Name", *(column[0] for column in crd.COLUMNS)]
     row = dict(zip([c["name"] for c in table["columnDefinitions"]], table["rows"][0]["cells"], strict=True))
     assert (row["Model"], row["Desired"]) == ("demo://", 3)

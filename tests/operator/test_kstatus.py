@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -33,6 +35,15 @@ def paused() -> tuple[Observed, Plan]:
     observed, plan = reconcile("surging", pod("ready"), pod("loading", "b"))
     next(iter(observed.children.values()))["spec"]["paused"] = True
     return observed, plan
+
+
+def refused_lately() -> tuple[Observed, Plan]:
+    """As while an admission webhook starts."""
+    observed, plan = reconcile("quota")
+    deployment = copy.deepcopy(next(iter(observed.children.values())))
+    for condition in deployment["status"]["conditions"]:
+        condition["lastTransitionTime"] = (observed.now - timedelta(seconds=60)).isoformat()
+    return replace(observed, children={Ref.of(deployment): deployment}), plan
 
 
 def overdue(state: str) -> tuple[Observed, Plan]:
@@ -76,6 +87,7 @@ PASSING = {
     "API server fails on a child": reconcile("complete", pod("ready"), failures={SERVICE: "webhook is away"}),
     "suspended, pods still end": reconcile("complete", pod("ready"), replicas=0, service=service(suspend=True)),
     "no Deployment status yet": reconcile("created"),
+    "pods are refused for a moment": refused_lately(),
 }
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import sys
 
 import pytest
 
@@ -281,3 +282,14 @@ def test_a_failure_is_no_sign_that_a_kind_is_absent():
         assert len(scene.store.children(KEY)) == 1
 
     Scene(client).run(fail)
+
+
+def test_objects_of_a_kind_that_was_not_served_for_a_moment_come_back():
+    """The first list is refused as not found, and no list version says what is newer."""
+    store = Store()
+    monitor = {"metadata": {"namespace": "ns", "name": "a", "uid": "u", "resourceVersion": "5", "labels": {}}}
+    store.put(POD_MONITORS, monitor)
+    store.retain(POD_MONITORS, None, set(), sys.maxsize)
+    assert not store.holds(POD_MONITORS)
+    store.put(POD_MONITORS, {"metadata": {**monitor["metadata"], "resourceVersion": "9"}})
+    assert store.holds(POD_MONITORS)

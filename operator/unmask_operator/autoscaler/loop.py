@@ -95,6 +95,11 @@ class Autoscaler:
     async def _look(self, key: Key, service: Obj, rules: Rules) -> None:
         pods = [pod for pod in self.pods(key) if is_live(pod)]
         readings, failures = await self.scrape(ready_addresses(pods), rules.targets)
+        fresh = next((found for other, found in self.services() if other == key), None)
+        fresh_rules = None if fresh is None else Rules.read(section(fresh, "spec"))
+        if fresh is None or fresh_rules is None or fresh["metadata"].get("uid") != service["metadata"].get("uid"):
+            return  # it was deleted, replaced or is no longer scaled here since the pods were requested
+        service, rules = fresh, fresh_rules
         now = self.now()
         loads = {name(pod): load_seconds(pod, now, readings.get(name(pod), {}).get("loaded", 0.0)) for pod in pods}
         view = View(now, service["spec"].get("replicas", 1), readings, failures, loads)

@@ -8,7 +8,7 @@ import aiohttp
 
 from unmask_operator.api.autoscaling import BESIDES, GAUGES
 from unmask_operator.autoscaler.history import Reading
-from unmask_operator.pod_http import SERVICE_SECONDS, TIMEOUT_SECONDS, PodRequestError, PodSlots, get_text
+from unmask_operator.pod_http import TIMEOUT_SECONDS, PodRequestError, PodSlots, get_text
 from unmask_operator.render.names import PORT
 
 LONGEST_VALUE = 64  # characters of a gauge's value
@@ -72,7 +72,7 @@ async def scrape(
         addresses: IP addresses by pod.
         targets: The targets whose gauges are required.
         port: The pods' port.
-        timeout: Seconds for one pod. All pods together get `SERVICE_SECONDS`, or one timeout if that is longer.
+        timeout: Seconds for one pod, from its slot on.
         slots: The limit that all services share; None for a limit of its own.
 
     Returns:
@@ -89,12 +89,7 @@ async def scrape(
         except PodRequestError as error:
             failures[pod] = str(error)
 
-    limit = max(SERVICE_SECONDS, timeout)
-    try:
-        async with asyncio.timeout(limit), asyncio.TaskGroup() as group:
-            for pod, address in addresses.items():
-                group.create_task(read_pod(pod, address))
-    except TimeoutError:
-        missing = [pod for pod in addresses if pod not in readings and pod not in failures]
-        failures.update((pod, f"not read: the service's pods took longer than {limit:g} s") for pod in missing)
+    async with asyncio.TaskGroup() as group:
+        for pod, address in addresses.items():
+            group.create_task(read_pod(pod, address))
     return readings, failures

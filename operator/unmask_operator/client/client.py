@@ -111,7 +111,7 @@ class Client:
         except (aiohttp.ClientError, OSError, WriteWithheld) as error:
             if _was_withheld(error):
                 raise ApiError(0, "NotLeading", f"{method} {path}: not sent, because another pod may lead") from None
-            raise await self._unanswered(method, path, error) from error
+            raise await self._unanswered(api, method, path, error) from error
         if answer.status < 500:
             self.last_answer = time.monotonic()
         if answer.status >= 400:
@@ -122,8 +122,8 @@ class Client:
             raise ApiError(answer.status, "Unreadable", f"{method} {path}: the answer is not JSON") from None
         return parsed
 
-    async def _unanswered(self, method: str, path: str, error: Exception) -> ApiError:
-        if isinstance(error, aiohttp.ClientSSLError):
+    async def _unanswered(self, api: ApiClient, method: str, path: str, error: Exception) -> ApiError:
+        if isinstance(error, aiohttp.ClientSSLError) and api is self._api:
             await self.close()  # the cluster's CA may have been replaced: the next connection reads it again
         sentence = f"{method} {path}: no answer from the API server: {str(error) or type(error).__name__}"
         return ApiError(0, "Unreachable", sentence)

@@ -68,7 +68,8 @@ class Store:
         for name, known in list(self._objects[kind.api].items()):
             inside = namespace is None or name.namespace == namespace
             if inside and (name, known["metadata"]["uid"]) not in listed and _version(known) <= version:
-                self._bury(known["metadata"]["uid"], version)
+                # Without a list, of a kind that is not served, a later version may come back.
+                self._bury(known["metadata"]["uid"], _version(known) if version == sys.maxsize else version)
                 changed.add(self._drop(kind, name, known))
         self.heard(kind)
         return {key for key in changed if key is not None}

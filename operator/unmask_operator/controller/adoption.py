@@ -59,4 +59,4 @@ async def _own(client: Client, child: Obj, owner: Obj) -> Obj:
 def event(adopted: list[Ref]) -> Event:
     """The Event of an adoption."""
     named = ", ".join(f"{ref.kind} {ref.name}" for ref in adopted)
-    return Event("Normal", ADOPTED, f"this resource controls now: {named}")
+    return Event("Normal", ADOPTED, f"adopted: {named}")

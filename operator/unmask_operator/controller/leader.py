@@ -53,7 +53,10 @@ class Leader:
         self._resync = Resync(client, store, self._events, settings, metrics)
         self.synced = self._resync.synced  # nothing is written before
         self._nodes = Nodes(client, settings.read_nodes, queue.add)
-        self._progress = Progress(store.every_pod, queue.add, lambda key: listed(store.children(key), key.name))
+        self._slots = PodSlots()
+        self._progress = Progress(
+            store.every_pod, queue.add, lambda key: listed(store.children(key), key.name), slots=self._slots
+        )
         self._pod_events = PodEvents(client, store.every_pod, queue.add)
         self._autoscaler: Autoscaler | None = None
         self._cold_starts = ColdStarts(metrics.cold_starts.observe, datetime.now(UTC))
@@ -62,7 +65,7 @@ class Leader:
     async def run(self) -> None:
         """Until cancelled."""
         async with pod_session() as session:
-            look = functools.partial(scrape, session, slots=PodSlots())
+            look = functools.partial(scrape, session, slots=self._slots)
             self._autoscaler = Autoscaler(
                 self._store.services, self._store.pods, self._scale, self._queue.add, look, lambda: datetime.now(UTC)
             )

@@ -47,6 +47,7 @@ class Progress:
     wanted: Callable[[Key], Mapping[str, str]]  # where the adapters are that pods are to serve, by name
     port: int = PORT
     clock: Callable[[], float] = time.monotonic
+    slots: PodSlots = field(default_factory=PodSlots)  # shared with what else reads from pods
 
     def __post_init__(self) -> None:
         self._parsing = asyncio.Lock()
@@ -63,7 +64,7 @@ class Progress:
     async def poll(self, session: aiohttp.ClientSession) -> None:
         """Ask every pod that loads, has yet to say what, or has adapters, where that is due; one that does not answer
         keeps what it last said. No API request is made."""
-        slots, limits = PodSlots(), dict[Key, ServiceSlots]()
+        slots, limits = self.slots, dict[Key, ServiceSlots]()
         end = asyncio.get_running_loop().time() + max(SERVICE_SECONDS, TIMEOUT_SECONDS)
         before, due = self._due, dict[tuple[str, bool, int], tuple[float, float]]()
 

@@ -106,7 +106,9 @@ class Reconciler:
         told_later = await self._tell_lists(outcome)
         if await self._write_status(key, outcome):
             return Result(again=0.0)
-        refused = bool(outcome.observed.refusals or outcome.failures or key in self._status_refusals)
+        observed = outcome.observed
+        waits = observed.refusals or outcome.failures or observed.not_adopted or key in self._status_refusals
+        refused = bool(waits)
         looks = (told_later, outcome.plan.requeue_seconds, self._conflicts.next_look(key))
         return Result(refused, min((seconds for seconds in looks if seconds is not None), default=None))
 

@@ -6,6 +6,7 @@ condition is present only while it is True, as kstatus' convention has it.
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from unmask_operator.objects import KIND
@@ -15,6 +16,7 @@ from unmask_operator.status.verdict import Verdict, no, yes
 
 TYPE = "Stalled"
 DEADLINE = "ProgressDeadlineExceeded"
+REFUSED_SECONDS = 120.0  # for which the API server refuses pods before the resource counts as stalled
 
 
 def stalled(facts: Facts, accepted: Verdict, ready: Verdict) -> Verdict | None:
@@ -33,7 +35,7 @@ def _cause(facts: Facts, accepted: Verdict, ready: Verdict) -> Verdict | None:
         return None  # the API server gave no verdict, and the write is tried again
     if facts.idle:
         return None if facts.pods or number(facts.status, "replicas") else ready
-    if ready.reason == "PodCreationRefused":
+    if ready.reason == "PodCreationRefused" and _refused_for_long(facts):
         return ready
     if facts.paused and not facts.rolled_out:
         return no("DeploymentPaused", facts.paused)
@@ -42,6 +44,14 @@ def _cause(facts: Facts, accepted: Verdict, ready: Verdict) -> Verdict | None:
     if exceeded and facts.is_observed and not facts.rolled_out:
         return no(DEADLINE, ready.message)
     return None
+
+
+def _refused_for_long(facts: Facts) -> bool:
+    """Whether the refusal of pods outlasts a start of a webhook and a quota that lags behind."""
+    since = pod_facts.condition(facts.deployment, "ReplicaFailure").get("lastTransitionTime")
+    if not since:
+        return False
+    return (facts.observed.now - datetime.fromisoformat(str(since))).total_seconds() >= REFUSED_SECONDS
 
 
 def _earlier_children_go(facts: Facts) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from e2e.cluster import ApiError
@@ -22,16 +20,7 @@ def definition(admin):
 
 def apply(admin, obj, **query):
     """Server-side apply, as Argo CD and `kubectl apply --server-side` do it."""
-    meta = obj["metadata"]
-    answer = admin._http.patch(
-        admin.path(obj["apiVersion"], obj["kind"], meta["namespace"], meta["name"]),
-        params={"fieldManager": "gitops", "fieldValidation": "Strict", **query},
-        headers={"Content-Type": "application/apply-patch+yaml"},
-        content=json.dumps(obj),
-    )
-    if answer.status_code >= 400:
-        raise ApiError(answer.status_code, answer.json().get("reason", ""), answer.json()["message"])
-    return answer.json()
+    return admin.apply(obj, manager="gitops", fieldValidation="Strict", **query)
 
 
 def create(admin, obj, **query):
