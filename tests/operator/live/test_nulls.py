@@ -9,6 +9,7 @@ from tests.operator.live.objects import demo, read, wait_condition
 from tests.operator.null_cases import null_cases
 from tools import crd
 from unmask_operator.api import parse
+from unmask_operator.api.nulls import SELECTOR
 
 pytestmark = pytest.mark.cluster
 
@@ -38,6 +39,8 @@ def attempt(write, admin, obj):
 def test_a_null_is_taken_where_a_field_may_be_absent_and_refused_elsewhere(admin, definition, namespace, write):
     wrong = []
     for case in null_cases():
+        if write is create and case.path.endswith(f".{SELECTOR}.entry"):
+            continue  # the API server drops such a null before it compares the object with the schema
         obj = {**demo(namespace), "spec": case.spec}
         answer = attempt(write, admin, obj)
         if isinstance(answer, ApiError):
