@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from runtime.errors import RequestError
 from runtime.structured.constraint import Constraint, Facts, sentence
 from runtime.structured.limits import MaskLimits
-from runtime.structured.notation import explain, is_wrong, parts_alone, readable
+from runtime.structured.notation import RefusedParts, explain, parts_alone, readable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -173,21 +174,30 @@ class Grammars:
                     threading.stack_size(before)
             return work.result()
 
-    def refused_parts(self, text: str) -> tuple[str, tuple[str, ...]]:
-        """Tries the parts of a refused grammar alone.
+    def refused_parts(
+        self, text: str, restart: Callable[[], None] = lambda: None, seconds: float = math.inf
+    ) -> RefusedParts:
+        """Finds the parts that are refused alone, of a grammar that can be translated and is refused.
 
-        Returns:
-            Why the first refused part is, with the path of its field, and the names of all whose schemas are valid and
-            cannot be kept to; "" and () where no part is refused alone.
+        Args:
+            text: The grammar.
+            restart: Called before each part is compiled, to restart its limit of CPU time.
+            seconds: CPU time of the process after which no further part is compiled.
         """
-        reasons, unsupported, wrong = [], [], False
+        end = time.process_time() + seconds
+        reasons: list[str] = []
+        names: list[str] = []
+        wrong = False
         for name, path, alone in parts_alone(text):
+            if time.process_time() >= end:
+                break
+            restart()
             _, why = self.tried(alone, thorough=True)
             if why:
                 reasons.append(f"{path}: {why}")
-                wrong = wrong or is_wrong(alone) or _UNSATISFIABLE in why
-                unsupported.append(name)
-        return reasons[0] if reasons else "", () if wrong else tuple(unsupported)
+                names.append(name)
+                wrong = wrong or _UNSATISFIABLE in why
+        return RefusedParts(reasons[0] if reasons else "", () if wrong else tuple(names), wrong)
 
     def _try(self, text: str, thorough: bool) -> tuple[LLMatcher | None, str]:
         try:
@@ -248,18 +258,20 @@ class GrammarError(RequestError):
 
     Attributes:
         why: The reason, without the field. parts: Names of its parts that cannot be kept to alone, if it has several.
+        wrong: Whether a schema in it is wrong, or no value fits it.
     """
 
-    def __init__(self, param: str, why: str, parts: Collection[str] = ()) -> None:
+    def __init__(self, param: str, why: str, parts: Collection[str] = (), *, wrong: bool = False) -> None:
         super().__init__(f"{param}: cannot be kept to: {why}", param=param, detail=why)
         self.why = why
         self.parts = tuple(parts)
+        self.wrong = wrong
 
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def kept_to(param: str, why: str, parts: Collection[str] = ()) -> GrammarError:
+def kept_to(param: str, why: str) -> GrammarError:
     """The refusal of a grammar that `param` asks for."""
-    return GrammarError(param, why, parts)
+    return GrammarError(param, why)
