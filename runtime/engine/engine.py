@@ -225,9 +225,9 @@ class Engine:
                     error=reason_of(error) if refused else f"{type(error).__name__}: {error}",
                     refused=refused,
                 )
-                if refused and request.constraint is not None and request.constraint.cost.refused:
+                if refused and request.constraint is not None and request.constraint.overrun:
                     assert self.grammars is not None
-                    self.grammars.refuse(request.spec.grammar, request.constraint.cost.refused)
+                    self.grammars.add_overrun(request.spec.grammar, request.constraint.overrun)
                 self._failed.append(failed)
 
     def while_busy(self, work: Callable[[], None], heard: Callable[[], bool] = bool) -> bool:

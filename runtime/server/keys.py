@@ -98,7 +98,7 @@ class Keys:
 
 
 def owner_of(request: Request) -> str:
-    """Whose key the request came with, for fair shares; "" where keys tell nobody apart."""
+    """Whose key the request came with, for fair shares; "" on a server without keys."""
     return getattr(request.state, "owner", "")
 
 

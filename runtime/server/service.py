@@ -44,6 +44,7 @@ log = logging.getLogger("unmask.http")
 STRICT = "tools.function.strict"
 MOST_TOLD = 256
 MOST_NAMED = 32  # models and adapters that a refusal names
+MAX_CHECKS = 4  # of one request's grammar, each without the schemas that the one before refused
 BATCH = 128  # prompts that are checked at once
 
 
@@ -144,7 +145,7 @@ class Service:
 
     def _without_refused(self, request: Request, chat: Talk, error: GrammarError) -> bool:
         """Whether the grammar can leave out the schemas of tools that were refused; names the fields ignored then."""
-        if self.config.strict_fields or (fields := chat.leave_out_schemas(error.parts)) is None:
+        if (fields := chat.leave_out_schemas(error.parts)) is None:
             return False
         for name in fields:
             self.leave_out(request, name)
@@ -248,15 +249,23 @@ class Service:
             if not i:  # the fields are right; all of it is made only where there is room
                 self.frontend.check_room(len(prompts) * n, owner)
                 check_told(spec, len(prompts) * n, names.get("logprobs", "logprobs"))
-            if spec.grammar and not i:
+            checks = 0
+            while spec.grammar and not i:
+                checks += 1
                 try:
                     await self.forms.check(request, spec.grammar, holder if made else path_of(asked[FIELD], named))
-                except GrammarError as error:
-                    if talk is None or not self._without_refused(request, talk, error):
+                    break
+                except GrammarError as error:  # it may hide what the next check finds
+                    if talk is None or self.config.strict_fields:
                         raise
-                    made, holder = talk.grammar(asked[FIELD], named)
+                    if checks < MAX_CHECKS and self._without_refused(request, talk, error):
+                        made, holder = talk.grammar(asked[FIELD], named)
+                    elif talk.optional and not error.wrong:
+                        self.leave_out(request, STRICT)
+                        made = ""
+                    else:
+                        raise
                     spec = check(grammar=made)
-                    await self.forms.check(request, made, holder)
             specs += choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
         told = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}

@@ -14,13 +14,13 @@ from runtime.server.environment import backend_environment
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lane, attended
 from runtime.server.schemas import Generation
-from runtime.structured.grammars import kept_to
+from runtime.structured.grammars import GrammarError
 from runtime.structured.trials import Trials
 from runtime.text import Tokenizer
 
 # Keywords that decide the type of a value: beside one of them no type is added to a schema.
 _TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}
-MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients where keys tell nobody apart
+MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients of a server without keys
 # Other servers' names for the same.
 ALIKE = {
     "guided_json": "json",
@@ -104,4 +104,5 @@ class FormChecker:
 
             why = await attended(request, self._lane.run(len(grammar), work, owner_of(request)))
         if why:
-            raise kept_to(param, why, trials.refused_parts(grammar))
+            verdict = trials.verdict(grammar)
+            raise GrammarError(param, why, verdict.parts, wrong=verdict.wrong)

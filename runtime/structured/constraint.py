@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtime.structured.limits import MaskLimits
@@ -44,32 +44,21 @@ class Facts:
         return len(self.permitted)
 
 
-@dataclass
-class GrammarCost:
-    """What the answers of one grammar have in common.
-
-    Attributes:
-        refused: Why the grammar is too slow to apply, "" as long as no answer of it exceeded a limit.
-    """
-
-    refused: str = ""
-    limits: MaskLimits = field(default_factory=lambda: MaskLimits())
-
-
 class Constraint:
     """One request's; it has taken every token of the answer so far, in order.
 
     Attributes:
         ended: an end of sequence was taken. failed: why nothing can be taken any more, "" as long as something can.
-        seconds: CPU time that the grammar has taken. cost: of all answers of the grammar, which fail with one of them.
+        seconds: CPU time that the grammar has taken. limits: of that time. overrun: why it ended at them, "" if not.
     """
 
-    __slots__ = ("_forced", "_tokens", "cost", "ended", "facts", "failed", "matcher", "seconds")
+    __slots__ = ("_forced", "_tokens", "ended", "facts", "failed", "limits", "matcher", "overrun", "seconds")
 
-    def __init__(self, matcher: LLMatcher, facts: Facts, cost: GrammarCost | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, facts: Facts, limits: MaskLimits | None = None) -> None:
         self.matcher = matcher
         self.facts = facts
-        self.cost = cost or GrammarCost()
+        self.limits = limits or MaskLimits()
+        self.overrun = ""
         self.ended = False
         self.failed = ""
         self.seconds = 0.0
@@ -116,14 +105,13 @@ class Constraint:
     def _spend(self, began: float) -> None:
         """Counts the CPU time since `began`."""
         self.seconds += time.thread_time() - began
-        limits = self.cost.limits
-        if self.seconds > limits.seconds + limits.token_seconds * self._tokens:
-            self.cost.refused = self.cost.refused or limits.sentence()
+        if self.seconds > self.limits.seconds + self.limits.token_seconds * self._tokens:
+            self.overrun = self.overrun or self.limits.sentence()
 
     def _fails(self) -> bool:
         if not self.failed and self.matcher.is_error():
             self.failed = sentence(self.matcher.get_error())
-        self.failed = self.failed or self.cost.refused
+        self.failed = self.failed or self.overrun
         return bool(self.failed)
 
 

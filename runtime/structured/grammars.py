@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.errors import RequestError
-from runtime.structured.constraint import Constraint, Facts, GrammarCost, sentence
+from runtime.structured.constraint import Constraint, Facts, sentence
 from runtime.structured.limits import MaskLimits
-from runtime.structured.notation import explain, is_wrong, parts_alone, readable
+from runtime.structured.notation import RefusedParts, explain, parts_alone, readable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -25,7 +28,9 @@ TRIED = 4  # choices of a new grammar's answers, of which a schema's first two m
 WALKED = 64  # tokens of each answer that a trial walks through
 WALKS = 3  # answers of a trial: one of the first allowed tokens, the others of random ones
 WALK_SECONDS = 0.3  # CPU time of each, some 20 times what the slowest schemas of clients take
-MAX_REFUSED = 4096  # grammars that were too slow to apply, of which the digest is remembered
+MAX_OVERRUN = 4096  # grammars of which an answer exceeded its CPU time, as digests
+REFUSING_ANSWERS = 2  # of a grammar that exceed their CPU time before it is refused: one may have met a busy machine
+OVERRUN_SECONDS = 600.0  # for which an overrun is remembered
 # Of one grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 25 ms per mask, 40 MB of states.
 # Masks of the schemas that clients send need a tenth of the items (`tests/structured/test_tool_schemas.py`).
 LIMITS = {
@@ -49,44 +54,77 @@ class Trial(Protocol):
     def close(self) -> None: ...
 
 
-class Grammars:
-    """Safe to be used by several threads, but for `compiled` where there is a `trial`. `read` gives the tokenizer, once
-    a grammar is asked for."""
+@dataclass(frozen=True)
+class _Overrun:
+    """How many answers of a grammar exceeded their CPU time, why the last of them ended, and when that is forgotten."""
 
-    def __init__(self, read: Callable[[], LLTokenizer], facts: Facts) -> None:
+    answers: int
+    why: str
+    until: float
+
+
+class Grammars:
+    """Safe to be used by several threads, but for `compiled` where there is a `trial`."""
+
+    def __init__(
+        self, read: Callable[[], LLTokenizer], facts: Facts, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Prepares the cache; nothing is loaded.
+
+        Args:
+            read: Loads the tokenizer, once a grammar needs it.
+            facts: Of the engine.
+            clock: Seconds, for what expires.
+        """
         self._read = read
         self.facts = facts
+        self._clock = clock
         self.trial: Trial | None = None
         self._tokens: LLTokenizer | None = None
-        self._kept: OrderedDict[str, tuple[LLMatcher, GrammarCost]] = OrderedDict()
-        self._refused: OrderedDict[bytes, str] = OrderedDict()
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._overruns: OrderedDict[bytes, _Overrun] = OrderedDict()
         self._reading, self._starting, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
 
     def known(self, text: str) -> Constraint | None:
         """A request's own start in a grammar that was compiled before, None if it was not.
 
         Raises:
-            GrammarError: An answer of it exceeded the limits before.
+            GrammarError: Answers of it exceeded their CPU time within the last minutes.
         """
         with self._lock:
-            if why := self._refused.get(_digest(text), ""):
-                raise kept_to("structured_outputs", why)
+            overrun = self._overrun(text)
+            if overrun is not None and overrun.answers >= REFUSING_ANSWERS:
+                raise kept_to("structured_outputs", overrun.why)
             found = self._kept.get(text)
             if found is None:
                 return None
             self._kept.move_to_end(text)
-            return self._start(*found)
+            return self._start(found)
 
-    def refuse(self, text: str, why: str) -> None:
-        """Remembers that a grammar is too slow to apply: its next requests are refused at once."""
+    def add_overrun(self, text: str, why: str) -> None:
+        """Counts an answer that exceeded its CPU time. After the second one within `OVERRUN_SECONDS`, new requests with
+        the grammar are refused for so long."""
         with self._lock:
-            self._kept.pop(text, None)
-            self._refused[_digest(text)] = why
-            while len(self._refused) > MAX_REFUSED:
-                self._refused.popitem(last=False)
+            before = self._overrun(text)
+            answers = 1 if before is None else before.answers + 1
+            if answers >= REFUSING_ANSWERS:
+                self._kept.pop(text, None)
+            name = _digest(text)
+            self._overruns[name] = _Overrun(answers, why, self._clock() + OVERRUN_SECONDS)
+            self._overruns.move_to_end(name)
+            while len(self._overruns) > MAX_OVERRUN:
+                self._overruns.popitem(last=False)
 
-    def _start(self, matcher: LLMatcher, cost: GrammarCost) -> Constraint:
-        return Constraint(matcher.deep_copy(), self.facts, cost)
+    def _overrun(self, text: str) -> _Overrun | None:
+        """What is remembered of a grammar's overruns; the lock is held."""
+        found = self._overruns.get(_digest(text))
+        if found is not None and found.until <= self._clock():
+            del self._overruns[_digest(text)]
+            return None
+        return found
+
+    def _start(self, matcher: LLMatcher) -> Constraint:
+        return Constraint(matcher.deep_copy(), self.facts)
 
     def compiled(self, text: str, param: str) -> Constraint:
         """A request's own start in a grammar; other threads run while it is compiled.
@@ -107,11 +145,10 @@ class Grammars:
         if matcher is None or why:
             raise kept_to(param, why)
         with self._lock:
-            cost = GrammarCost()
-            self._kept[text] = matcher, cost
+            self._kept[text] = matcher
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return self._start(matcher, cost)
+        return self._start(matcher)
 
     def read(self) -> LLTokenizer:
         """The tokenizer, as all grammars have it. Raises ConfigError: it cannot be read."""
@@ -137,21 +174,30 @@ class Grammars:
                     threading.stack_size(before)
             return work.result()
 
-    def refused_parts(self, text: str) -> tuple[str, tuple[str, ...]]:
-        """Tries the parts of a refused grammar alone.
+    def refused_parts(
+        self, text: str, restart: Callable[[], None] = lambda: None, seconds: float = math.inf
+    ) -> RefusedParts:
+        """Finds the parts that are refused alone, of a grammar that can be translated and is refused.
 
-        Returns:
-            Why the first refused part is, with the path of its field, and the names of all whose schemas are valid and
-            cannot be kept to; "" and () where no part is refused alone.
+        Args:
+            text: The grammar.
+            restart: Called before each part is compiled, to restart its limit of CPU time.
+            seconds: CPU time of the process after which no further part is compiled.
         """
-        reasons, unsupported, wrong = [], [], False
+        end = time.process_time() + seconds
+        reasons: list[str] = []
+        names: list[str] = []
+        wrong = False
         for name, path, alone in parts_alone(text):
+            if time.process_time() >= end:
+                break
+            restart()
             _, why = self.tried(alone, thorough=True)
             if why:
                 reasons.append(f"{path}: {why}")
-                wrong = wrong or is_wrong(alone) or _UNSATISFIABLE in why
-                unsupported.append(name)
-        return reasons[0] if reasons else "", () if wrong else tuple(unsupported)
+                names.append(name)
+                wrong = wrong or _UNSATISFIABLE in why
+        return RefusedParts(reasons[0] if reasons else "", () if wrong else tuple(names), wrong)
 
     def _try(self, text: str, thorough: bool) -> tuple[LLMatcher | None, str]:
         try:
@@ -182,7 +228,7 @@ class Grammars:
         import numpy as np
 
         limits = MaskLimits() if seconds is None else MaskLimits(seconds, 0.0)
-        answer = Constraint(matcher.deep_copy(), self.facts, GrammarCost(limits=limits))
+        answer = Constraint(matcher.deep_copy(), self.facts, limits)
         row = np.zeros(self.facts.words, dtype=np.int32)
         for _ in range(tokens):
             row[:] = 0
@@ -212,18 +258,20 @@ class GrammarError(RequestError):
 
     Attributes:
         why: The reason, without the field. parts: Names of its parts that cannot be kept to alone, if it has several.
+        wrong: Whether a schema in it is wrong, or no value fits it.
     """
 
-    def __init__(self, param: str, why: str, parts: Collection[str] = ()) -> None:
+    def __init__(self, param: str, why: str, parts: Collection[str] = (), *, wrong: bool = False) -> None:
         super().__init__(f"{param}: cannot be kept to: {why}", param=param, detail=why)
         self.why = why
         self.parts = tuple(parts)
+        self.wrong = wrong
 
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def kept_to(param: str, why: str, parts: Collection[str] = ()) -> GrammarError:
+def kept_to(param: str, why: str) -> GrammarError:
     """The refusal of a grammar that `param` asks for."""
-    return GrammarError(param, why, parts)
+    return GrammarError(param, why)

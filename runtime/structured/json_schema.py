@@ -15,7 +15,7 @@ from typing import Any
 
 from runtime.request.checks import shown
 from runtime.structured.disjoint import all_disjoint
-from runtime.structured.patterns import BASE64, BOUNDED, FORMAT_PATTERNS, Unsupported, matches, to_engine
+from runtime.structured.patterns import BASE64, BOUNDED, FORMAT_PATTERNS, NAME_PATTERNS, Unsupported, matches, to_engine
 from runtime.structured.references import References
 
 Path = tuple[str, ...]
@@ -402,7 +402,7 @@ class _Simplifier:
         if id(value) in seen:
             raise SchemaError(path, "refers to itself; name the properties")
         seen = (*seen, id(value))
-        found = _own_names(value, path)
+        found = _own_names(value, path) & self._formatted_names(value, path)
         for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
             if keyword not in value:
                 continue
@@ -428,6 +428,20 @@ class _Simplifier:
             if keyword in value and self.schema({keyword: value[keyword]} | _branches(value), path) is not True:
                 raise UnsupportedSchema((*path, keyword), "is not supported for names; give an enum or a pattern")
         return found
+
+    def _formatted_names(self, value: Mapping[str, Any], path: Path) -> _Names:
+        """The names that the ``format`` and the encoding allow, where those of values are checked."""
+        format = str(value.get("format"))
+        made: dict[str, Any] = {}
+        self._described_format(value, made)
+        if format in FORMATS:
+            if format not in NAME_PATTERNS:
+                raise UnsupportedSchema((*path, "format"), f"{format} is not supported for names; give a pattern")
+            made["pattern"] = NAME_PATTERNS[format]
+        patterns = tuple(made.values())
+        if self._lone_ref and value.get("contentEncoding") == "base64":
+            patterns += (BASE64,)
+        return _Names(patterns=patterns)
 
     def _named_only(
         self,

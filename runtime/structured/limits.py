@@ -36,9 +36,12 @@ class TrialLimits:
         answer_seconds: Wall time until the process answers for one grammar. It is many times `compile_seconds`: only a
             process that gets no CPU time reaches it, so its verdict is not remembered.
         start_seconds: Wall time until a new process is ready.
+        parts_seconds: CPU time for the parts of a grammar that the engine refuses, each of which is tried alone and has
+            `compile_seconds`. No part is tried once it has passed.
     """
 
     compile_seconds: float = 1.5
     translate_seconds: float = 0.25
     answer_seconds: float = 60.0
     start_seconds: float = 120.0
+    parts_seconds: float = 6.0

@@ -7,6 +7,7 @@ server's event loop, where 64 KiB of GBNF would take seconds.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from runtime.request.checks import shown
@@ -41,15 +42,34 @@ def parts_alone(text: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def is_wrong(text: str) -> bool:
-    """Whether a grammar has a part that is no schema, and not one that is not supported."""
-    try:
-        readable(text)
-    except Unsupported:
-        return False
-    except ValueError:
-        return True
-    return False
+@dataclass(frozen=True)
+class RefusedParts:
+    """The parts of a grammar that are refused alone.
+
+    Attributes:
+        why: The reason for the first of them, with the path of its field; "" if there is none.
+        names: Of those whose schemas are valid and not supported; () where `wrong`.
+        wrong: Whether a schema among them is wrong, or no value fits it.
+    """
+
+    why: str = ""
+    names: tuple[str, ...] = ()
+    wrong: bool = False
+
+
+def untranslatable_parts(text: str) -> RefusedParts:
+    """Finds the parts of a grammar that cannot be translated. Nothing is compiled."""
+    reasons: list[str] = []
+    names: list[str] = []
+    wrong = False
+    for name, path, alone in parts_alone(text):
+        try:
+            readable(alone)
+        except ValueError as error:
+            reasons.append(f"{path}: {error}")
+            names.append(name)
+            wrong = wrong or not isinstance(error, Unsupported)
+    return RefusedParts(reasons[0] if reasons else "", () if wrong else tuple(names), wrong)
 
 
 def explain(text: str, error: str) -> str:

@@ -43,6 +43,34 @@ FORMAT_PATTERNS = {
     ),
 }
 
+# Texts of formats that the engine checks in values, for property names, where it takes expressions alone. They match no
+# other texts: RFC 3339, RFC 9562, RFC 2673, and of RFC 5321 and RFC 3986 what is common.
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_HOUR = "(?:[01][0-9]|2[0-3])"
+_TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[Zz]|[+-]{_HOUR}:[0-5][0-9])"
+_CLOCK_PART = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+_DAY_PART = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_ATOM = "[A-Za-z0-9_+-]{1,20}"
+_LABEL = "[A-Za-z0-9](?:-?[A-Za-z0-9]){0,29}"
+NAME_PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[Tt]{_TIME}$",
+    "duration": f"^P(?:[0-9]+W|{_DAY_PART}(?:{_CLOCK_PART})?|{_CLOCK_PART})$",
+    "email": rf"^{_ATOM}(?:\.{_ATOM}){{0,2}}@(?:{_LABEL}\.){{1,3}}[A-Za-z]{{2,20}}$",
+    "ipv4": rf"^(?:{_OCTET}\.){{3}}{_OCTET}$",
+    "uuid": "^[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}$",
+    "uri": (
+        f"^[A-Za-z][A-Za-z0-9+.-]*:(?://{_LABEL}(?:[.]{_LABEL})*(?::[0-9]{{1,4}})?)?"
+        f"(?:/{_URI}+)*/?(?:[?](?:{_URI}|[/?:])*)?(?:#(?:{_URI}|[/?:])*)?$"
+    ),
+}
+
 _QUANTIFIER = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
 _GROUP = re.compile(r"\(\?(?::|P?<[A-Za-z_][A-Za-z0-9_]*>|[a-z-]+[:)])")
 _AROUND = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind"}

@@ -13,16 +13,20 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo
 from runtime.request.structured import SCHEMA
-from runtime.structured.grammars import STACK
+from runtime.structured.grammars import STACK, Grammars
 from runtime.structured.limits import TrialLimits
-from runtime.structured.notation import readable
+from runtime.structured.notation import RefusedParts, readable, untranslatable_parts
 from runtime.structured.reading import grammars_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 READY = b'"ready"\n'
 SPACE = STACK + (4 << 30)  # bytes of addresses that the process may have
@@ -44,12 +48,14 @@ class Verdict(msgspec.Struct, frozen=True):
     Attributes:
         why: Why the grammar cannot be kept to, "" if it can.
         large: Whether the process has grown so much that the next trial needs another one.
-        parts: Names of the grammar's parts that cannot be kept to alone.
+        parts: Names of the grammar's parts that cannot be kept to alone; () where `wrong`.
+        wrong: Whether one of the grammar's schemas is wrong, or no value fits it.
     """
 
     why: str
     large: bool
     parts: tuple[str, ...] = ()
+    wrong: bool = False
 
 
 def main() -> None:
@@ -73,23 +79,37 @@ def main() -> None:
     tell(READY)
     most = _resident() + ROOM
     for line in source:
-        signal.setitimer(signal.ITIMER_PROF, setup.limits.compile_seconds)  # whose signal ends the process
         before = _resident()
-        text = msgspec.json.decode(line, type=str)
-        why = _untranslatable(text, setup.limits.translate_seconds)
-        matcher = None
-        parts: tuple[str, ...] = ()
-        if not why:
-            matcher, why = grammars.tried(text, thorough=True)
-        if why:
-            reason, parts = grammars.refused_parts(text)
-            why = reason or why
+        matcher, why, refused = tried(grammars, msgspec.json.decode(line, type=str), setup.limits)
         grown = _resident() - before
         del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
         if not why and grown > MOST:
             why = f"it takes {grown >> 20} MiB once compiled, at most {MOST >> 20}; send a smaller or simpler one"
-        tell(msgspec.json.encode(Verdict(why, _resident() > most, parts)) + b"\n")
+        verdict = Verdict(why, _resident() > most, refused.names, refused.wrong)
+        tell(msgspec.json.encode(verdict) + b"\n")
+
+
+def tried(grammars: Grammars, text: str, limits: TrialLimits) -> tuple[LLMatcher | None, str, RefusedParts]:
+    """Tries a grammar, and its parts alone if it is refused. A signal ends the process at the limit of CPU time.
+
+    Returns:
+        The compiled grammar, why it is refused or "", and its refused parts.
+    """
+
+    def restart() -> None:
+        signal.setitimer(signal.ITIMER_PROF, limits.compile_seconds)
+
+    restart()
+    why = _untranslatable(text, limits.translate_seconds)
+    if why:
+        refused = untranslatable_parts(text)
+        return None, refused.why or why, refused
+    matcher, why = grammars.tried(text, thorough=True)
+    if not why:
+        return matcher, "", RefusedParts()
+    refused = grammars.refused_parts(text, restart, limits.parts_seconds)
+    return matcher, refused.why or why, refused
 
 
 def _untranslatable(text: str, limit: float) -> str:

@@ -51,7 +51,7 @@ class Trials:
         self.limits = limits or TrialLimits()
         self._setup = msgspec.json.encode(Setup(str(directory), info, self.limits)) + b"\n"
         self._environment = dict(environment)
-        self._verdicts: OrderedDict[bytes, tuple[str, tuple[str, ...]]] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -62,12 +62,12 @@ class Trials:
             found = self._verdicts.get(name)
             if found is not None:
                 self._verdicts.move_to_end(name)
-            return None if found is None else found[0]
+            return None if found is None else found.why
 
-    def refused_parts(self, text: str) -> tuple[str, ...]:
-        """Names of the parts of a refused grammar that cannot be kept to alone; () where it was not tried."""
+    def verdict(self, text: str) -> Verdict:
+        """What is remembered of a grammar; an empty one where it was not tried."""
         with self._lock:
-            return self._verdicts.get(_name(text), ("", ()))[1]
+            return self._verdicts.get(_name(text), Verdict("", False))
 
     def trouble(self, text: str) -> str:
         """Returns the reason for a refusal, or "".
@@ -82,14 +82,14 @@ class Trials:
         if found is not None:
             return found
         try:
-            why, parts = self._tried(msgspec.json.encode(text) + b"\n")
+            verdict = self._tried(msgspec.json.encode(text) + b"\n")
         except TimeoutError:
             return f"it was not compiled within {self.limits.answer_seconds:g} s on a busy machine; send it again"
         with self._lock:
-            self._verdicts[_name(text)] = why, parts
+            self._verdicts[_name(text)] = verdict
             while len(self._verdicts) > KEPT:
                 self._verdicts.popitem(last=False)
-        return why
+        return verdict.why
 
     def close(self) -> None:
         """The process ends."""
@@ -97,7 +97,7 @@ class Trials:
         if process is not None:
             _end(process)
 
-    def _tried(self, line: bytes) -> tuple[str, tuple[str, ...]]:
+    def _tried(self, line: bytes) -> Verdict:
         if self._process is None or self._process.poll() is not None:
             self._start()
         process = self._process
@@ -109,11 +109,11 @@ class Trials:
             raise
         except Ended:
             self.close()
-            return self._too_slow if process.returncode == -signal.SIGPROF else LARGE, ()
+            return Verdict(self._too_slow if process.returncode == -signal.SIGPROF else LARGE, False)
         verdict = msgspec.json.decode(said, type=Verdict)
         if verdict.large:
             self.close()
-        return verdict.why, verdict.parts
+        return verdict
 
     @property
     def _too_slow(self) -> str:

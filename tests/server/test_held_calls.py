@@ -147,6 +147,22 @@ def test_a_strict_tool_with_an_unsupported_schema_leaves_the_others_held(client:
     assert (answer.status_code, answer.headers["x-unmask-ignored"]) == (200, "tools[0].strict")
 
 
+def strict_tool(name: str, value: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"value": value}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
+
+
+OVERLAPPING: dict[str, Any] = {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}
+
+
+def test_strict_tools_that_the_engine_refuses_are_found_after_those_that_do_not_translate(client: httpx.Client) -> None:
+    tools = [STRICT, unsupported("set", strict=True), strict_tool("pick", OVERLAPPING)]
+    answer = client.post(CHAT, json={**BODY, "tools": tools})
+    assert answer.status_code == 200, answer.text
+    ignored = answer.headers["x-unmask-ignored"].split(", ")
+    assert ignored == ["tools[1].function.strict", "tools[2].function.strict"]
+
+
 def test_harmless_keywords_of_a_tool_are_no_matter(client: httpx.Client) -> None:
     harmless = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"format": "path"}}
     parameters = {

@@ -182,6 +182,18 @@ def used(server: ServerProcess) -> dict[int, float]:
     return found
 
 
+def test_strict_tools_with_a_grammar_beyond_the_limits_are_not_held(strict: ServerProcess) -> None:
+    endless = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 9999973}}}
+    functions = [{"name": "f", "parameters": endless, "strict": True}, {"name": "g", "strict": True}]
+    body = {**CHAT, "tools": [{"type": "function", "function": each} for each in functions]}
+    with strict.client() as client:
+        answer = client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-unmask-ignored"] == "tools.function.strict"
+        refused = client.post("/v1/chat/completions", json={**body, "tool_choice": "required"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+
+
 def test_a_grammar_that_compiles_for_minutes_is_refused_and_holds_nobody_long(strict: ServerProcess) -> None:
     """An automaton of ten million states, of a schema of some forty characters, of a form and of a tool."""
     endless = {"type": "integer", "multipleOf": 9999991}

@@ -190,6 +190,52 @@ def test_property_names_of_a_pattern_or_length_become_patterned_properties() -> 
         assert not accepts(made, {wrong: 1})
 
 
+EXAMPLES = {
+    "date": "2024-02-29",
+    "time": "23:59:59.5Z",
+    "date-time": "2023-02-28T00:00:00+01:00",
+    "duration": "P1Y2M3DT4H5M6S",
+    "email": "a.b@c-d.org",
+    "ipv4": "10.0.255.1",
+    "uuid": "2EB8AA08-aa98-11ea-b4aa-73b441d16380",
+    "uri": "http://a.org:80/b?c=d#e",
+    "json-pointer": "/a~1b",
+    "relative-json-pointer": "1/a",
+    "uri-reference": "a:/b",
+}
+
+
+@pytest.mark.parametrize("format", EXAMPLES)
+def test_formats_hold_for_property_names(format: str) -> None:
+    names = {"format": format}
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    made, checked = simplified(schema), jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    good, rng = EXAMPLES[format], random.Random(1)
+    texts = ["", "not a uuid", good]
+    for _ in range(3000):
+        at, size = rng.randrange(len(good)), rng.randint(0, 2)
+        texts.append(good[:at] + "".join(rng.choices(good + "0129-:./@~%?#", k=rng.randint(0, 2))) + good[at + size :])
+    fitting = [text for text in texts if accepts(made, {text: 1})]
+    assert good in fitting
+    assert len(fitting) > 50
+    assert all(checked.is_valid({text: 1}) for text in fitting)
+    assert simplified({**schema, "propertyNames": {"allOf": [names, names]}}) == made
+
+
+def test_listed_names_have_their_format_too() -> None:
+    day, other = "2024-02-29", "2023-02-29"
+    made = simplified({**OPEN, "propertyNames": {"enum": [day, other], "format": "date"}})
+    assert set(made["properties"]) == {day}
+
+
+def test_property_names_with_an_encoding_of_draft_7() -> None:
+    names = {"contentEncoding": "base64"}
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", **OPEN, "propertyNames": names}
+    made = simplified(schema)
+    assert accepts(made, {"YQ==": 1})
+    assert not accepts(made, {"a": 1})
+
+
 def test_properties_next_to_property_names_keep_their_schemas() -> None:
     schema = {"properties": {"a": {"type": "string"}, "z": {}}, "propertyNames": {"enum": ["a", "b"]}, **OPEN}
     made = simplified({**schema, "additionalProperties": NUMBER, "required": ["b"]})
@@ -213,6 +259,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**OPEN, "minProperties": 2}, "minProperties", "repeat"),
     ({**OPEN, "propertyNames": {"pattern": "^(?=a)"}}, "propertyNames.pattern", "look-ahead"),
     ({**OPEN, "propertyNames": {"not": {"const": "a"}}}, "propertyNames.not", "not supported"),
+    ({**OPEN, "propertyNames": {"format": "ipv6"}}, "propertyNames.format", "ipv6 is not supported"),
+    ({**OPEN, "propertyNames": {"format": "hostname"}}, "propertyNames.format", "hostname is not supported"),
+    ({**OPEN, "propertyNames": {"format": "date", "maxLength": 3}}, "propertyNames", "more than one pattern"),
     ({**OPEN, "patternProperties": {"^(?!a)": {}}}, "patternProperties", "look-ahead"),
     ({"if": {"type": "string"}, "then": {"minLength": 2}}, "if", "not supported"),
     ({"if": {"type": "string"}, "else": {"minimum": 2}}, "if", "not supported"),

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
-from runtime.request.structured import grammar_of
+from runtime.request.structured import FIELD_PATH, grammar_of
+from runtime.structured import trial as trial_module
 from runtime.structured import trials as trials_module
+from runtime.structured.grammars import Grammars
 from runtime.structured.late import LateTrials
 from runtime.structured.limits import TrialLimits
 from runtime.structured.trial import READY
@@ -149,6 +152,56 @@ def test_one_that_stays_large_is_refused_however_many_came_before(trials: Trials
             text(json={"type": "integer", "multipleOf": 199999 - 2 * i})
         )
     assert trials.trouble(text(json={"type": "integer", "multipleOf": 7})) == ""
+
+
+def tools(*schemas: dict[str, Any]) -> str:
+    """A grammar with a part per schema, as that of a request's tools."""
+    parts = []
+    for i, schema in enumerate(schemas):
+        (part,) = json.loads(text(json=schema))["grammars"]
+        parts.append({"name": f"tool{i}", FIELD_PATH: f"tools[{i}]", **part})
+    start = " | ".join(f"@tool{i}" for i in range(len(schemas)))
+    return json.dumps({"grammars": [{"lark_grammar": f"start: {start}"}, *parts]})
+
+
+UNIQUE = {"type": "array", "uniqueItems": True}
+OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}
+
+
+def test_parts_that_do_not_translate_are_found_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module.signal, "setitimer", lambda *_: None)
+    grammars: Any = Mock(spec=Grammars)
+    _, why, refused = trial_module.tried(grammars, tools({"type": "integer"}, UNIQUE, OVERLAPPING, UNIQUE), UNLIMITED)
+    assert why == refused.why
+    assert why.startswith("tools[1]: uniqueItems: true is not supported")
+    assert (refused.names, refused.wrong) == (("tool1", "tool3"), False)
+    _, why, refused = trial_module.tried(grammars, tools(UNIQUE, {"type": "nothing"}), UNLIMITED)
+    assert why.startswith("tools[0]: ")
+    assert (refused.names, refused.wrong) == ((), True)
+    assert grammars.method_calls == []
+
+
+def test_each_part_that_the_engine_refuses_has_its_own_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[float] = []
+    monkeypatch.setattr(trial_module.signal, "setitimer", lambda _, seconds: timers.append(seconds))
+    now = iter([0.0, 0.0, 0.0, 0.0, 4.0, 6.0])  # the translation's begin and end, the begin of the parts, and each part
+    monkeypatch.setattr(trial_module.time, "process_time", lambda: next(now))
+    refuse = Mock(side_effect=lambda text, **_: (None, "refused" if "oneOf" in text else ""))
+    grammars = Grammars(Mock(), Mock())
+    monkeypatch.setattr(grammars, "tried", refuse)
+    limits = replace(UNLIMITED, compile_seconds=1.5, parts_seconds=5.0)
+    integer = {"type": "integer"}
+    _, why, refused = trial_module.tried(grammars, tools(integer, OVERLAPPING, OVERLAPPING), limits)
+    assert timers == [1.5, 1.5, 1.5], "the third part came after the limit of all of them"
+    assert (why, refused.names, refused.wrong) == ("tools[1]: refused", ("tool1",), False)
+
+
+def test_verdicts_hold_the_refused_parts(trials: Trials) -> None:
+    refused, wrong = tools({"type": "integer"}, OVERLAPPING), tools({"type": "integer"}, {"enum": []})
+    assert trials.trouble(refused).startswith("tools[1]: oneOf: two alternatives may fit")
+    assert (trials.verdict(refused).parts, trials.verdict(refused).wrong) == (("tool1",), False)
+    assert trials.trouble(wrong).startswith("tools[1]: ")
+    assert (trials.verdict(wrong).parts, trials.verdict(wrong).wrong) == ((), True)
 
 
 def test_verdicts_are_few(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
