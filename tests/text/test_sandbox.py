@@ -106,7 +106,8 @@ HARMLESS = [
     "{{ dict(a=1).a }}{{ cycler('a', 'b').next() }}{{ 'a\nb'|indent(2) }}{{ 'é'|length }}",
     "{{ 1.25|round(1) }}{{ 1.21|round(1, 'ceil') }}{{ 1234|round(-2, method='floor') }}{{ 2.5|round }}",
     "{{ ', '.join({'a': 1, 'b': 2}) }}{{ '-'.join(range(3)|map('string')) }}{{ ''.join('abc') }}{{ 'x'.join([]) }}",
-    "{{ '{0[a]:>4}{1.b}{{}}'.format({'a': 1}, {'b': 2}) }}{{ '{a:05d}'.format_map({'a': 7}) }}{{ '100%% %(a)4s' % {'a': 1} }}",
+    "{{ '{0[a]:>4}{1.b}{{}}'.format({'a': 1}, {'b': 2}) }}{{ '{a:05d}'.format_map({'a': 7}) }}",
+    "{{ '100%% %(a)4s' % {'a': 1} }}{{ '%*d' % (4, 7) }}{{ '%(a)s'|format(a=1) }}",
 ]  # fmt: skip
 
 
