@@ -250,7 +250,7 @@ FLAGS: tuple[Flag, ...] = (
         default=(),
         metavar="HOST,...",
         help="further host names, without a port, by which clients without a key may request the server, or *; "
-        "default: names of this machine if --host is a loopback address, else any",
+        "default: localhost and loopback addresses if --host is a loopback address, else any",
     ),
     _server(
         name="strict-fields",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -95,6 +96,13 @@ class Block(Body):
 
     def unsupported_kind(self) -> str | None:
         return self.type if self.type not in _NEEDED and _is_tool_block(self.type) else None
+
+    def result_text(self, path: str) -> str:
+        """The content of a tool's result as text: JSON of a list with blocks that have forms of their own."""
+        content = self.content
+        if isinstance(content, list) and not all(isinstance(block, Block) for block in content):
+            return json.dumps(content, ensure_ascii=False)
+        return _text(content, path)
 
 
 _Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
@@ -223,6 +231,8 @@ class CountRequest(Body):
 
     def continued(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the answer continues the last turn, an assistant's. Raises RequestError if it cannot."""
+        if not messages:
+            raise refuse("messages", "has no text, call or result that the server supports; add one")
         if self.messages[-1].role != "assistant" or messages[-1]["role"] != "assistant":
             return False
         check_continued(messages[-1], f"messages[{len(self.messages) - 1}]")
@@ -325,7 +335,7 @@ def _asked(made: Conversation, turn: Turn, path: str) -> None:
             if texts:
                 made.add(path, role="user", content="".join(texts))
                 texts = []
-            made.add(at, role="tool", content=_text(block.content, f"{at}.content"), tool_call_id=block.tool_use_id)
+            made.add(at, role="tool", content=block.result_text(f"{at}.content"), tool_call_id=block.tool_use_id)
             added = True
         else:
             raise RequestError(f"{at}: a {turn.role}'s turn has no {block.type} blocks; move it", param=at)

@@ -128,15 +128,16 @@ def offered(
         return NO_TOOLS
     param, functions = choice.param, dict(origins or {})
     names = [tool.name for _, tool in tools]
+    listed = ", ".join(map(shown, names))[:200]
     if choice.allowed is not None:
         tools = [found for found in tools if found[1].name in choice.allowed]
         if not tools:
-            raise refuse(param, f"allows no function among the tools: {', '.join(names)[:200] or 'there are none'}")
+            raise refuse(param, f"allows no function among the tools: {listed or 'there are none'}")
     if choice.mode == "required":
         if not tools:
             raise refuse(param, "asks for a call, and there are no tools; send tools, or leave it out")
         if choice.name and choice.name not in names:
-            raise refuse(param, f"{shown(choice.name)} is not among the tools: {', '.join(names)[:200]}")
+            raise refuse(param, f"{shown(choice.name)} is not among the tools: {listed}")
         return Tooling(tools, True, choice.name, single or bool(choice.name), param, functions)
     return Tooling(tools, single=single, origins=functions)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import re
+import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2 import Environment, nodes, pass_eval_context
 from jinja2.exceptions import SecurityError
-from jinja2.filters import do_center, do_format, do_indent, do_join, do_replace, do_sum, do_wordwrap
+from jinja2.filters import do_center, do_format, do_indent, do_join, do_replace, do_round, do_sum, do_wordwrap
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -26,6 +27,7 @@ MAX_FACTOR = 10_000  # of a text or list that is repeated, and columns of a text
 MAX_ITEMS = 100_000  # of a list
 MAX_NODES = 300_000  # of lists and mappings that become text; a request's body has 131,072 at most
 MAX_BITS = 4096  # of an integer
+MAX_DIGITS = 400  # that a number is rounded to; a float has fewer
 MAX_SLOW_CHARS = 65_536  # of a text for a filter that takes seconds for megabytes
 MAX_DEPTH = 64  # of lists and mappings that become text
 
@@ -44,7 +46,8 @@ _SPLITS = frozenset({"split", "rsplit"})
 _LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _NUMBER = re.compile(r"\d+")
 _PERCENT = re.compile(r"%(?:\([^()]*\))?[-#0 +\d.*]*")  # a conversion of "%5d" % x
-_BRACES = re.compile(r"\{[^{}]*:[^{}]*\{?")  # a replacement field of "{:5}".format(x)
+_NESTED_KEY = re.compile(r"%\([^()]*\(")  # "%(a(b))5d", whose key _PERCENT does not match
+_NUMBERS = (bytes, bytearray, int, float)  # types whose methods are not available: templates need none of them
 
 
 def checked(value: Any) -> Any:
@@ -109,15 +112,32 @@ def _check_joined(kind: Any, length: int) -> None:
         raise SecurityError(f"a list has more than {MAX_ITEMS} items")
 
 
-def _check_format(conversion: re.Pattern[str], mark: str, form: str, args: Iterable[Any]) -> None:
-    """Raises SecurityError for a format whose widths or repeated arguments make too much text."""
-    found: list[str] = conversion.findall(form)
+def _check_percent(form: str, args: Iterable[Any]) -> None:
+    """Raises SecurityError for ``form % args`` if it would make too much text."""
+    if _NESTED_KEY.search(form):
+        raise SecurityError("the key of a format contains a parenthesis")
+    found: list[str] = _PERCENT.findall(form)
     values = list(args)
-    check_size(int(number) for part in found for number in _NUMBER.findall(part))
-    if any("*" in part or part.endswith("{") for part in found):
-        check_size(arg for arg in values if isinstance(arg, int))
-    longest = max((check_text_of(arg) for arg in values), default=0)
-    _check_length(len(form) + form.count(mark) * longest)
+    widths = [int(number) for part in found for number in _NUMBER.findall(part)]
+    if any("*" in part for part in found):
+        widths += [abs(arg) for arg in values if isinstance(arg, int)]
+    _check_formatted(form, form.count("%"), widths, values)
+
+
+def _check_braces(form: str, args: Iterable[Any]) -> None:
+    """Raises SecurityError for ``form.format(args)`` if it would make too much text."""
+    specs = [spec for _, name, spec, _ in string.Formatter().parse(form) if name is not None]
+    if any("{" in (spec or "") for spec in specs):
+        raise SecurityError("a format's width or precision is itself a replacement field")
+    widths = [int(number) for spec in specs for number in _NUMBER.findall(spec or "")]
+    _check_formatted(form, len(specs), widths, list(args))
+
+
+def _check_formatted(form: str, count: int, widths: Sequence[int], values: Sequence[Any]) -> None:
+    """Raises SecurityError if `count` values with these widths and precisions are too long a text."""
+    check_size(widths)
+    longest = max((check_text_of(value) for value in values), default=0)
+    _check_length(len(form) + sum(widths) + count * longest)
 
 
 def _check_replacement(text: str, old: Any, new: Any) -> None:
@@ -133,7 +153,7 @@ def _check_method(owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str
         factor = owner.count("\t") + 1 if name == "expandtabs" else 1
         check_size((value for value in values if isinstance(value, int)), factor)
     elif name in ("format", "format_map"):
-        _check_format(_BRACES, "{", owner, _flat(values))
+        _check_braces(owner, _flat(values))
     elif name == "replace" and len(values) > 1:
         _check_replacement(owner, values[0], values[1])
     elif name == "join" and values and isinstance(values[0], Sequence):
@@ -170,7 +190,7 @@ def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool =
 
 
 def _format(value: Any, *args: Any, **kwargs: Any) -> str:
-    _check_format(_PERCENT, "%", str(value), _flat([*args, kwargs]))
+    _check_percent(str(value), _flat([*args, kwargs]))
     return do_format(str(value), *args, **kwargs)
 
 
@@ -185,6 +205,12 @@ def _join(context: EvalContext, value: Any, d: str = "", attribute: str | int | 
     items = _collected(value)
     _check_length(check_text_of(items) + len(str(d)) * len(items))
     return do_join(context, items, d, attribute)
+
+
+def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
+    if abs(precision) > MAX_DIGITS:
+        raise SecurityError(f"round takes a precision of at most {MAX_DIGITS} digits")
+    return do_round(value, precision, method)  # type: ignore[arg-type]
 
 
 def _sum(environment: Environment, value: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
@@ -271,6 +297,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, finalize=self._finalize)
         self.filters |= {"center": _center, "indent": _indent, "format": _format, "replace": _replace, "join": _join}
+        self.filters["round"] = _round
         for name, bounded_filter in (("sum", _sum), ("wordwrap", _wordwrap)):
             self.filters[name] = functools.wraps(self.filters[name])(bounded_filter)
         self.filters |= {CONCATENATED: _concatenated, SLICED: _sliced}
@@ -303,9 +330,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         check()
         method = getattr(__obj, "__wrapped__", __obj)  # jinja wraps format and format_map
-        owner = getattr(method, "__self__", None)
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, _NUMBERS) or (isinstance(owner, str) and name == "encode"):
+            raise SecurityError(f"the method {name} is not available in templates")
         if isinstance(owner, str):
-            _check_method(owner, getattr(method, "__name__", ""), args, kwargs)
+            if name == "join" and args and not isinstance(args[0], Sequence):
+                args = (_collected(args[0]), *args[1:])
+            _check_method(owner, name, args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         return result if result is owner else checked(result)
 
@@ -316,7 +347,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 raise SecurityError("a power of these numbers is too large")
         elif operator == "%":
             if isinstance(left, str):
-                _check_format(_PERCENT, "%", left, _flat([right]))
+                _check_percent(left, _flat([right]))
         elif operator == "+":
             if not isinstance(left, int | float) and hasattr(left, "__len__") and hasattr(right, "__len__"):
                 _check_joined(left, len(left) + len(right))

@@ -226,10 +226,11 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as transformers' filter writes it, with the same arguments in the same order."""
-    if indent is None:
-        check_size(len(text) for text in separators or ())
-        return json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
-    check_size([indent if isinstance(indent, int) else len(indent)])
+    if indent is None and separators is None:
+        return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
+    check_size(len(text) for text in separators or ())
+    if indent is not None:
+        check_size([indent if isinstance(indent, int) else len(indent)])
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, check_circular=True
     )

@@ -180,8 +180,18 @@ def _replace(target: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _workspace(inputs: Mapping[str, bytes]) -> Iterator[Path]:
-    """A directory with copies of the input files, which the child process reads instead of the checkpoint."""
-    path = Path(_temporary_path(lambda: tempfile.mkdtemp(prefix="unmask-conversion-")))
+    """A directory with copies of the input files, which the child process reads instead of the checkpoint.
+
+    It is in the server's own directory, where there is one: that is removed after a server that was killed.
+    """
+    parent = _temporary_directory()
+
+    def create() -> str:
+        if parent is not None:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return tempfile.mkdtemp(prefix="unmask-conversion-", dir=parent)
+
+    path = Path(_temporary_path(create))
     try:
         (path / "inputs").mkdir()
         for name, data in inputs.items():

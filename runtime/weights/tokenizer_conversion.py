@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ConfigError
+from runtime.parent_death import exit_with_parent
 from runtime.weights.tokenizer_formats import (
     ADDED_FILE,
     BPE_FILES,
@@ -92,6 +93,7 @@ class Unconvertible(Exception):
 
 def main(workspace: Path) -> int:
     """Converts the tokenizer in `workspace`; returns the exit code."""
+    exit_with_parent()
     _limit()
     for name in HIDDEN:
         sys.modules[name] = None  # type: ignore[assignment]
@@ -247,14 +249,20 @@ def _from_bpe(directory: Path, settings: _Settings) -> dict[str, Any]:
             "not state how text is split; name a class of transformers as tokenizer_class in tokenizer_config.json"
         )
     vocabulary = _object(directory / "vocab.json")
+    data = _by_transformers(directory, settings)
+    if any(data["model"]["vocab"].get(text) != number for text, number in vocabulary.items()):
+        raise Unconvertible("transformers changed ids of vocab.json")
+    return data
+
+
+def _by_transformers(directory: Path, settings: _Settings) -> dict[str, Any]:
+    """What the published class of transformers loads from `directory`, whose settings are replaced by loadable ones."""
     added = {str(number): token for number, token in settings.added.items()}
     (directory / CONFIG_FILE).write_text(json.dumps(_loadable(settings) | {"added_tokens_decoder": added}))
     for name in (SPECIAL_FILE, ADDED_FILE, "config.json"):  # their content is in the config now
         (directory / name).unlink(missing_ok=True)
     loaded = _class(settings.published).from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     data: dict[str, Any] = json.loads(loaded.backend_tokenizer.to_str())
-    if any(data["model"]["vocab"].get(text) != number for text, number in vocabulary.items()):
-        raise Unconvertible("transformers changed ids of vocab.json")
     return data
 
 
@@ -332,8 +340,7 @@ def _from_sentencepiece(directory: Path, name: str, settings: _Settings) -> dict
     except Exception as error:
         raise Unconvertible(f"{name} is neither a sentencepiece model nor a tiktoken file: {error}") from None
     if settings.published and settings.published not in MODEL_ID_CLASSES | _byte_level_classes():
-        loaded = _class(settings.published).from_pretrained(str(directory), local_files_only=True)
-        data: dict[str, Any] = json.loads(loaded.backend_tokenizer.to_str())
+        data = _by_transformers(directory, settings)
         if len(data["model"]["vocab"]) < len(proto.pieces):
             raise Unconvertible(f"transformers' {settings.published} does not load {name}")
         return data

@@ -22,6 +22,7 @@ SETTING_FILES = (ADDED_FILE, SPECIAL_FILE, CONFIG_FILE, "config.json")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
+MAX_ID_DIGITS = 9  # of a token's id; more are the id of no token
 SPACE = "▁"  # how sentencepiece's pieces spell a space
 TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -58,8 +59,11 @@ def declared_tokens(config: Mapping[str, Any], file: str) -> dict[int, dict[str,
     found = {}
     for key, token in entries.items():
         text = token_text(token)
-        if not (key.isascii() and key.isdecimal()) or text is None:
-            raise ConfigError(f"{file}: added_tokens_decoder[{key!r}] must map a token id to an object with content")
+        is_id = key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS
+        if not is_id or text is None:
+            raise ConfigError(
+                f"{file}: added_tokens_decoder[{key[:40]!r}] must map a token id to an object with content"
+            )
         flags = token if isinstance(token, Mapping) else {}
         found[int(key)] = {"content": text, **{name: bool(flags.get(name)) for name in TOKEN_FLAGS}}
     return found

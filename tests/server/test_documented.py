@@ -168,6 +168,10 @@ def test_the_document_names_all_that_it_has(document: Document) -> None:
     assert all("422" not in operation["responses"] for operation in _operations(document))
 
 
+def test_every_route_may_refuse_a_page_of_another_origin(document: Document) -> None:
+    assert [operation["summary"] for operation in _operations(document) if "403" not in operation["responses"]] == []
+
+
 def test_keys_are_asked_for_where_they_are_needed(document: Document, checkpoint: Any) -> None:
     assert "securitySchemes" not in document["components"]
     assert "security" not in document

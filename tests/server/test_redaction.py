@@ -48,14 +48,25 @@ def test_a_path_keeps_names_and_indices() -> None:
     assert field_path(".".join("a" * 17)) == "<33 characters>"
 
 
+NAMED = {"tools": [{"type": "function", "function": {"name": SECRET}}]}
+OTHER = {"type": "function", "function": {"name": "other"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [OTHER]}}
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": "x", "model": SECRET}),
     ("/v1/completions", {"prompt": "x", "max_tokens": SECRET}),
     ("/v1/completions", {"prompt": "x", "guided_regex": f"({SECRET}"}),
     ("/v1/completions", {"prompt": "x", "decoding": {SECRET + " ": 1}}),
     ("/v1/chat/completions", {"messages": [{"role": SECRET, "content": "x"}]}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": SECRET}]}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"type": "function", "function": {"name": SECRET + " "}}],
+        },
+    ),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tool_choice": SECRET}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **NAMED, "tool_choice": OTHER}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **NAMED, "tool_choice": ALLOWED}),
     ("/v1/messages", {"max_tokens": 2, "messages": [{"role": SECRET, "content": "x"}]}),
     ("/generate", {"prompt": "x", "decoding": {"algorithm": SECRET}}),
 )

@@ -314,6 +314,100 @@ def test_blocks_of_server_tools_do_not_end_a_request(client: httpx.Client, block
     assert answer.json()["usage"]["input_tokens"] == shorter.json()["usage"]["input_tokens"]
 
 
+# What Anthropic's API has within turns and within results of tools, each form once.
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
+TEXT_BLOCK = {"type": "text", "text": "An entry."}
+CITED = {"type": "search_result", "source": "u", "title": "t", "content": [TEXT_BLOCK], "citations": {"enabled": True}}
+FORMS: list[dict[str, Any]] = [
+    *BLOCKS,
+    TEXT_BLOCK,
+    CITED,
+    {"type": "image", "source": SOURCE},
+    {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}, "title": "t"},
+    {"type": "document", "source": {"type": "content", "content": [TEXT_BLOCK]}},
+    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+    {"type": "redacted_thinking", "data": "x"},
+    {"type": "tool_use", "id": "call_2", "name": "weather", "input": {"city": "x"}},
+    {"type": "tool_result", "tool_use_id": "call_1", "content": [CITED]},
+    {"type": "tool_result", "tool_use_id": "call_1", "content": [TEXT_BLOCK, CITED]},
+    {"type": "tool_result", "tool_use_id": "call_1"},
+    {"type": "tool_reference", "tool_name": "weather"},
+    {"type": "compaction", "content": "Earlier."},
+    {"type": "browser_state", "content": []},
+    {"type": "tool_search_tool_result", "tool_use_id": "st_1", "content":
+        {"type": "tool_search_tool_search_result", "tool_references": []}},
+    {"type": "bash_code_execution_tool_result", "tool_use_id": "st_1", "content":
+        {"type": "bash_code_execution_result", "stdout": "1", "stderr": "", "return_code": 0, "content": [
+            {"type": "bash_code_execution_output", "file_id": "f"}]}},
+    {"type": "text_editor_code_execution_tool_result", "tool_use_id": "st_1", "content":
+        {"type": "text_editor_code_execution_view_result", "content": "x", "file_type": "text"}},
+    {"type": "code_execution_tool_result", "tool_use_id": "st_1", "content":
+        {"type": "encrypted_code_execution_result", "encrypted_stdout": "x", "content": [
+            {"type": "code_execution_output", "file_id": "f"}]}},
+    {"type": "web_fetch_tool_result", "tool_use_id": "st_1", "content":
+        {"type": "web_fetch_tool_result_error", "error_code": "unavailable"}},
+    {"type": "web_search_result", "url": "u", "title": "t", "encrypted_content": "e"},
+    {"type": "web_fetch_result", "url": "u", "content": {"type": "document", "source": SOURCE}},
+    {"type": "code_execution_output", "file_id": "f"},
+    {"type": "web_search_tool_result_error", "error_code": "unavailable"},
+]  # fmt: skip
+
+
+def called(content: Any) -> list[Any]:
+    """A conversation with a tool's result of this content."""
+    use = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "x"}}
+    return [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": content}]},
+        {"role": "user", "content": say("fine")},
+    ]
+
+
+@pytest.mark.parametrize("block", FORMS, ids=lambda block: block["type"])
+def test_every_block_is_answered_or_refused(client: httpx.Client, block: dict[str, Any]) -> None:
+    user = {"role": "user", "content": say("fine")}
+    within = called("x")
+    within[2]["content"].append(block)
+    histories = [
+        called([block]),
+        called([TEXT_BLOCK, block]),
+        within,
+        [user, {"role": "assistant", "content": [block]}],
+        [{"role": "assistant", "content": [block]}],
+        [{"role": "assistant", "content": [block]}, user],
+        [{"role": "user", "content": [block]}],
+        [{"role": "system", "content": [block]}, user],
+    ]
+    bodies = [{"model": "tiny", "messages": history, "system": say("fine")} for history in histories]
+    bodies += [{"model": "tiny", "messages": [user], "system": [block]}]
+    for body in bodies:
+        statuses = {client.post("/v1/messages/count_tokens", json=body).status_code}
+        for stream in (False, True):
+            answer = client.post("/v1/messages", json={**body, "max_tokens": 8, "stream": stream})
+            assert "event: error" not in answer.text, (body, answer.text)
+            statuses.add(answer.status_code)
+        assert statuses in ({200}, {400}), body
+
+
+def test_a_result_of_other_blocks_is_their_json(client: httpx.Client) -> None:
+    counts = []
+    for content in ([CITED], json.dumps([CITED])):
+        body = {"model": "tiny", "messages": called(content)}
+        counts.append(client.post("/v1/messages/count_tokens", json=body).json()["input_tokens"])
+        answer = client.post("/v1/messages", json={**body, "max_tokens": 50})
+        assert answer.json()["content"][0]["text"] == "fine"
+    assert counts[0] == counts[1]
+
+
+def test_turns_without_any_supported_block_are_refused(client: httpx.Client) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        body = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "assistant", "content": BLOCKS[:2]}]}
+        refused = client.post(path, json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith("messages: has no text, call or result that the server")
+
+
 def test_the_openai_client_reads_a_namespaced_call(scripted: ServerProcess) -> None:
     with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as ai:
         tools: Any = [namespace("sky", "weather"), {"type": "web_search"}]

@@ -62,6 +62,25 @@ HOSTILE = {
     "made up text": "{{ lipsum(n=9000, max=1000)|length }}",
     "indented JSON": "{{ [[1]]|tojson(indent=999999999) }}",
     "JSON of one text": BIG + "{{ ([ns.x] * 9999)|tojson }}",
+    "JSON with long separators": "{{ range(99999)|list|tojson(separators=('x' * 10000, ':'))|length }}",
+    "JSON with long separators of keys": "{{ dict(range(80000)|batch(2))|tojson(separators=(',', 'x' * 10000)) }}",
+    "bytes that are padded": "{{ 'a'.encode().ljust(3000000000)|length }}",
+    "an integer's bytes": "{{ (1).to_bytes(3000000000, 'big')|length }}",
+    "a truth value's bytes": "{{ true.to_bytes(3000000000, 'big')|length }}",
+    "a width that is an argument": "{{ '{:>{w}}'.format('a', w='3000000000')|length }}",
+    "a width that is an item": "{{ '{0:>{1[0]}}'.format('a', [3000000000])|length }}",
+    "a width of a mapping": "{{ '{a:>{w}}'.format_map({'a': 1, 'w': '3000000000'})|length }}",
+    "a width behind a brace": "{{ '{0[}]:>3000000000}'.format({'}': 'a'})|length }}",
+    "a width behind a brace, of a mapping": "{{ '{a[}]:>3000000000}'.format_map({'a': {'}': 'a'}})|length }}",
+    "many widths": "{{ ('{0:>9999}' * 9999).format('a')|length }}",
+    "many widths of a mapping": "{{ (('%(a)9999s' * 9999) % {'a': 1})|length }}",
+    "a width behind a parenthesis": "{{ ('%(a(b))3000000000d' % {'a(b)': 1})|length }}",
+    "a filter's width behind a parenthesis": "{{ '%(a(b))3000000000d'|format(**{'a(b)': 1})|length }}",
+    "a separator of an iterator": "{{ ('x' * 10000).join(range(99999)|map('string'))|length }}",
+    "a separator of a mapping": "{{ ('x' * 10000).join(dict(range(80000)|map('string')|batch(2)))|length }}",
+    "a separator of keys": "{{ ('x' * 10000).join(dict(range(80000)|map('string')|batch(2)).keys())|length }}",
+    "a number rounded to zeros": "{{ 5|round(-200000) }}",
+    "a number rounded up": "{{ 1|round(200000, 'ceil') }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
 }  # fmt: skip
 
@@ -84,7 +103,11 @@ HARMLESS = [
     "{% filter upper %}a{{ 1 }}{% endfilter %}{{ 'Ab'|lower|title|capitalize }}{{ 'a'|center(5) }}",
     "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ [1, 2]|reject('odd')|list }}{{ [3, 4]|max }}",
     "{{ 'a' in 'abc' }}{{ 'abc'|length }}{{ '12'|int + 1 }}{{ '<b>'|striptags }}{{ x|default('c') }}",
-    "{{ dict(a=1).a }}{{ cycler('a', 'b').next() }}{{ 'a\nb'|indent(2) }}{{ 'é'.encode()|length }}",
+    "{{ dict(a=1).a }}{{ cycler('a', 'b').next() }}{{ 'a\nb'|indent(2) }}{{ 'é'|length }}",
+    "{{ 1.25|round(1) }}{{ 1.21|round(1, 'ceil') }}{{ 1234|round(-2, method='floor') }}{{ 2.5|round }}",
+    "{{ ', '.join({'a': 1, 'b': 2}) }}{{ '-'.join(range(3)|map('string')) }}{{ ''.join('abc') }}{{ 'x'.join([]) }}",
+    "{{ '{0[a]:>4}{1.b}{{}}'.format({'a': 1}, {'b': 2}) }}{{ '{a:05d}'.format_map({'a': 7}) }}",
+    "{{ '100%% %(a)4s' % {'a': 1} }}{{ '%*d' % (4, 7) }}{{ '%(a)s'|format(a=1) }}",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from runtime.errors import ConfigError
@@ -19,6 +20,7 @@ from runtime.text import Tokenizer
 from runtime.weights import tokenizer_cache, tokenizer_formats, tokenizer_json
 from tests.clients.catalogue import client
 from tests.clients.environments import environment
+from tests.wait import wait_until
 from tests.weights.vocabularies import (
     GPT2,
     LLAMA,
@@ -214,6 +216,23 @@ def test_a_config_cannot_name_files_outside_the_checkpoint(tmp_path: Path) -> No
         Tokenizer(inside)
 
 
+def test_a_config_of_a_sentencepiece_model_names_no_files_either(tmp_path: Path) -> None:
+    outside, inside, alone = tmp_path / "outside", tmp_path / "inside", tmp_path / "alone"
+    for path in (outside, inside, alone):
+        path.mkdir()
+    write_bpe(outside)
+    (outside / "tokenizer.json").write_text(
+        json.dumps(tokenizer_cache.converted(outside, ["vocab.json", "merges.txt"]))
+    )
+    unigram = LLAMA | {"model_type": "unigram"}
+    names = {"tokenizer_file": str(outside / "tokenizer.json"), "name_or_path": str(outside)}
+    write_sentencepiece(alone, unigram, "spiece.model", tokenizer_class="BigBirdTokenizer")
+    write_sentencepiece(inside, unigram, "spiece.model", tokenizer_class="BigBirdTokenizer", **names)
+    expected = tokenizer_cache.converted(alone, ["spiece.model"])
+    assert expected["model"]["type"] == "Unigram"
+    assert tokenizer_cache.converted(inside, ["spiece.model"]) == expected
+
+
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The checkpoints that were converted, in order."""
@@ -348,6 +367,42 @@ def test_a_conversion_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tokenizer_cache, "CONVERSION_SECONDS", 1e-3)
     with pytest.raises(ConfigError, match=r"the conversion took more than 0\.001 s"):
         Tokenizer(tmp_path)
+
+
+# The import of transformers never ends.
+STUCK = """
+import os, sys, time
+class Stuck:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transformers":
+            print("stuck", file=open(os.environ["EVIDENCE"], "w"), flush=True)
+            time.sleep(3600)
+sys.meta_path.insert(0, Stuck())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
+def test_a_conversion_ends_with_its_server_and_its_files_are_the_servers(tmp_path: Path) -> None:
+    write_bpe(tmp_path)
+    hook, temporary, own, evidence = (tmp_path / name for name in ("hook", "temporary", "own", "evidence"))
+    for path in (hook, temporary):
+        path.mkdir()
+    (hook / "sitecustomize.py").write_text(STUCK)
+    root = tokenizer_json.__file__.rpartition("/runtime/")[0]
+    paths = [str(hook), root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "EVIDENCE": str(evidence), "TMPDIR": str(temporary)}
+    env[tokenizer_formats.TEMPORARY_VARIABLE] = str(own)
+    script = "import sys\nfrom runtime.text import Tokenizer\nTokenizer(sys.argv[1])\n"
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=root, env=env) as server:
+        try:
+            wait_until(evidence.exists)
+            (child,) = psutil.Process(server.pid).children()
+            workspaces = [path.name.partition("-conversion-")[0] for path in own.glob("*")]
+        finally:
+            server.terminate()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert workspaces == ["unmask"]
+    assert list(temporary.iterdir()) == []
 
 
 def test_the_process_that_asks_imports_no_transformers(tmp_path: Path) -> None:

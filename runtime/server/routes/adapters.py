@@ -27,7 +27,7 @@ def _service(request: Request) -> Service:
     return service
 
 
-@router.post("/v1/load_lora_adapter", **takes(LoadAdapterRequest, AdapterLoaded, also=[403]))
+@router.post("/v1/load_lora_adapter", **takes(LoadAdapterRequest, AdapterLoaded))
 async def load_lora_adapter(request: Request) -> Response:
     """Serve an adapter under a name of its own; again with the same content changes nothing."""
     service = _service(request)
@@ -37,7 +37,7 @@ async def load_lora_adapter(request: Request) -> Response:
     return json_response({"status": "loaded", "lora_name": body.lora_name})
 
 
-@router.post("/v1/unload_lora_adapter", **takes(UnloadAdapterRequest, AdapterUnloaded, also=[403]))
+@router.post("/v1/unload_lora_adapter", **takes(UnloadAdapterRequest, AdapterUnloaded))
 async def unload_lora_adapter(request: Request) -> Response:
     """Serve it no more: answered when the last request that has it has ended. One that is not there is gone already."""
     service = _service(request)

@@ -16,7 +16,7 @@ from runtime.server.answers.common import ErrorResponse
 _MEANINGS = {
     400: "a value or combination that cannot be served, named",
     401: "no key, or a wrong one",
-    403: "not allowed to clients of this server",
+    403: "not allowed to clients of this server, to pages of other origins, or by this host name",
     404: "no such model or route",
     408: "the body did not arrive in time",
     409: "not possible in the server's present state",
@@ -73,16 +73,16 @@ def gives(kind: type, refusals: dict[int | str, dict[str, Any]] | None = None) -
 
 def takes(
     body: type[BaseModel], answer: type, events: Sequence[type] = (), *, done: bool = True,
-    error: type = ErrorResponse, also: Sequence[int] = (),
+    error: type = ErrorResponse,
 ) -> dict[str, Any]:  # fmt: skip
     """Keyword arguments of a route whose JSON body is `body`.
 
     Args:
         answer: what it gives in one piece. events: what the data of its stream's events are, if it streams. done: and
-            the last is ``[DONE]``. error: what its refusals are. also: statuses of refusals that others have not.
+            the last is ``[DONE]``. error: what its refusals are.
     """
-    statuses = (400, 401, 404, 408, 413, 415, 429, *((500,) if events else ()), 503, *((504,) if events else ()))
-    found = gives(answer, refusals=errors(*statuses, *also, kind=error))
+    statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500,) if events else ()), 503, *((504,) if events else ()))
+    found = gives(answer, refusals=errors(*statuses, kind=error))
     if events:
         found["responses"][200]["content"]["text/event-stream"] = _stream(events, done=done)
     required = {"required": True, "content": {"application/json": {"schema": ref(body)}}}

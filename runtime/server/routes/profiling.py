@@ -19,13 +19,13 @@ def _profiler(request: Request) -> Profiles:
     return profiler
 
 
-@router.post("/start_profile", **gives(ProfileStarted, refusals=errors(401, 409, 500, 503)))
+@router.post("/start_profile", **gives(ProfileStarted, refusals=errors(401, 403, 409, 500, 503)))
 async def start_profile(request: Request) -> Response:
     """Record the steps of every backend that serves."""
     return json_response({"status": "started", "backends": await _profiler(request).start()})
 
 
-@router.post("/stop_profile", **gives(ProfileStopped, refusals=errors(401, 409, 500)))
+@router.post("/stop_profile", **gives(ProfileStopped, refusals=errors(401, 403, 409, 500)))
 async def stop_profile(request: Request) -> Response:
     """Write what was recorded; answered with the files' names when they are there."""
     return json_response({"status": "stopped", "files": await _profiler(request).stop()})

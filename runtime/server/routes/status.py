@@ -16,13 +16,13 @@ from runtime.server.service import Service
 router = APIRouter()
 
 
-@router.get("/health", **gives(Health))
+@router.get("/health", **gives(Health, refusals=errors(403)))
 async def health() -> Response:
     """200: the process is alive."""
     return json_response({"status": "ok"})
 
 
-@router.get("/ready", **gives(Readiness, refusals=errors(503, kind=Readiness)))
+@router.get("/ready", **gives(Readiness, refusals=errors(403) | errors(503, kind=Readiness)))
 async def ready(request: Request) -> Response:
     """200: the model is loaded and the server is not draining; 503 otherwise."""
     service: Service = request.app.state.service
@@ -31,7 +31,7 @@ async def ready(request: Request) -> Response:
     return json_response({"status": "draining" if service.draining else "not ready"}, 503)
 
 
-@router.get("/startup", **gives(Started, refusals=errors(503, kind=Starting)))
+@router.get("/startup", **gives(Started, refusals=errors(403) | errors(503, kind=Starting)))
 async def startup(request: Request) -> Response:
     """200 once the model has been loaded, with the hub's commit and how each adapter stands; until then 503 with the
     phase and how far it is."""
@@ -47,7 +47,7 @@ async def startup(request: Request) -> Response:
     )
 
 
-@router.get("/metrics", response_class=PlainTextResponse, response_model=None)
+@router.get("/metrics", response_class=PlainTextResponse, response_model=None, responses=errors(403))
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     service: Service = request.app.state.service
@@ -55,7 +55,7 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.get("/v1/models", **gives(ModelList, refusals=errors(401, 503)))
+@router.get("/v1/models", **gives(ModelList, refusals=errors(401, 403, 503)))
 async def models(request: Request) -> Response:
     """The names under which the model is served, and the adapters."""
     service: Service = request.app.state.service
@@ -64,7 +64,7 @@ async def models(request: Request) -> Response:
 
 
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)
-@router.get("/v1/models/{name:path}", **gives(Model, refusals=errors(401, 404, 503)))
+@router.get("/v1/models/{name:path}", **gives(Model, refusals=errors(401, 403, 404, 503)))
 async def model(request: Request, name: str) -> Response:
     """One of them."""
     service: Service = request.app.state.service

@@ -45,7 +45,7 @@ async def tokenize(request: Request) -> Response:
     return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len})
 
 
-@router.get("/tokenizer_info", **gives(TokenizerInfo, refusals=errors(401, 503)))
+@router.get("/tokenizer_info", **gives(TokenizerInfo, refusals=errors(401, 403, 503)))
 async def tokenizer_info(request: Request) -> Response:
     """The texts of special tokens, null where there is none, and the chat template. Text that looks like one of these
     tokens is encoded as ordinary text all the same."""
