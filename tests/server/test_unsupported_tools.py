@@ -300,7 +300,7 @@ BLOCKS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("first", [True, False])
 def test_blocks_of_server_tools_do_not_end_a_request(client: httpx.Client, block: dict[str, Any], first: bool) -> None:
     text = {"type": "text", "text": "I looked."}
-    history = [
+    history: list[dict[str, Any]] = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": [block, text] if first else [text, block]},
         {"role": "user", "content": say("fine")},
