@@ -400,7 +400,7 @@ def test_a_result_of_other_blocks_is_their_json(client: httpx.Client) -> None:
     assert counts[0] == counts[1]
 
 
-def test_turns_without_any_supported_block_are_refused(client: httpx.Client) -> None:
+def test_messages_without_any_supported_block_are_refused(client: httpx.Client) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         body = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "assistant", "content": BLOCKS[:2]}]}
         refused = client.post(path, json=body)
