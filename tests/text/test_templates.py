@@ -98,7 +98,7 @@ ALLOCATING = [
 @pytest.mark.parametrize("source", ALLOCATING)
 def test_no_filter_or_method_makes_a_huge_text_in_one_step(source: str) -> None:
     with pytest.raises(
-        RequestError, match=r"cannot render them: (a text is padded|a replacement makes|nothing is rep)"
+        RequestError, match=r"cannot render them: (a text is padded|a format|a replacement makes|nothing is rep)"
     ):
         ChatTemplate(source, {}, {}).render(USER, {"n": HUGE})
 
