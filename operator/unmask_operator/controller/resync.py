@@ -122,7 +122,7 @@ class Resync:
             self.synced.set()
 
     def _failed(self, source: Source, error: ApiError) -> None:
-        if error.not_found and error.reason == "NotFound" and source.kind in OPTIONAL:
+        if error.not_found and source.kind in OPTIONAL:
             source.failures = 0
             self._events.on_list(source.kind, source.namespace, set(), sys.maxsize)
             self._set_served(source.kind, False)
