@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from runtime.errors import RequestError
+from runtime.server.keys import OPEN_PATHS
 
-PROBES = frozenset({"/health", "/ready", "/startup", "/metrics"})  # requested by a pod's address
 _OWN_SITES = frozenset({b"same-origin", b"none"})  # "none": typed, or from a bookmark
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _KEYS = "or let clients send a key (--api-key-file)"
@@ -53,7 +53,8 @@ class OriginPolicy:
                 sites.append(value.strip().lower())
             elif name == b"sec-fetch-mode":
                 navigates = value.strip().lower() == b"navigate"
-        if self._checks_host and (self._on_loopback or scope["path"] not in PROBES):
+        # Probes name a pod's address.
+        if self._checks_host and (self._on_loopback or scope["path"] not in OPEN_PATHS):
             self._check_hosts(hosts)
         if self._any_origin or not (sites or origins):
             return

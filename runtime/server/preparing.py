@@ -135,30 +135,19 @@ class Preparer:
         messages: list[dict[str, Any]],
         kwargs: Mapping[str, Any] | None,
         tools: list[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """The ids of a chat with the checkpoint's own template, which is given the `tools`."""
-        return await self._encode_messages(request, messages, kwargs, tools, continued=False)
-
-    async def encode_continued(
-        self,
-        request: Request,
-        messages: list[dict[str, Any]],
-        kwargs: Mapping[str, Any] | None,
-        tools: list[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """As `encode_chat`, but the ids end with the content of the last message, an assistant's, and nothing that the
-        template writes after it."""
-        return await self._encode_messages(request, messages, kwargs, tools, continued=True)
-
-    async def _encode_messages(
-        self,
-        request: Request,
-        messages: list[dict[str, Any]],
-        kwargs: Mapping[str, Any] | None,
-        tools: list[Mapping[str, Any]] | None,
         *,
-        continued: bool,
+        continued: bool = False,
     ) -> list[int]:
+        """Returns the ids of a chat by the checkpoint's own template.
+
+        Args:
+            request: Whose chat it is.
+            messages: The chat.
+            kwargs: Further variables of the template.
+            tools: Given to the template.
+            continued: The ids end with the content of the last message, an assistant's, and nothing that the template
+                writes after it.
+        """
         info, tokenizer = self._require()
         variables = dict(kwargs or {})
         for name in ("self", "messages"):

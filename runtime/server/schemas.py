@@ -248,9 +248,7 @@ class ChatRequest(OpenAIRequest):
         bool | None, said("whether the answer may have several calls; default true", True)
     ] = None
     logprobs: Annotated[bool | None, said("tell each token's log-probability", True)] = None
-    top_logprobs: Annotated[Integer | None, said("and those of so many of the likeliest in its place, up to 20", 2)] = (
-        None
-    )
+    top_logprobs: Annotated[Integer | None, said("and those of so many alternatives in its place, up to 20", 2)] = None
     tools: Annotated[ToolItems | None, said("functions that the model may call", TOOLS)] = None
     tool_choice: ToolChoice = None
     functions: Annotated[list[dict[str, Any]] | None, said("an old name of `tools`, refused unless empty", [])] = None

@@ -133,15 +133,20 @@ class Service:
                 param=name,
                 code="context_length_exceeded",
             )
-        request.state.ignored = [*getattr(request.state, "ignored", ()), name]
+        self._add_ignored(request, name)
         return info.max_model_len
 
     def leave_out(self, request: Request, name: str) -> None:
         """A known field is not honoured here, and ignored like an unknown one. RequestError with --strict-fields."""
         if self.config.strict_fields:
             raise refuse(name, "cannot be kept to here, and --strict-fields is set; leave it out")
-        request.state.ignored = [*getattr(request.state, "ignored", ()), name]
+        self._add_ignored(request, name)
         self._tell([name])
+
+    @staticmethod
+    def _add_ignored(request: Request, name: str) -> None:
+        """Has the answer's header name a field."""
+        request.state.ignored = [*getattr(request.state, "ignored", ()), name]
 
     def _without_refused(self, request: Request, chat: Talk, error: GrammarError) -> bool:
         """Whether the grammar can leave out the schemas of tools that were refused; names the fields ignored then."""
@@ -268,13 +273,13 @@ class Service:
                     spec = check(grammar=made)
             specs += choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
-        told = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}
+        forms = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}
         marks = part_marks()
         answers = []
         for i, spec in enumerate(specs):
             preamble = talk.preamble() if talk is not None and stops else None
             text = Answer(tokenizer, stops, most, marks, preamble, continues=continued)
-            answers.append(Choice(i, spec, text, None if talk is None else talk.parts(**told)))
+            answers.append(Choice(i, spec, text, None if talk is None else talk.parts(**forms)))
         if echo is not None:
             echo.take(answers, n, info, tokenizer)
         scores = () if echo is None else echo.scores

@@ -101,8 +101,7 @@ class Talk:
             items = [tool.item for _, tool in self._tooling.tools]
         else:
             items, plain = None, self._told(self._format, plain)
-        encode = preparer.encode_continued if continued else preparer.encode_chat
-        ids = await encode(request, plain, kwargs, items)
+        ids = await preparer.encode_chat(request, plain, kwargs, items, continued=continued)
         if self._reasoning is not None:
             tail = self._tokenizer.decode(ids[-_TAIL - len(text) :]).removesuffix(text).rstrip()
             begun = Thought(self._reasoning, tail.endswith(self._reasoning.opens))

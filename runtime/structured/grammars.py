@@ -94,7 +94,7 @@ class Grammars:
         with self._lock:
             overrun = self._overrun(text)
             if overrun is not None and overrun.answers >= REFUSING_ANSWERS:
-                raise kept_to("structured_outputs", overrun.why)
+                raise GrammarError("structured_outputs", overrun.why)
             found = self._kept.get(text)
             if found is None:
                 return None
@@ -135,7 +135,7 @@ class Grammars:
         try:
             made = self.known(text)
         except GrammarError as error:
-            raise kept_to(param, error.why) from None
+            raise GrammarError(param, error.why) from None
         if made is not None:
             return made
         why = "" if self.trial is None else self.trial.trouble(text)
@@ -143,7 +143,7 @@ class Grammars:
         if not why:
             matcher, why = self.tried(text)
         if matcher is None or why:
-            raise kept_to(param, why)
+            raise GrammarError(param, why)
         with self._lock:
             self._kept[text] = matcher
             while len(self._kept) > KEPT:
@@ -270,8 +270,3 @@ class GrammarError(RequestError):
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
-
-
-def kept_to(param: str, why: str) -> GrammarError:
-    """The refusal of a grammar that `param` asks for."""
-    return GrammarError(param, why)

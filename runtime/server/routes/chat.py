@@ -42,9 +42,9 @@ async def _start(service: Service, request: Request) -> Chat:
     max_tokens, names = _limit(body)
     without_functions(body.functions, body.function_call)
     talk = Talk(service.config, *service.require(), tooling(body.tools, body.tool_choice, body.parallel_tool_calls))
-    told = template_arguments(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
+    arguments = template_arguments(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
     messages = plain(body.messages)
-    variables = ending_arguments(body, told)
+    variables = ending_arguments(body, arguments)
     ids = await talk.prompt(request, service.preparer, messages, variables, continued=continues(body, messages))
     job = await service.job(
         request,

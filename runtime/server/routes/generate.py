@@ -49,8 +49,7 @@ async def _start(service: Service, request: Request) -> Generated:
     else:
         messages = plain(body.messages or [])
         variables, continued = ending_arguments(body, body.chat_template_kwargs), continues(body, messages)
-        encode = service.preparer.encode_continued if continued else service.preparer.encode_chat
-        ids = await encode(request, messages, variables)
+        ids = await service.preparer.encode_chat(request, messages, variables, continued=continued)
         requested, name = form(body)
         if continued and requested is not None:
             raise refuse(name, NO_GRAMMAR)

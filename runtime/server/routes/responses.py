@@ -111,8 +111,8 @@ class Responses(Dialect):
 
     def failed(self, error: RequestError) -> bytes:
         code = "invalid_prompt" if error.status == 400 else "server_error"
-        told = self._object("failed", error={"code": code, "message": error.message})
-        return self._event("response.failed", response=told)
+        failed = self._object("failed", error={"code": code, "message": error.message})
+        return self._event("response.failed", response=failed)
 
     def _status(self) -> str:
         return "completed" if self.job.choices[0].finish_reason == "stop" else "incomplete"
