@@ -17,7 +17,6 @@ LARGEST_BODY = 256 << 10  # bytes; the runtime's largest answers have a tenth of
 MAX_CHUNKS = 512  # of a body with chunked transfer coding: each costs the parser as much as a kilobyte of body
 RECEIVE_BUFFER = 8 << 10  # bytes: limits what the parser is given in one callback of the event loop
 TIMEOUT_SECONDS = 2.0  # for one pod
-SERVICE_SECONDS = 10.0  # for a poll of all pods' load progress, which wait for slots
 PODS_AT_ONCE = 32  # of all services
 PODS_PER_SERVICE = 8  # of one service at once, so that slow pods of one delay those of others little
 

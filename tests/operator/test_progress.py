@@ -293,7 +293,7 @@ def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
 def test_slow_pods_of_one_service_delay_what_is_read_of_others_no_longer_than_its_limit(monkeypatch):
     """A poll ends, although more pods than are read at once never answer."""
     monkeypatch.setattr(progress_module, "TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(progress_module, "SERVICE_SECONDS", 0.2)
+    monkeypatch.setattr(progress_module, "POLL_SECONDS", 0.2)
     tried = Counter()
 
     async def startup(session, address, port, adapters, parsing):

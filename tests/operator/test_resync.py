@@ -9,14 +9,13 @@ import pytest
 from tests.simulated_time import now, run_simulated
 from tests.wait import wait_until_async
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import CHILDREN, POD_MONITORS, PODS, SERVICES, kind_of
+from unmask_operator.client.kinds import CACHED, CHILDREN, POD_MONITORS, PODS, SERVICES, kind_of
 from unmask_operator.client.store import Store
 from unmask_operator.controller import resync as module
 from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.resync import (
     AFTER_KOPF_SECONDS,
     DISCOVERY_SECONDS,
-    KINDS,
     LONGEST_RETRY_SECONDS,
     NEEDED,
     OPTIONAL_SECONDS,
@@ -98,11 +97,11 @@ def test_few_kinds_are_listed_at_once():
     scene = Scene(Lists(), watch_namespaces=("a", "b")).run(pass_minutes)
     assert scene.resync.synced.is_set()
     listed = [(kind, namespace) for _, kind, namespace in scene.client.tries]
-    assert sorted(map(str, listed)) == sorted(str((kind, name)) for kind in KINDS for name in ("a", "b"))
+    assert sorted(map(str, listed)) == sorted(str((kind, name)) for kind in CACHED for name in ("a", "b"))
     assert scene.client.most_at_once == module.LISTS_AT_ONCE
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", CACHED, ids=lambda kind: kind.kind)
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason)
 def test_a_kind_that_cannot_be_listed_is_named_and_holds_up_only_what_needs_it(kind, error, caplog):
     objects = {one: [obj(7, one.kind)] for one in (kind_of("v1", "Service"), PODS) if one is not kind}
@@ -155,7 +154,7 @@ def test_a_list_that_fails_for_ten_minutes_is_tried_after_growing_pauses_and_the
 
 def test_every_kind_is_listed_again_by_the_clock():
     scene = Scene(Lists()).run(lambda scene: pass_minutes(scene, 35))
-    for kind in KINDS:
+    for kind in CACHED:
         assert scene.client.times(kind) == [0, PERIOD_SECONDS, 2 * PERIOD_SECONDS, 3 * PERIOD_SECONDS], kind
 
 
@@ -188,7 +187,7 @@ def test_a_list_of_something_else_is_no_reason_to_list_anything():
             scene.resync.kopf_has_listed(path)
         await asyncio.sleep(60)
 
-    assert len(Scene(Lists()).run(strange).client.tries) == len(KINDS)
+    assert len(Scene(Lists()).run(strange).client.tries) == len(CACHED)
 
 
 def test_an_empty_namespace_does_not_empty_another():

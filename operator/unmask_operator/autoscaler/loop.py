@@ -29,6 +29,7 @@ class Autoscaler:
     """Decides for every service of provider Builtin at its polling interval."""
 
     services: Callable[[], Iterable[tuple[Key, Obj]]]  # every resource as last seen
+    service: Callable[[Key], Obj | None]  # one of them
     pods: Callable[[Key], Sequence[Obj]]  # those of a resource, in any phase
     # Writes `spec.replicas` through the scale subresource. Any exception means that it was not written.
     scale: Callable[[Key, int], Awaitable[None]]
@@ -95,7 +96,7 @@ class Autoscaler:
     async def _look(self, key: Key, service: Obj, rules: Rules) -> None:
         pods = [pod for pod in self.pods(key) if is_live(pod)]
         readings, failures = await self.scrape(ready_addresses(pods), rules.targets)
-        fresh = next((found for other, found in self.services() if other == key), None)
+        fresh = self.service(key)
         fresh_rules = None if fresh is None else Rules.read(section(fresh, "spec"))
         if fresh is None or fresh_rules is None or fresh["metadata"].get("uid") != service["metadata"].get("uid"):
             return  # it was deleted, replaced or is no longer scaled here since the pods were requested

@@ -62,8 +62,9 @@ CHILDREN = (
 )
 OPTIONAL = (POD_MONITORS,)
 
-KINDS_BY_RESOURCE = {kind.resource: kind for kind in (SERVICES, PODS, *CHILDREN)}
-_BY_NAME = {(k.api_version, k.kind): k for k in (SERVICES, PODS, NODES, EVENTS, *CHILDREN)}
+CACHED = (SERVICES, PODS, *CHILDREN)  # the kinds that are listed and watched
+KINDS_BY_RESOURCE = {kind.resource: kind for kind in CACHED}
+_BY_NAME = {(k.api_version, k.kind): k for k in (*CACHED, NODES, EVENTS)}
 
 
 def kind_of(api_version: str, kind: str) -> ApiKind:

@@ -66,8 +66,9 @@ class Leader:
         """Until cancelled."""
         async with pod_session() as session:
             look = functools.partial(scrape, session, slots=self._slots)
+            store, now = self._store, functools.partial(datetime.now, UTC)
             self._autoscaler = Autoscaler(
-                self._store.services, self._store.pods, self._scale, self._queue.add, look, lambda: datetime.now(UTC)
+                store.services, store.service, store.pods, self._scale, self._queue.add, look, now
             )
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._resync.run())

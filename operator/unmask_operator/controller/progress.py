@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from unmask_operator.objects import Key, Obj
-from unmask_operator.pod_http import SERVICE_SECONDS, PodSlots, ServiceSlots, get_text
+from unmask_operator.pod_http import PodSlots, ServiceSlots, get_text
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.model_revision import COMMIT, key_of
 from unmask_operator.render.names import PORT
@@ -17,6 +17,7 @@ from unmask_operator.state.observed import Adapter, Load
 from unmask_operator.status.pods import is_live, is_ready
 
 TIMEOUT_SECONDS = 2.0
+POLL_SECONDS = 10.0  # for all pods, which wait for slots
 SILENT_SECONDS = 5.0  # until a pod that gave no answer is asked again; each pause is twice the one before
 LONGEST_SECONDS = 60.0  # of those pauses: where a firewall drops what is sent, each question takes the whole timeout
 FAILED_SECONDS = 30.0  # until a pod whose adapters failed is asked again: it tries them again as often
@@ -65,7 +66,7 @@ class Progress:
         """Ask every pod that loads, has yet to say what, or has adapters, where that is due; one that does not answer
         keeps what it last said. No API request is made."""
         slots, limits = self.slots, dict[Key, ServiceSlots]()
-        end = asyncio.get_running_loop().time() + max(SERVICE_SECONDS, TIMEOUT_SECONDS)
+        end = asyncio.get_running_loop().time() + max(POLL_SECONDS, TIMEOUT_SECONDS)
         before, due = self._due, dict[tuple[str, bool, int], tuple[float, float]]()
 
         async def ask(key: Key, pod: Obj, wanted: Mapping[str, str]) -> Said | None:

@@ -107,8 +107,7 @@ class Reconciler:
         if await self._write_status(key, outcome):
             return Result(again=0.0)
         observed = outcome.observed
-        waits = observed.refusals or outcome.failures or observed.not_adopted or key in self._status_refusals
-        refused = bool(waits)
+        refused = any((observed.refusals, outcome.failures, observed.not_adopted, key in self._status_refusals))
         looks = (told_later, outcome.plan.requeue_seconds, self._conflicts.next_look(key))
         return Result(refused, min((seconds for seconds in looks if seconds is not None), default=None))
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from unmask_operator.client.client import Client
 from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import CHILDREN, OPTIONAL, PODS, SERVICES, ApiKind, kind_of
+from unmask_operator.client.kinds import CACHED, OPTIONAL, PODS, REVISIONS, SERVICES, ApiKind, kind_of
 from unmask_operator.client.store import Store
 from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
@@ -20,10 +20,9 @@ from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings
 from unmask_operator.state.plan import MISSING_CRD
 
-KINDS = (SERVICES, PODS, *CHILDREN)
 # The cache counts as synced once these were listed. A child of another kind that is missing from the cache is met by
 # its create; pods would be created without their pin.
-NEEDED = {SERVICES, PODS, kind_of("apps/v1", "ControllerRevision"), kind_of("apps/v1", "Deployment")}
+NEEDED = {SERVICES, PODS, REVISIONS, kind_of("apps/v1", "Deployment")}
 LISTS_AT_ONCE = 2  # each holds a page in memory
 PERIOD_SECONDS = 600.0  # between two lists of a kind
 AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to the next list here
@@ -66,7 +65,7 @@ class Resync:
         selectors = {SERVICES: ",".join(settings.watch_selector)}
         self._sources = {
             kind.path(namespace): Source(kind, namespace, selectors.get(kind, SERVICE_LABEL))
-            for kind in KINDS
+            for kind in CACHED
             for namespace in settings.watch_namespaces or (None,)
         }
 

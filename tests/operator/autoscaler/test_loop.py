@@ -77,7 +77,7 @@ class World:
 
 
 def _autoscaler(world: World, scrape: Any = None) -> Autoscaler:
-    shell = (world.services, world.pods, world.scale, world.decided)
+    shell = (world.services, world.all.get, world.pods, world.scale, world.decided)
     return Autoscaler(*shell, scrape or world.scrape, world.clock)  # type: ignore[arg-type]
 
 
