@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-SERVERS = ("demo", "scripted")  # what a client runs against: the demo model, or a server that says what it is told to
+SERVERS = ("demo", "scripted")  # what a client runs against: the demo model, or a server with scripted answers
 KINDS = ("basic", "streaming", "structured", "tools", "more")  # of checks, in the table's order
 LOCKS = {"python": "lock.txt", "node": "package-lock.json", "go": "go.sum"}  # by what runs the client's script
 
@@ -55,13 +55,13 @@ class Client:
 
 
 def client(folder: Path) -> Client:
-    told = tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
-    wrong = set(told["covers"]) - set(KINDS)
+    declared = tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
+    wrong = set(declared["covers"]) - set(KINDS)
     assert not wrong, f"{folder.name}: covers {wrong}, of {KINDS}"
-    server = told.get("server", "demo")
+    server = declared.get("server", "demo")
     assert server in SERVERS, f"{folder.name}: server {server!r}, of {SERVERS}"
-    requires = tuple(told.get("requires", ()))
-    return Client(folder, told["title"], told["package"], tuple(told["covers"]), requires, server)
+    requires = tuple(declared.get("requires", ()))
+    return Client(folder, declared["title"], declared["package"], tuple(declared["covers"]), requires, server)
 
 
 def clients() -> list[Client]:
