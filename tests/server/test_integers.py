@@ -31,8 +31,8 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def server(demo: ServerProcess) -> ServerProcess:
-    return demo
+def server(fake: ServerProcess) -> ServerProcess:
+    return fake
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,9 @@ def test_every_integer_field_of_a_route(client: httpx.Client, document: dict[str
         ("/generate", {**BODIES["/generate"], "stop_token_ids": [40, 41.0]}),
     ],
 )
-def test_integers_within_other_fields(client: httpx.Client, route: str, body: dict[str, Any]) -> None:
-    answer = client.post(route, json=body)
+def test_integers_within_other_fields(demo: ServerProcess, route: str, body: dict[str, Any]) -> None:
+    with demo.client() as client:
+        answer = client.post(route, json=body)
     assert answer.status_code == 200, answer.text
 
 

@@ -89,7 +89,17 @@ FORMATS: dict[str, Callable[[Path], Encoder]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+def quick_and_matrix(cases: dict[str, Any], *quick: str) -> list[Any]:
+    """Returns the cases as parameters. A conversion takes seconds, so only `quick` ones run by default."""
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.matrix) for name in cases]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    quick_and_matrix(
+        FORMATS, "vocab.json and merges.txt of Qwen2", "sentencepiece, unigram", "tiktoken as tokenizer.model"
+    ),
+)
 def test_ids_are_those_of_an_independent_reading_of_the_files(kind: str, tmp_path: Path) -> None:
     reference = FORMATS[kind](tmp_path)
     tokenizer = Tokenizer(tmp_path)
@@ -99,7 +109,7 @@ def test_ids_are_those_of_an_independent_reading_of_the_files(kind: str, tmp_pat
     assert wrong == []
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", quick_and_matrix(FORMATS, "sentencepiece, bpe"))
 def test_text_of_special_tokens_is_ordinary_text_and_a_template_writes_the_tokens(kind: str, tmp_path: Path) -> None:
     FORMATS[kind](tmp_path)
     if kind.startswith("sentencepiece"):
@@ -120,6 +130,7 @@ def test_text_of_special_tokens_is_ordinary_text_and_a_template_writes_the_token
             assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.matrix
 def test_normalization_rules_of_sentencepiece_are_applied(tmp_path: Path) -> None:
     for model_type in ("bpe", "unigram"):
         reference = write_sentencepiece(tmp_path, DEFAULT_RULES | {"model_type": model_type})
@@ -177,7 +188,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", quick_and_matrix(REFUSED, "an unknown class with vocab.json", "a damaged model"))
 def test_what_cannot_be_converted_gets_a_sentence_with_the_remedy(case: str, tmp_path: Path) -> None:
     breaks, reason = REFUSED[case]
     breaks(tmp_path)
@@ -216,6 +227,7 @@ def test_a_config_cannot_name_files_outside_the_checkpoint(tmp_path: Path) -> No
         Tokenizer(inside)
 
 
+@pytest.mark.matrix
 def test_a_config_of_a_sentencepiece_model_names_no_files_either(tmp_path: Path) -> None:
     outside, inside, alone = tmp_path / "outside", tmp_path / "inside", tmp_path / "alone"
     for path in (outside, inside, alone):
