@@ -46,7 +46,11 @@ def bpe_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("flags", "writable"), [((), True), (("--frontend-processes", "2"), False)], ids=["cached", "no cache"]
+    ("flags", "writable"),
+    [
+        pytest.param((), True, id="cached"),
+        pytest.param(("--frontend-processes", "2"), False, id="no cache", marks=pytest.mark.matrix),
+    ],
 )
 def test_only_the_converting_process_imports_transformers(
     server, bpe_checkpoint: Path, tmp_path: Path, flags: tuple[str, ...], writable: bool

@@ -361,12 +361,13 @@ def test_expressions_match_what_they_match_in_ecmascript(pattern: str, fitting: 
     assert not any(accepts(schema, text) for text in others), written
 
 
-def test_published_expressions_with_lookaround_accept_the_same() -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.matrix)])
+def test_published_expressions_with_lookaround_accept_the_same(count: int) -> None:
     rng = random.Random(3)
     for pattern, letters in ((EMAIL, "a.'@-b"), (ISO_DURATION, "P1YMDTHS.W"), (HOSTNAME, "aB-.9")):
         before = {"type": "string", "pattern": pattern}
         after = simplified(before)
-        samples = ["".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(3000)]
+        samples = ["".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(count)]
         samples += [f"{'a' * 60}.{'b' * n}" + "." * dot for n in range(1, 64) for dot in (0, 1)]
         samples += [".".join(["a" * 61] * 4) + "a" * n + "." * dot for n in range(9) for dot in (0, 1)]
         assert [accepts(before, each) for each in samples] == [accepts(after, each) for each in samples]

@@ -20,6 +20,7 @@ from runtime.text import Tokenizer
 from runtime.weights import tokenizer_cache, tokenizer_formats, tokenizer_json
 from tests.clients.catalogue import client
 from tests.clients.environments import environment
+from tests.matrix import marked
 from tests.wait import wait_until
 from tests.weights.vocabularies import (
     GPT2,
@@ -89,15 +90,11 @@ FORMATS: dict[str, Callable[[Path], Encoder]] = {
 }
 
 
-def quick_and_matrix(cases: dict[str, Any], *quick: str) -> list[Any]:
-    """Returns the cases as parameters. A conversion takes seconds, so only `quick` ones run by default."""
-    return [pytest.param(name, marks=[] if name in quick else pytest.mark.matrix) for name in cases]
-
-
 @pytest.mark.parametrize(
     "kind",
-    quick_and_matrix(
-        FORMATS, "vocab.json and merges.txt of Qwen2", "sentencepiece, unigram", "tiktoken as tokenizer.model"
+    marked(
+        FORMATS,
+        quick=("vocab.json and merges.txt of Qwen2", "sentencepiece, unigram", "tiktoken as tokenizer.model"),
     ),
 )
 def test_ids_are_those_of_an_independent_reading_of_the_files(kind: str, tmp_path: Path) -> None:
@@ -109,7 +106,7 @@ def test_ids_are_those_of_an_independent_reading_of_the_files(kind: str, tmp_pat
     assert wrong == []
 
 
-@pytest.mark.parametrize("kind", quick_and_matrix(FORMATS, "sentencepiece, bpe"))
+@pytest.mark.parametrize("kind", marked(FORMATS, quick=["sentencepiece, bpe"]))
 def test_text_of_special_tokens_is_ordinary_text_and_a_template_writes_the_tokens(kind: str, tmp_path: Path) -> None:
     FORMATS[kind](tmp_path)
     if kind.startswith("sentencepiece"):
@@ -188,7 +185,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", quick_and_matrix(REFUSED, "an unknown class with vocab.json", "a damaged model"))
+@pytest.mark.parametrize("case", marked(REFUSED, quick=["an unknown class with vocab.json", "a damaged model"]))
 def test_what_cannot_be_converted_gets_a_sentence_with_the_remedy(case: str, tmp_path: Path) -> None:
     breaks, reason = REFUSED[case]
     breaks(tmp_path)
@@ -277,6 +274,7 @@ def test_a_result_is_cached_by_the_content_of_its_files(tmp_path: Path, cache: P
     assert not list(cache.glob(".*"))
 
 
+@pytest.mark.matrix
 def test_a_damaged_or_foreign_cache_entry_is_replaced(tmp_path: Path, cache: Path, conversions: list[Path]) -> None:
     write_bpe(tmp_path)
     expected = Tokenizer(tmp_path).encode("the fox")
