@@ -153,6 +153,8 @@ class _Simplifier:
         value = {name: found for name, found in origin.items() if found is not None or name == "const"}
         if self._references.has_one_of:
             value = {name: found for name, found in value.items() if name not in self._unknown}
+        if not isinstance(value.get("format", ""), str):
+            raise SchemaError((*path, "format"), f"{shown(value['format'])} is not the name of a format")
         types = _types(value, path)
         made: dict[str, Any] = {name: value[name] for name in ("type", "const") if name in value}
         if "enum" in value:
@@ -328,9 +330,9 @@ class _Simplifier:
         required = value.get("required", [])
         if isinstance(required, bool):  # of a property, in draft 3
             required = []
-        required = list(dict.fromkeys(_list(required, (*path, "required"))))
-        if not all(isinstance(name, str) for name in required):
+        if not all(isinstance(name, str) for name in _list(required, (*path, "required"))):
             raise SchemaError((*path, "required"), "must be a list of names")
+        required = list(dict.fromkeys(required))
         self._dependent(value, path, set(required))
         if "propertyNames" in value:
             where = (*path, "propertyNames")
@@ -494,7 +496,7 @@ def _types(value: Mapping[str, Any], path: Path) -> set[str]:
     if "type" in value:
         named = value["type"] if isinstance(value["type"], list) else [value["type"]]
         for name in named:
-            if name not in TYPES and name != "integer":
+            if not isinstance(name, str) or (name not in TYPES and name != "integer"):
                 known = ", ".join(sorted(TYPES | {"integer"}))
                 raise SchemaError((*path, "type"), f"{shown(name)} is not a type of JSON; there are {known}")
         found = {"number" if name == "integer" else name for name in named}
@@ -599,7 +601,8 @@ def _count(value: Mapping[str, Any], keyword: str, path: Path) -> int | None:
     found = value.get(keyword)
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or found < 0 or found != int(found):
+    exact = found.is_integer() if isinstance(found, float) else isinstance(found, int) and not isinstance(found, bool)
+    if not exact or found < 0:
         raise SchemaError((*path, keyword), f"{shown(found)} is not a whole number from 0 on")
     return int(found)
 

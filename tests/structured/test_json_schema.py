@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import random
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
-from runtime.structured.json_schema import SchemaError, simplify_schema
+from runtime.structured.json_schema import TYPES, SchemaError, simplify_schema
 from runtime.structured.patterns import matches, to_engine
 from tests.structured import json_schemas
 from tests.structured.client_types import EMAIL, HOSTNAME, ISO_DURATION
@@ -371,6 +375,50 @@ def test_published_expressions_with_lookaround_accept_the_same(count: int) -> No
         samples += [f"{'a' * 60}.{'b' * n}" + "." * dot for n in range(1, 64) for dot in (0, 1)]
         samples += [".".join(["a" * 61] * 4) + "a" * n + "." * dot for n in range(9) for dot in (0, 1)]
         assert [accepts(before, each) for each in samples] == [accepts(after, each) for each in samples]
+
+
+KEYWORDS = [
+    "$anchor", "$defs", "$dynamicRef", "$id", "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf",
+    "const", "contains", "contentEncoding", "contentMediaType", "default", "definitions", "dependencies",
+    "dependentRequired", "dependentSchemas", "discriminator", "else", "enum", "exclusiveMinimum", "format", "if",
+    "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties",
+    "minimum", "multipleOf", "not", "nullable", "oneOf", "pattern", "patternProperties", "prefixItems", "properties",
+    "propertyNames", "required", "then", "title", "type", "unevaluatedProperties", "uniqueItems",
+]  # fmt: skip
+VALUES: list[Any] = [None, [], {}, ["a"], [1, {}], 1, -1, 1.5, float("inf"), True, "x", {"a": 1}]
+WRAPPERS: list[Callable[[Any], Any]] = [
+    lambda schema: schema,
+    lambda schema: {"type": "object", "properties": {"a": schema}},
+    lambda schema: {"type": "object", "propertyNames": schema},
+    lambda schema: {"type": "array", "items": schema, "contains": schema},
+    lambda schema: {"oneOf": [schema, {"type": "null"}]},
+    lambda schema: {"allOf": [schema, {"type": "string"}]},
+    lambda schema: {"$defs": {"x": schema}, "$ref": "#/$defs/x"},
+]
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_keyword_with_a_value_of_a_wrong_type_is_refused_by_its_path_or_has_no_effect(keyword: str) -> None:
+    for value, base, wrap in itertools.product(VALUES, [{}, *({"type": name} for name in TYPES)], WRAPPERS):
+        with contextlib.suppress(SchemaError):
+            simplified(wrap({**base, keyword: value}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"format": []}, "format"),
+        ({"properties": {"a": {"format": {"x": 1}}}}, "properties.a.format"),
+        ({"type": {}}, "type"),
+        ({"type": ["string", []]}, "type"),
+        ({"required": [1, {}]}, "required"),
+        ({"type": "string", "minLength": float("inf")}, "minLength"),
+        ({"items": {"maxItems": float("inf")}}, "items.maxItems"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_by_its_path(schema: Any, path: str) -> None:
+    with pytest.raises(SchemaError, match=f"^{re.escape(path)}: "):
+        simplified(schema)
 
 
 def test_whether_a_name_fits_an_expression() -> None:
