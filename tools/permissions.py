@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unmask_operator.client.kinds import CHILDREN, EVENTS, LEASES, NODES, OPTIONAL, PODS, SERVICES
+from unmask_operator.kube.kinds import CHILDREN, EVENTS, LEASES, NODES, OPTIONAL, PODS, SERVICES
 from unmask_operator.objects import GROUP, PLURAL
 
 

@@ -11,19 +11,19 @@ from typing import Any, cast
 
 import kopf
 
-from unmask_operator.client.client import Client
-from unmask_operator.client.credentials import Credentials, LoginError
-from unmask_operator.client.store import Store
-from unmask_operator.client.watch_login import WatchLogin
+from unmask_operator import health, logs
 from unmask_operator.controller.event_handler import EventHandler
-from unmask_operator.controller.leader import Leader
-from unmask_operator.controller.queue import WorkQueue
+from unmask_operator.controller.manager import Leader
 from unmask_operator.controller.resync import Resync
+from unmask_operator.controller.workqueue import WorkQueue
 from unmask_operator.handlers import make_registry
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.credentials import Credentials, LoginError
+from unmask_operator.kube.watch_login import WatchLogin
+from unmask_operator.leaderelection import Elector, Lease, exit_at_once, lead
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
-from unmask_operator.process import health, logs
-from unmask_operator.process.lease import Elector, Lease, exit_at_once, lead
-from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings, read_settings
 
 KOPF_END_SECONDS = 5.0  # that kopf's tasks may take to end; the Lease is released afterwards

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.render.beside import PODMONITOR
+from unmask_operator.plan.drift import differs
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan, plan
+from unmask_operator.render.children import PODMONITOR
 from unmask_operator.settings import Settings
-from unmask_operator.state.drift import differs
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan, plan
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings()

@@ -28,9 +28,9 @@ from tests.operator.samples import (
 from tests.operator.test_pins import NEW
 from unmask_operator.api import parse
 from unmask_operator.objects import Obj, Ref
+from unmask_operator.plan.observed import Adapter, Observed
+from unmask_operator.plan.plan import last_good
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Adapter, Observed
-from unmask_operator.state.plan import last_good
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 

@@ -9,7 +9,7 @@ import yaml
 
 from tests.operator.samples import SETTINGS, carry_out, child, edit, make, observe, resource, template
 from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj
-from unmask_operator.state.drift import differs
+from unmask_operator.plan.drift import differs
 from unmask_operator.status import status
 
 RECORDED = list(yaml.safe_load_all((Path(__file__).parent / "recorded/revisions.yaml").read_text(encoding="utf-8")))

@@ -22,9 +22,9 @@ from tests.operator.samples import (
 )
 from tests.operator.test_adopted_templates import RECORDED
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.plan.adoption import adopted_pin, orphans, owner_reference
+from unmask_operator.plan.observed import Observed
 from unmask_operator.settings import Settings
-from unmask_operator.state.adoption import adopted_pin, orphans, owner_reference
-from unmask_operator.state.observed import Observed
 from unmask_operator.status import status
 
 EVERYTHING: dict[str, Any] = {

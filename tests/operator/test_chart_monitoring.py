@@ -9,8 +9,8 @@ from prometheus_client import generate_latest
 from runtime.server.metrics import Metrics as EngineMetrics
 from runtime.server.observed import Observed
 from tests.operator.helm import render
-from unmask_operator.client.store import Store
-from unmask_operator.process.metrics import Metrics as OperatorMetrics
+from unmask_operator.kube.cache import Store
+from unmask_operator.metrics import Metrics as OperatorMetrics
 
 pytestmark = pytest.mark.programs
 

@@ -16,9 +16,9 @@ from aiohttp import web
 from e2e.cluster import kubeconfig
 from e2e.cluster.pki import Authority
 from tests.operator.clients import client_of
-from unmask_operator.client.client import LIST_TRIES, PAGE, encode
-from unmask_operator.client.errors import ApiError, api_error
-from unmask_operator.client.kinds import LEASES, PODS, SERVICES, kind_of
+from unmask_operator.kube.client import LIST_TRIES, PAGE, encode
+from unmask_operator.kube.errors import ApiError, api_error
+from unmask_operator.kube.kinds import LEASES, PODS, SERVICES, kind_of
 from unmask_operator.objects import FIELD_MANAGER
 
 LONG = 600.0  # seconds: no limit that a slow machine reaches

@@ -8,7 +8,7 @@ from tests.operator.samples import carry_out, child, edit, make, observe, resour
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.base import RESERVED_ANNOTATIONS, RESERVED_LABELS
 from unmask_operator.objects import SERVICE_LABEL, TEMPLATE_LABEL
-from unmask_operator.render.names import labels
+from unmask_operator.render.labels import labels
 
 LABELS = {"team": "search", "example.com/cost-center": "", "app.kubernetes.io/part-of": "shop"}
 ANNOTATIONS = {"example.com/owner": "Search, and Ads", "argocd.argoproj.io/compare-options": "IgnoreExtraneous"}

@@ -6,13 +6,13 @@ import tracemalloc
 from datetime import UTC, datetime
 
 from tests.operator.samples import resource
-from unmask_operator.client.kinds import PODS, SERVICES, kind_of
-from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Reconciler
+from unmask_operator.controller.reconciler import Reconciler
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.kinds import PODS, SERVICES, kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.observed import Observed
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Observed
 
 LARGEST_BYTES = 100_000
 SPEC = {

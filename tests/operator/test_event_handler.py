@@ -2,14 +2,14 @@
 
 import pytest
 
-from unmask_operator.client.kinds import CHILDREN, PODS, SERVICES, kind_of
-from unmask_operator.client.store import Store
 from unmask_operator.controller.event_handler import (
     SETTLE_READY_SECONDS,
     SETTLE_SECONDS,
     EventHandler,
     settle_seconds,
 )
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.kinds import CHILDREN, PODS, SERVICES, kind_of
 from unmask_operator.objects import SERVICE_LABEL, Key
 
 KEY = Key("ns", "demo")

@@ -13,10 +13,6 @@ import pytest
 
 from tests.operator.samples import SETTINGS, edit, make, observe, running
 from tests.operator.test_refused_edits import DENIED, DEPLOYMENT, PATCHED, Cluster, of, patched
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES as DLMS
-from unmask_operator.client.kinds import kind_of
-from unmask_operator.client.store import Store
 from unmask_operator.controller.field_conflicts import (
     LAST_ADMISSION_PAUSE_SECONDS,
     LAST_PAUSE_SECONDS,
@@ -24,11 +20,15 @@ from unmask_operator.controller.field_conflicts import (
     WINDOW_SECONDS,
     other_manager,
 )
-from unmask_operator.controller.reconcile import Reconciler, Result
+from unmask_operator.controller.reconciler import Reconciler, Result
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import SERVICES as DLMS
+from unmask_operator.kube.kinds import kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref
-from unmask_operator.process.metrics import Metrics
-from unmask_operator.state.drift import ListKey, differences, field_name
-from unmask_operator.state.observed import FieldConflict, Observed
+from unmask_operator.plan.drift import ListKey, differences, field_name
+from unmask_operator.plan.observed import FieldConflict, Observed
 from unmask_operator.status import status
 
 KEY = Key("default", "demo")

@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 
 from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
-from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import Store
-from unmask_operator.process import health
-from unmask_operator.process.metrics import Metrics
-from unmask_operator.render.names import pod_url
+from unmask_operator import health
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.kinds import SERVICES
+from unmask_operator.metrics import Metrics
+from unmask_operator.render.labels import pod_url
 
 
 def ask(paths, silence=0.0, up=True, store=None):
@@ -137,7 +137,7 @@ def test_a_port_in_use_is_an_error_of_the_operator():
 
 
 SCRIPT = """
-from unmask_operator.process.health import open_listener
+from unmask_operator.health import open_listener
 report(open_listener(0), sys.argv[1:])
 """
 

@@ -12,11 +12,11 @@ from tests.operator.clients import ScriptedCredentials
 from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
 from unmask_operator import settings as module
-from unmask_operator.client import watch_login
-from unmask_operator.client.credentials import LoginError
-from unmask_operator.client.kinds import KINDS_BY_RESOURCE, OPTIONAL, PODS, SERVICES, ApiKind
-from unmask_operator.client.store import Store
 from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.kube import watch_login
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.credentials import LoginError
+from unmask_operator.kube.kinds import KINDS_BY_RESOURCE, OPTIONAL, PODS, SERVICES, ApiKind
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.settings import Settings
 

@@ -11,8 +11,8 @@ import pytest
 from tests.operator.kstatus import CURRENT, FAILED, IN_PROGRESS, TERMINATING, kstatus
 from tests.operator.recorded import UID, load, owned, pod, reconcile, service
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan, Problem
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 

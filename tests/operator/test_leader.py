@@ -6,12 +6,12 @@ import pytest
 
 from tests.operator.samples import resource
 from tests.simulated_time import now, run_simulated
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import Store
-from unmask_operator.controller.leader import Leader
-from unmask_operator.controller.queue import WorkQueue
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.controller.manager import Leader
+from unmask_operator.controller.workqueue import WorkQueue
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import SERVICES
+from unmask_operator.metrics import Metrics
 from unmask_operator.settings import Settings
 
 

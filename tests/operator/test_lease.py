@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.simulated_time import now, run_simulated
-from unmask_operator.client.errors import ApiError
-from unmask_operator.process import lease as module
-from unmask_operator.process.lease import DEADLINE_SECONDS, LEASE_SECONDS, RETRY_SECONDS, Elector, Lease, LostLease
+from unmask_operator import leaderelection as module
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.leaderelection import DEADLINE_SECONDS, LEASE_SECONDS, RETRY_SECONDS, Elector, Lease, LostLease
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 LATENCY = 0.01  # seconds until the API server answers a request

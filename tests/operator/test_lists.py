@@ -8,19 +8,19 @@ import pytest
 from tests.operator.samples import SETTINGS, carry_out, edit, make
 from tests.operator.test_adapters import LEGAL, LIST, READY, ROMAN, lora, seen
 from tests.operator.test_reconcile import KEY, Api
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import PODS, SERVICES, kind_of
-from unmask_operator.client.store import Store
-from unmask_operator.controller import lists
-from unmask_operator.controller.reconcile import Reconciler
+from unmask_operator.controller import adapters
+from unmask_operator.controller.reconciler import Reconciler
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import PODS, SERVICES, kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Ref
-from unmask_operator.process.metrics import Metrics
-from unmask_operator.state.observed import Observed
+from unmask_operator.plan.observed import Observed
 
 
 def told(observed, *names):
     """The pods of these names have been told of the list as it is now."""
-    mark = {lists.LIST: lists.mark(observed)}
+    mark = {adapters.LIST: adapters.mark(observed)}
     pods = [
         {**pod, "metadata": {**pod["metadata"], "annotations": mark}} if pod["metadata"]["name"] in names else pod
         for pod in observed.pods
@@ -29,7 +29,7 @@ def told(observed, *names):
 
 
 def behind(observed):
-    return [pod["metadata"]["name"] for pod in lists.behind(observed)]
+    return [pod["metadata"]["name"] for pod in adapters.behind(observed)]
 
 
 def test_pods_that_serve_are_told_once_of_every_list():
@@ -37,8 +37,8 @@ def test_pods_that_serve_are_told_once_of_every_list():
     assert behind(observed) == ["p1", "p3"], "p2 mounts the list as it is when it starts, and is told when it is Ready"
     observed = told(observed, "p1", "p3")
     assert behind(observed) == []
-    for adapters in ((ROMAN, LEGAL), (LEGAL,), ()):
-        edited = edit(observed, lora=lora(*adapters))
+    for listed_adapters in ((ROMAN, LEGAL), (LEGAL,), ()):
+        edited = edit(observed, lora=lora(*listed_adapters))
         assert behind(edited) == [], "the list has yet to be written"
         assert behind(carry_out(edited, make(edited))) == ["p1", "p3"]
 
@@ -109,7 +109,7 @@ def test_a_list_is_written_first_and_told_a_moment_later():
     edited = edit(observed, lora=lora(ROMAN, LEGAL))
     api = Pods(edited.service)
     made, store = reconciler(edited, api)
-    assert asyncio.run(made.reconcile(KEY)).again == lists.PAUSE_SECONDS
+    assert asyncio.run(made.reconcile(KEY)).again == adapters.PAUSE_SECONDS
     assert api.told == []
     assert "legal" in store.children(KEY)[LIST]["data"]
     assert asyncio.run(made.reconcile(KEY)).again is None

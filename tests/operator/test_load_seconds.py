@@ -9,7 +9,7 @@ import pytest
 
 from tests.operator.recorded import pod
 from unmask_operator.objects import Obj
-from unmask_operator.status.pods import load_seconds
+from unmask_operator.status.pods.pod_status import load_seconds
 
 SCHEDULED = datetime(2030, 1, 1, 0, 0, 2, tzinfo=UTC)
 PROBE = {"periodSeconds": 5, "failureThreshold": 720}  # an hour

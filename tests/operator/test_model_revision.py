@@ -9,8 +9,8 @@ from typing import Any
 from tests.operator.samples import carry_out, child, container, edit, kinds, make, observe, resource, settled, template
 from tests.operator.test_pins import NEW, restarted
 from unmask_operator.objects import Obj, Ref
+from unmask_operator.plan.observed import Observed
 from unmask_operator.render.model_revision import key_of
-from unmask_operator.state.observed import Observed
 from unmask_operator.status import status
 
 A, B = "a" * 40, "b" * 40

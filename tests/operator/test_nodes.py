@@ -11,11 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from e2e.cluster import kubeconfig
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import NODES
 from unmask_operator.controller.nodes import PAGE, Nodes, slim
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import NODES
 from unmask_operator.objects import SERVICE_LABEL, Key
-from unmask_operator.state.plan import NODES_SECONDS
+from unmask_operator.plan.plan import NODES_SECONDS
 
 
 def pod(reason="Unschedulable"):
@@ -130,7 +130,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from tests.operator.clients import client_of
-from unmask_operator.client.kinds import NODES
+from unmask_operator.kube.kinds import NODES
 from unmask_operator.controller.nodes import slim
 
 def peak():

@@ -10,8 +10,8 @@ from tools.crd import schema
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.nulls import SELECTOR
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import slim
+from unmask_operator.kube.cache import slim
+from unmask_operator.kube.kinds import SERVICES
 from unmask_operator.status import status
 
 CASES = list(null_cases())

@@ -10,8 +10,8 @@ from tests.operator.pod_states import RUNNING, SCHEDULED, container, judge, obse
 from tests.operator.recorded import deployment, pod, reconcile, service
 from tests.operator.samples import carry_out, edit, make
 from unmask_operator.objects import Obj, Ref
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 

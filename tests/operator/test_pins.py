@@ -24,9 +24,9 @@ from tests.operator.samples import (
 from unmask_operator.api import Spec, parse
 from unmask_operator.api.spec import BESIDE_PODS
 from unmask_operator.objects import Obj, Ref
+from unmask_operator.plan.observed import Observed
 from unmask_operator.render.pod import form
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Observed
 from unmask_operator.status import status
 
 NEW = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"})

@@ -22,7 +22,7 @@ from tests.operator.samples import (
     template,
 )
 from unmask_operator.objects import Ref, controller_uid
-from unmask_operator.state.plan import NODES_SECONDS, Plan, Problem, last_good, plan
+from unmask_operator.plan.plan import NODES_SECONDS, Plan, Problem, last_good, plan
 
 EVERYTHING: dict[str, Any] = {
     "replicas": 2,

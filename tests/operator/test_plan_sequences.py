@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.operator.samples import carry_out, child, edit, make, observe, resource, template
 from unmask_operator.objects import RESTARTED_AT, Obj, Ref, controller_uid
+from unmask_operator.plan.drift import differs
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
 from unmask_operator.render.revision import KEPT
 from unmask_operator.settings import Settings
-from unmask_operator.state.drift import differs
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan
 
 OPERATORS = [Settings(version=v, runtime_image=f"unmask-runtime:{v}") for v in ("0.1.0", "0.2.0", "0.3.0")]
 FOREIGN: Obj = {

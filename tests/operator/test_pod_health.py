@@ -9,7 +9,7 @@ import pytest
 
 from tests.operator.pod_states import RUNNING, container, judge, judge_pod, observe_pod, started_pod
 from unmask_operator.objects import Obj
-from unmask_operator.state.observed import Told
+from unmask_operator.plan.observed import Told
 
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
 LIMIT = {"resources": {"limits": {"memory": "1Gi"}}}

@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 
 from tests.networks import needs_ipv6
-from unmask_operator.controller import progress as progress_module
-from unmask_operator.controller.progress import Progress, Said, is_loading, is_news
+from unmask_operator.controller import pod_progress as progress_module
+from unmask_operator.controller.pod_progress import Progress, Said, is_loading, is_news
 from unmask_operator.objects import Key
+from unmask_operator.plan.observed import Adapter, Load
 from unmask_operator.pod_http import PODS_PER_SERVICE
-from unmask_operator.state.observed import Adapter, Load
 
 DEMO = Key("ns", "demo")
 
@@ -284,7 +284,7 @@ def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
         return Said(None, "", {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unmask_operator.controller.progress.startup", startup)
+        patch.setattr("unmask_operator.controller.pod_progress.startup", startup)
         asyncio.run(scene())
     assert asked[False] == services
     assert 0 < asked[True] / services <= 5 * polls / 1000

@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulated_time import run_simulated
 from tests.wait import wait_until_async
-from unmask_operator.controller.queue import WorkQueue
+from unmask_operator.controller.workqueue import WorkQueue
 
 
 class Clock:

@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.operator.samples import resource
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Reconciler
+from unmask_operator.controller.reconciler import Reconciler
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import SERVICES
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.observed import Observed
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Observed
 
 KEY = Key("default", "demo")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.operator.samples import carry_out, child, make, observe, settled, template
-from unmask_operator.client.client import encode
+from unmask_operator.kube.client import encode
 from unmask_operator.objects import Obj
 from unmask_operator.render.revision import Pin, pins
 from unmask_operator.settings import Settings

@@ -11,17 +11,17 @@ import pytest
 
 from tests.operator.samples import SETTINGS, edit, make, observe, resource, running, settled
 from tests.operator.test_writes import Api
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES as DLMS
-from unmask_operator.client.kinds import kind_of
-from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Reconciler
-from unmask_operator.controller.writes import WRITTEN_ONCE, Outcome, Writer, stamped
+from unmask_operator.controller.apply import WRITTEN_ONCE, Outcome, Writer, stamped
+from unmask_operator.controller.reconciler import Reconciler
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import SERVICES as DLMS
+from unmask_operator.kube.kinds import kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import RESTARTED_AT, Key, Obj, Ref
-from unmask_operator.process.metrics import Metrics
-from unmask_operator.state.drift import clashes
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import last_good, plan
+from unmask_operator.plan.drift import clashes
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import last_good, plan
 from unmask_operator.status import status
 
 KEY = Key("default", "demo")

@@ -14,7 +14,7 @@ from runtime import config
 from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, template
 from unmask_operator.api import SpecError, parse
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.render.names import url
+from unmask_operator.render.labels import url
 from unmask_operator.render.pod import form
 from unmask_operator.render.workload import deployment, startup_budget
 

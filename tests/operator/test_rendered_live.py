@@ -14,8 +14,8 @@ from tests.operator.samples import SETTINGS, carry_out, child, make, observe, re
 from tests.operator.snapshot import examples
 from tools import crd
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.state.drift import differences, differs, field_name
-from unmask_operator.state.plan import Plan
+from unmask_operator.plan.drift import differences, differs, field_name
+from unmask_operator.plan.plan import Plan
 
 pytestmark = pytest.mark.cluster
 

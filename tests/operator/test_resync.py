@@ -8,9 +8,6 @@ import pytest
 
 from tests.simulated_time import now, run_simulated
 from tests.wait import wait_until_async
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import CACHED, CHILDREN, POD_MONITORS, PODS, SERVICES, kind_of
-from unmask_operator.client.store import Store
 from unmask_operator.controller import resync as module
 from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.resync import (
@@ -23,10 +20,13 @@ from unmask_operator.controller.resync import (
     STEP_SECONDS,
     Resync,
 )
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import CACHED, CHILDREN, POD_MONITORS, PODS, SERVICES, kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.plan import MISSING_CRD
 from unmask_operator.settings import Settings
-from unmask_operator.state.plan import MISSING_CRD
 
 KEY = Key("ns", "demo")
 NOT_FOUND = ApiError(404, "NotFound", "the server could not find the requested resource")

@@ -9,8 +9,8 @@ import pytest
 from tests.operator.samples import edit, make, observe, resource, running
 from unmask_operator.objects import Obj
 from unmask_operator.status import status
-from unmask_operator.status.conditions import NEEDED
-from unmask_operator.status.settings_consistent import TYPE
+from unmask_operator.status.conditions.basic import NEEDED
+from unmask_operator.status.conditions.settings_consistent import TYPE
 from unmask_operator.status.transitions import transitions
 
 

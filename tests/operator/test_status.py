@@ -11,8 +11,8 @@ import pytest
 from tests.operator.recorded import NOW, STATES, deployment, load, owned, pod, reconcile, service
 from tools.status import Status
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref
-from unmask_operator.state.observed import Decision, Load, Observed
-from unmask_operator.state.plan import Plan, Problem
+from unmask_operator.plan.observed import Decision, Load, Observed
+from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 

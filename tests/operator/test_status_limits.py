@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from tests.operator.samples import make, observe, resource, running, template
 from tests.operator.structural import violations
 from tools.crd import schema
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Reconciler, Result, _event
+from unmask_operator.controller.reconciler import Reconciler, Result, _event
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import SERVICES
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key, Obj, Ref
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.observed import Adapter, Decision, Load, Observed, Told
+from unmask_operator.plan.plan import Problem
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Adapter, Decision, Load, Observed, Told
-from unmask_operator.state.plan import Problem
 from unmask_operator.status import status
+from unmask_operator.status.condition import LONGEST_MESSAGE, no, unknown, yes
 from unmask_operator.status.limits import EVENT_REASON_LENGTH, conform, minimal, valid_reason, valid_text
 from unmask_operator.status.transitions import Event, transitions
-from unmask_operator.status.verdict import LONGEST_MESSAGE, no, unknown, yes
 
 STATUS = schema()["properties"]["status"]
 CONDITION = STATUS["properties"]["conditions"]["items"]["properties"]

@@ -4,8 +4,8 @@ from itertools import permutations
 
 import pytest
 
-from unmask_operator.client.kinds import PODS, SERVICES, kind_of
-from unmask_operator.client.store import Store
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.kinds import PODS, SERVICES, kind_of
 from unmask_operator.objects import SERVICE_LABEL, Key, Ref
 
 DEPLOYMENTS = kind_of("apps/v1", "Deployment")

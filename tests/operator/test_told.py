@@ -6,13 +6,13 @@ from datetime import timedelta
 import pytest
 
 from tests.operator.recorded import NOW, STATES, pod, reconcile
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import EVENTS as EVENTS_KIND
 from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, in_order
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import EVENTS as EVENTS_KIND
 from unmask_operator.objects import Key
-from unmask_operator.state.observed import Told
+from unmask_operator.plan.observed import Told
 from unmask_operator.status import status
-from unmask_operator.status.told import PATIENCE, is_silent
+from unmask_operator.status.pods.event_messages import PATIENCE, is_silent
 
 DEMO = Key("ns", "demo")
 SCHEDULED = Told("Scheduled", "Successfully assigned models/demo to gpu-1", warning=False)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.operator.recorded import NOW, pod, reconcile, service
-from unmask_operator.state.observed import Decision, Load, Observed
-from unmask_operator.state.plan import Plan
+from unmask_operator.plan.observed import Decision, Load, Observed
+from unmask_operator.plan.plan import Plan
 from unmask_operator.status import status
 from unmask_operator.status.transitions import Event, transitions
 

@@ -5,12 +5,12 @@ import copy
 
 import pytest
 
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.store import Store
-from unmask_operator.controller.writes import NotOurs, Writer, stamped
+from unmask_operator.controller.apply import NotOurs, Writer, stamped
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.errors import ApiError
 from unmask_operator.objects import Ref
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
 
 UID = "service-uid"
 SERVICE = {"metadata": {"name": "demo", "namespace": "ns", "uid": UID}}

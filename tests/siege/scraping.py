@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import psutil
 
 from unmask_operator.autoscaler.scrape import scrape
-from unmask_operator.controller.progress import Progress
+from unmask_operator.controller.pod_progress import Progress
 from unmask_operator.objects import Key
 from unmask_operator.pod_http import TIMEOUT_SECONDS, PodSlots, pod_session
 

@@ -4,7 +4,7 @@ import math
 
 from unmask_operator.autoscaler.history import History, Reading, Recommendation, View
 from unmask_operator.autoscaler.rules import TOLERANCE, Rules, down_limit, up_limit
-from unmask_operator.state.observed import Decision
+from unmask_operator.plan.observed import Decision
 
 # Sentences for status.autoscaling.reason. They hold no live figure: the status is written when a decision changes, not
 # at every look.

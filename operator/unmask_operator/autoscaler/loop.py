@@ -11,9 +11,9 @@ from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, Reading, View
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.objects import Key, Obj
-from unmask_operator.state.observed import Decision
-from unmask_operator.status.facts import section
-from unmask_operator.status.pods import is_live, is_ready, load_seconds, name
+from unmask_operator.plan.observed import Decision
+from unmask_operator.status.pods.pod_status import is_live, is_ready, load_seconds, name
+from unmask_operator.status.status_input import section
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import aiohttp
 from unmask_operator.api.autoscaling import BESIDES, GAUGES
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.pod_http import TIMEOUT_SECONDS, PodRequestError, PodSlots, get_text
-from unmask_operator.render.names import PORT
+from unmask_operator.render.labels import PORT
 
 LONGEST_VALUE = 64  # characters of a gauge's value
 

@@ -3,13 +3,13 @@
 import logging
 from dataclasses import replace
 
-from unmask_operator.client.client import MERGE, Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import kind_of
-from unmask_operator.client.store import Store
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.client import MERGE, Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import kind_of
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref
-from unmask_operator.state.adoption import orphans, owner_reference
-from unmask_operator.state.observed import Observed
+from unmask_operator.plan.adoption import orphans, owner_reference
+from unmask_operator.plan.observed import Observed
 from unmask_operator.status.transitions import Event
 
 ADOPTED = "Adopted"  # an Event's reason

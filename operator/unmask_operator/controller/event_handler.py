@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Set
 
-from unmask_operator.client.kinds import PODS, SERVICES, ApiKind
-from unmask_operator.client.store import Store
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.kinds import PODS, SERVICES, ApiKind
 from unmask_operator.objects import Key, Obj
-from unmask_operator.status.pods import is_ready
+from unmask_operator.status.pods.pod_status import is_ready
 
 # Children and pods change in bursts: one reconcile, and one status write, per burst. The pause is shorter where the
 # burst ends with a Ready pod, which users wait for.

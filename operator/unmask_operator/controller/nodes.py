@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from unmask_operator.client.client import Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import NODES
-from unmask_operator.client.store import owner_key
+from unmask_operator.kube.cache import owner_key
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import NODES
 from unmask_operator.objects import Key, Obj
-from unmask_operator.state.plan import NODES_SECONDS
-from unmask_operator.status.pods import condition
+from unmask_operator.plan.plan import NODES_SECONDS
+from unmask_operator.status.pods.pod_status import condition
 
 _TAINT = ("key", "value", "effect")
 PAGE = 25  # nodes in memory at a time, each of which may have 20 kB and more

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from unmask_operator.client.client import Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import EVENTS
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import EVENTS
 from unmask_operator.objects import Key, Obj
-from unmask_operator.state.observed import Told
-from unmask_operator.status.told import is_silent
+from unmask_operator.plan.observed import Told
+from unmask_operator.status.pods.event_messages import is_silent
 
 AGAIN_SECONDS = 30.0  # between the first two looks at one pod; each pause is twice the one before
 LONGEST_SECONDS = 240.0  # of those pauses: pulling a large image keeps many pods silent for long

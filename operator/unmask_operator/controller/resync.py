@@ -10,15 +10,15 @@ import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
-from unmask_operator.client.client import Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import CACHED, OPTIONAL, PODS, REVISIONS, SERVICES, ApiKind, kind_of
-from unmask_operator.client.store import Store
 from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.kube.cache import Store
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import CACHED, OPTIONAL, PODS, REVISIONS, SERVICES, ApiKind, kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.plan import MISSING_CRD
 from unmask_operator.settings import Settings
-from unmask_operator.state.plan import MISSING_CRD
 
 # The cache counts as synced once these were listed. A child of another kind that is missing from the cache is met by
 # its create; pods would be created without their pin.

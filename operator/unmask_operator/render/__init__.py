@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render import adapters, beside
+from unmask_operator.render import adapters, children
 from unmask_operator.render.model_revision import config_map
 from unmask_operator.render.revision import Pin, revision
 from unmask_operator.render.workload import deployment
@@ -18,15 +18,15 @@ def render(service: DiffusionLMService, settings: Settings, pin: Pin, commits: M
     `commits` is what hub models were resolved to, by key.
     """
     wanted = [
-        beside.serviceaccount(service),
+        children.serviceaccount(service),
         revision(service, pin),
         config_map(service, commits),
         adapters.config_map(service),
-        beside.networkpolicy(service, settings),
-        beside.service(service),
+        children.networkpolicy(service, settings),
+        children.service(service),
         deployment(service, pin.form.template),
-        beside.pdb(service),
-        beside.hpa(service),
-        beside.podmonitor(service),
+        children.pdb(service),
+        children.hpa(service),
+        children.podmonitor(service),
     ]
     return [child for child in wanted if child]

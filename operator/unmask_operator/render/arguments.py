@@ -13,8 +13,8 @@ from runtime.errors import ConfigError
 from unmask_operator.api import DiffusionLMService, SpecError
 from unmask_operator.api.engine import RESERVED
 from unmask_operator.api.flags import flag_argument, flag_of
-from unmask_operator.render import adapters, sources
-from unmask_operator.render.names import KEYS_FILE, KEYS_MOUNT
+from unmask_operator.render import adapters, model_source
+from unmask_operator.render.labels import KEYS_FILE, KEYS_MOUNT
 from unmask_operator.settings import Settings
 
 _EXTRA = "spec.engine.extraArgs"
@@ -44,7 +44,7 @@ def engine_arguments(service: DiffusionLMService, settings: Settings) -> list[st
 def _written(service: DiffusionLMService) -> Iterator[tuple[str, str]]:
     """The field of the spec, or the flag where it follows from several, and its argument."""
     spec = service.spec
-    if path := sources.model(spec):
+    if path := model_source.model(spec):
         yield "spec.model.uri", f"--model={path}"
     yield "spec.model.name", f"--served-model-name={service.model_name}"
     if spec.model.family:

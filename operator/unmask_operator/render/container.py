@@ -3,10 +3,10 @@
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj
-from unmask_operator.render import adapters, sources, trust
+from unmask_operator.render import adapters, ca_bundle, model_source
 from unmask_operator.render.arguments import engine_arguments
+from unmask_operator.render.labels import KEYS_MOUNT, MAIN, PORT, PORT_NAME
 from unmask_operator.render.model_revision import variable
-from unmask_operator.render.names import KEYS_MOUNT, MAIN, PORT, PORT_NAME
 from unmask_operator.settings import Settings
 
 _COMPILE_CACHE = "/var/cache/unmask"
@@ -46,7 +46,7 @@ def _env(service: DiffusionLMService, settings: Settings) -> list[Obj]:
         "TRITON_CACHE_DIR": f"{_COMPILE_CACHE}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{_COMPILE_CACHE}/inductor",
         "HF_HOME": _MODEL_CACHE,
-        **trust.environment(settings),
+        **ca_bundle.environment(settings),
     }
     env: list[Obj] = [{"name": name, "value": values[name]} for name in sorted(values)]
     # As many threads as the CPU limit grants, rounded up; the node's cores where there is none. Else torch takes a
@@ -80,10 +80,10 @@ def _mounts(service: DiffusionLMService, settings: Settings) -> list[Obj]:
         {"name": "model-cache", "mountPath": _MODEL_CACHE},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
-    read_only = sources.mounts(service.spec)
+    read_only = model_source.mounts(service.spec)
     if adapters.are_followed(service.spec):  # as directories, both: what is mounted by subPath never changes
         read_only[adapters.MOUNT] = adapters.VOLUME
     if service.spec.auth:
         read_only[KEYS_MOUNT] = "api-keys"
     mounts += [{"name": volume, "mountPath": path, "readOnly": True} for path, volume in read_only.items()]
-    return mounts + trust.mounts(settings)
+    return mounts + ca_bundle.mounts(settings)

@@ -13,7 +13,7 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render.names import MAIN, child, model_config
+from unmask_operator.render.labels import MAIN, child, model_config
 
 VARIABLE = "MODEL_REVISION"  # not UNMASK_: the runtime refuses what is no flag of its own
 COMMIT = re.compile(r"[0-9a-f]{40}")

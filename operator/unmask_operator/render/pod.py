@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest
-from unmask_operator.render import adapters, container, sources, trust
+from unmask_operator.render import adapters, ca_bundle, container, model_source
+from unmask_operator.render.labels import KEYS_FILE, MAIN, adapters_config, engine_name, labels, selector
 from unmask_operator.render.merge import merge_template
-from unmask_operator.render.names import KEYS_FILE, MAIN, adapters_config, engine, labels, selector
 from unmask_operator.settings import Settings
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
@@ -49,7 +49,7 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted
     main = container.main(service, settings, image, restarted_at)
     ending = (service.spec.drain_delay, service.spec.drain_timeout_seconds, END_SECONDS)
     spec: Obj = {
-        "serviceAccountName": engine(service.name),
+        "serviceAccountName": engine_name(service.name),
         "automountServiceAccountToken": False,  # the engine never talks to the API server
         "enableServiceLinks": False,  # a Service called "unmask" would inject UNMASK_PORT, which the runtime reads
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -67,7 +67,7 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted
         **_scheduling(service, settings),
     }
     plain = service.spec.resources.model_dump(exclude_defaults=True)
-    if before := trust.init_containers(main, settings, plain):
+    if before := ca_bundle.init_containers(main, settings, plain):
         spec["initContainers"] = before
     secrets = dict.fromkeys((*settings.image_pull_secrets, *(s.name for s in service.spec.image_pull_secrets)))
     if secrets:
@@ -95,7 +95,7 @@ def _volumes(service: DiffusionLMService, settings: Settings) -> list[Obj]:
         {"name": "model-cache", "emptyDir": {"sizeLimit": CACHE_SIZE if size is None else size}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
     ]
-    for volume, claim in sources.volumes(service.spec).items():
+    for volume, claim in model_source.volumes(service.spec).items():
         volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim}})
     if adapters.are_followed(service.spec):
         volumes.append({"name": adapters.VOLUME, "configMap": {"name": adapters_config(service.name)}})
@@ -103,4 +103,4 @@ def _volumes(service: DiffusionLMService, settings: Settings) -> list[Obj]:
         ref = auth.api_key_secret_ref
         secret = {"secretName": ref.name, "items": [{"key": ref.key, "path": KEYS_FILE}]}
         volumes.append({"name": "api-keys", "secret": secret})
-    return volumes + trust.volumes(settings)
+    return volumes + ca_bundle.volumes(settings)

@@ -14,7 +14,7 @@ from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.nulls import without_nulls
 from unmask_operator.api.spec import BESIDE_PODS, SCALE
 from unmask_operator.objects import RESTARTED_AT, Obj, controller_uid
-from unmask_operator.render import names
+from unmask_operator.render.labels import child, revision_name
 from unmask_operator.render.pod import Form, form
 from unmask_operator.settings import Settings
 
@@ -119,8 +119,8 @@ def revision(service: DiffusionLMService, pin: Pin) -> Obj | None:
         "image": pin.form.image,
         "template": pin.form.template,
     }
-    name = names.revision(service.name, pin.number)
-    return names.child(service, "apps/v1", "ControllerRevision", name, revision=pin.number, data=data)
+    name = revision_name(service.name, pin.number)
+    return child(service, "apps/v1", "ControllerRevision", name, revision=pin.number, data=data)
 
 
 def _inputs(spec: Mapping[str, Any]) -> dict[str, Any]:

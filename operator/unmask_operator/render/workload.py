@@ -5,7 +5,7 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render.names import MAIN, child, selector
+from unmask_operator.render.labels import MAIN, child, selector
 
 _PROBE_PERIOD, _PROBE_FAILURES = 10, 3  # Kubernetes' own defaults
 _PROGRESS_SLACK = 600  # seconds for scheduling and pulling, beside the startup budget

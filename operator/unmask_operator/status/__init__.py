@@ -5,36 +5,36 @@ from datetime import datetime
 from typing import Any
 
 from unmask_operator.objects import SERVICE_LABEL, Obj, Ref
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
+from unmask_operator.render.labels import model_config, url
 from unmask_operator.render.model_revision import key_of, recorded
-from unmask_operator.render.names import model_config, url
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan
-from unmask_operator.status import (
+from unmask_operator.status import admission
+from unmask_operator.status.condition import Verdict, no
+from unmask_operator.status.conditions import (
     adapters_loaded,
-    admission,
-    conditions,
+    basic,
     kstatus,
     rollout_complete,
     scaling_ready,
     scheduled,
     settings_consistent,
 )
-from unmask_operator.status import pods as pod_facts
-from unmask_operator.status.facts import Facts, number, section
 from unmask_operator.status.limits import conform
-from unmask_operator.status.verdict import Verdict, no
+from unmask_operator.status.pods import pod_status
+from unmask_operator.status.status_input import Facts, number, section
 
 CONDITIONS = {
-    "Accepted": conditions.accepted,
+    "Accepted": basic.accepted,
     "Scheduled": scheduled.verdict,
-    "ModelLoaded": conditions.model_loaded,
+    "ModelLoaded": basic.model_loaded,
     "RolloutComplete": rollout_complete.verdict,
     "AdaptersLoaded": adapters_loaded.verdict,
     scaling_ready.TYPE: scaling_ready.verdict,
-    "UpToDate": conditions.up_to_date,
-    "Protected": conditions.protected,
+    "UpToDate": basic.up_to_date,
+    "Protected": basic.protected,
     settings_consistent.TYPE: settings_consistent.verdict,
-    "Available": conditions.available,
+    "Available": basic.available,
 }
 
 
@@ -76,7 +76,7 @@ def _conditions(facts: Facts) -> list[Obj]:
             found = no(problems[0].reason, "; ".join(dict.fromkeys(problem.message for problem in problems)))
         if found:
             verdicts[kind] = found
-    verdicts["Ready"] = conditions.ready(verdicts, facts.suspended)
+    verdicts["Ready"] = basic.ready(verdicts, facts.suspended)
     if found := kstatus.stalled(facts, verdicts["Accepted"], verdicts["Ready"]):
         verdicts[kstatus.TYPE] = found
     service = facts.observed.service
@@ -141,7 +141,7 @@ def _model_load(facts: Facts) -> Obj | None:
         return None  # what a pod said before it came to an end is no progress
     if load := facts.slowest_load:
         return {"phase": load.phase, "percent": round(load.percent)}
-    if facts.pods and all(pod_facts.is_started(pod) for pod in facts.pods):
+    if facts.pods and all(pod_status.is_started(pod) for pod in facts.pods):
         return {"phase": "loaded", "percent": 100}
     return None
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from unmask_operator.autoscaler.decide import decide
 from unmask_operator.autoscaler.history import History, View
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.state.observed import Decision
+from unmask_operator.plan.observed import Decision
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 

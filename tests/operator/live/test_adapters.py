@@ -13,7 +13,7 @@ from e2e.cluster import ApiServer, Kube
 from tests.operator.live.kubelet import bind, engine, first_pod, make_node, run
 from tests.operator.live.objects import Obj, condition, demo, read, wait_condition
 from tests.operator.live.process import OperatorProcess, cluster_wide
-from unmask_operator.controller.lists import LIST
+from unmask_operator.controller.adapters import LIST
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 

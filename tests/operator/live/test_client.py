@@ -16,11 +16,11 @@ from tests.operator.clients import client_of
 from tests.operator.live.objects import Obj, wait_condition, wait_settled
 from tests.operator.live.process import OperatorProcess
 from tests.operator.test_recorded_revisions import RECORDED
-from unmask_operator.client.client import Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import REVISIONS, kind_of
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import REVISIONS, kind_of
 from unmask_operator.objects import SERVICE_LABEL
-from unmask_operator.state.drift import differs
+from unmask_operator.plan.drift import differs
 
 pytestmark = pytest.mark.cluster
 

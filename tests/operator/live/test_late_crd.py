@@ -8,7 +8,7 @@ from e2e.cluster import Kube
 from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import OperatorProcess
 from tests.operator.live.test_permissions import POD_MONITOR_CRD
-from unmask_operator.client.kinds import POD_MONITORS
+from unmask_operator.kube.kinds import POD_MONITORS
 
 pytestmark = pytest.mark.cluster
 

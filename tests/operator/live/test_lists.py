@@ -9,7 +9,7 @@ import pytest
 from tests.operator.clients import client_of
 from tests.operator.live.objects import demo
 from tests.operator.live.process import ACCOUNT, install
-from unmask_operator.client.kinds import SERVICES
+from unmask_operator.kube.kinds import SERVICES
 
 pytestmark = pytest.mark.cluster
 

@@ -9,8 +9,8 @@ from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import ACCOUNT, OperatorProcess, install, reset_lease
 from tests.operator.live.test_refused_edits import policy, updates
 from tools.permissions import RULES
-from unmask_operator.client.kinds import CHILDREN, ApiKind, kind_of
-from unmask_operator.controller.lists import LIST
+from unmask_operator.controller.adapters import LIST
+from unmask_operator.kube.kinds import CHILDREN, ApiKind, kind_of
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
