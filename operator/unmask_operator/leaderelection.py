@@ -41,7 +41,7 @@ class Lease:
         self._runs_out = 0.0
         self.renewed_at: float | None = None  # None: not the leader
 
-    def may_take(self, lease: Obj) -> bool:
+    def can_acquire(self, lease: Obj) -> bool:
         """Whether nobody holds the Lease as read: it is ours, released, or unchanged for its whole duration."""
         spec = lease.get("spec") or {}
         holder, renewed = spec.get("holderIdentity") or "", str(spec.get("renewTime"))
@@ -95,7 +95,7 @@ class Lease:
 _OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
 
-class Elector:
+class LeaderElector:
     """Makes the Lease where there is none, waits for it, keeps it, gives it back.
 
     The operator's own Deployment owns the Lease, so that uninstalling removes it for good: one that is made when the
@@ -156,7 +156,7 @@ class Elector:
         try:
             lease = await self._find()
             self.reads = True
-            if not self._lease.may_take(lease):
+            if not self._lease.can_acquire(lease):
                 return False
             self._asked_for = True
             mine = self._lease.held(lease, datetime.now(UTC))
@@ -220,7 +220,7 @@ class Elector:
         self._read = lease
 
 
-async def lead(elector: Elector, work: Callable[[], Awaitable[None]]) -> None:
+async def run_leader_election(elector: LeaderElector, work: Callable[[], Awaitable[None]]) -> None:
     """Wait for the Lease, then run `work` while it lasts. A lost Lease ends the process at once, without clean-up:
     every further write could cross those of the new leader."""
     await elector.acquire()

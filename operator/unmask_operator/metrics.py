@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unmask_operator.kube.cache import Store
+from unmask_operator.kube.cache import Cache
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _MINUTES = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0)
@@ -17,8 +17,8 @@ _STOPPED = ("Suspended", "NoReplicas")  # why Available is False because somebod
 class Metrics(Collector):
     """The figures of one operator process, in a registry of their own."""
 
-    def __init__(self, store: Store, waiting: Callable[[], int]) -> None:
-        self._store = store
+    def __init__(self, cache: Cache, waiting: Callable[[], int]) -> None:
+        self._cache = cache
         self._waiting = waiting
         own = self.registry = CollectorRegistry()
         self.leader = Gauge("unmask_operator_leader", "1 while this process reconciles, else 0.", registry=own)
@@ -54,8 +54,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Counted when scraped: services and their conditions, the queue's length, the age of what is known."""
-        services = list(self._store.services())
-        yield GaugeMetricFamily("unmask_operator_services", "Resources known.", value=len(services))
+        resources = list(self._cache.resources())
+        yield GaugeMetricFamily("unmask_operator_services", "Resources known.", value=len(resources))
         by_condition = GaugeMetricFamily(
             "unmask_operator_service_conditions", "Resources by condition.", labels=["type", "status", "reason"]
         )
@@ -70,8 +70,8 @@ class Metrics(Collector):
             labels=["namespace", "name"],
         )
         tally: Tally[tuple[str, str, str]] = Tally()
-        for key, service in services:
-            conditions = (service.get("status") or {}).get("conditions") or ()
+        for key, resource in resources:
+            conditions = (resource.get("status") or {}).get("conditions") or ()
             for condition in conditions:
                 kind, status = condition["type"], condition["status"]
                 tally[kind, status, condition["reason"]] += 1
@@ -87,6 +87,6 @@ class Metrics(Collector):
             "Time since a kind was listed or an event of it arrived.",
             labels=["kind"],
         )
-        for api, seconds in sorted(self._store.ages().items()):
+        for api, seconds in sorted(self._cache.ages().items()):
             age.add_metric([api.rpartition("/")[2]], seconds)
         yield age

@@ -123,7 +123,7 @@ def test_every_reason_that_a_condition_can_have_is_explained():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     sources = [*(OPERATOR / "status").rglob("*.py"), OPERATOR / "plan" / "plan.py"]
     source = "\n".join(path.read_text(encoding="utf-8") for path in sources)
-    reasons = set(re.findall(r'\b(?:no|unknown)\(\s*"(\w+)"', source))
+    reasons = set(re.findall(r'\b(?:false|unknown)\(\s*"(\w+)"', source))
     reasons |= set(re.findall(r'\bProblem\(\s*"\w+",\s*"(\w+)"', source))
     assert len(reasons) > 10
     assert {reason for reason in reasons if f"`{reason}`" not in text} == set()
@@ -142,7 +142,7 @@ def test_every_condition_has_its_heading():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     for path in (OPERATOR / "status").rglob("*.py"):
         name = "".join(word.capitalize() for word in path.stem.split("_"))
-        if "def verdict(" in path.read_text(encoding="utf-8") and name != "Ready":
+        if "def evaluate(" in path.read_text(encoding="utf-8") and name != "Ready":
             assert f"\n## {name}: " in text, name
 
 

@@ -195,7 +195,7 @@ def test_a_contradiction_is_one_event_however_often_it_is_seen_and_its_end_remov
     first = status(wrong, make(wrong))
     (event,) = [e for e in transitions(old, first) if e.reason == "DisruptionBudgetBlocksDrains"]
     assert event.type == "Warning"
-    wrong.service["status"] = first
+    wrong.resource["status"] = first
     assert [e for e in transitions(first, status(wrong, make(wrong))) if "Budget" in e.reason] == []
     right = edit(wrong, podDisruptionBudget={"maxUnavailable": 1})
     assert TYPE not in {c["type"] for c in status(right, make(right))["conditions"]}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from unmask_operator.controller.field_conflicts import APPLIED, FieldConflicts
-from unmask_operator.kube.cache import Store
+from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import kind_of
@@ -24,11 +24,11 @@ from unmask_operator.render.labels import adapters_config
 WRITTEN_ONCE = ("ControllerRevision",)
 
 # A pin says that its spec was accepted, and pods are made of pins alone: neither is written where the other failed.
-TOGETHER = ("ControllerRevision", "Deployment")
+ATOMIC_GROUP = ("ControllerRevision", "Deployment")
 
 # A round finds obstacles (an object in the way, one that has gone, a refusal) and plans again: more than there can be
 # children.
-ROUNDS = 20
+MAX_RETRIES = 20
 
 # The API server's validation of a value with two alternatives.
 CLASH = re.compile("Duplicate value|may not specify more than|may not be specified when|cannot be both set")
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 MakePlan = Callable[[Observed], Plan]
 
 
-class NotOurs(Exception):
+class OwnershipError(Exception):
     """A plan that would touch a foreign object: a mistake of ours, which is stopped here."""
 
 
@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def key(self) -> Key:
-        meta = self.observed.service["metadata"]
+        meta = self.observed.resource["metadata"]
         return Key(meta["namespace"], meta["name"])
 
     def failed(self, ref: Ref, error: ApiError) -> None:
@@ -76,31 +76,31 @@ class Outcome:
         self.failures[ref] = error
         self.observed = replace(self.observed, failures={**self.observed.failures, ref: error.message})
 
-    def leaves(self, ref: Ref) -> bool:
-        together = ref.kind in TOGETHER and any(failed.kind in TOGETHER for failed in self.failures)
-        return together or ref in self.failures
+    def has_failed(self, ref: Ref) -> bool:
+        in_failed_group = ref.kind in ATOMIC_GROUP and any(failed.kind in ATOMIC_GROUP for failed in self.failures)
+        return in_failed_group or ref in self.failures
 
     def skips(self, child: Obj) -> bool:
         """Whether the child is not to be sent: it failed, or was refused in this form."""
-        return self.leaves(Ref.of(child)) or child in self.refused.get(Ref.of(child), ())
+        return self.has_failed(Ref.of(child)) or child in self.refused.get(Ref.of(child), ())
 
 
 @dataclass(frozen=True)
-class _News:
+class _Conflict:
     """Why a round stopped: what stands in a child's way (None: nothing any more), or the server's refusal."""
 
     children: Mapping[Ref, Obj | None] = field(default_factory=dict)
     refusals: Mapping[Ref, str] = field(default_factory=dict)
 
-    def and_(self, other: _News) -> _News:
-        return _News({**self.children, **other.children}, {**self.refusals, **other.refusals})
+    def merge(self, other: _Conflict) -> _Conflict:
+        return _Conflict({**self.children, **other.children}, {**self.refusals, **other.refusals})
 
-    def told(self, observed: Observed) -> Observed:
+    def update(self, observed: Observed) -> Observed:
         children = {ref: obj for ref, obj in {**observed.children, **self.children}.items() if obj is not None}
         return replace(observed, children=children, refusals={**observed.refusals, **self.refusals})
 
 
-def stamped(child: Obj) -> Obj:
+def with_applied_hash(child: Obj) -> Obj:
     """The child with a digest of itself. It tells a field that was removed, which comparing with the live object, full
     of the server's defaults, cannot."""
     meta = child["metadata"]
@@ -108,7 +108,7 @@ def stamped(child: Obj) -> Obj:
 
 
 @dataclass(frozen=True)
-class Writer:
+class Applier:
     """Applies plans.
 
     Attributes:
@@ -121,7 +121,7 @@ class Writer:
     """
 
     client: Client
-    store: Store
+    cache: Cache
     count: Callable[[str], None]
     conflicts: FieldConflicts = field(default_factory=FieldConflicts)
     refused_writes: dict[Key, set[Ref]] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Writer:
         self.conflicts.forget(key)
         self.refused_writes.pop(key, None)
 
-    async def carry_out(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
+    async def apply(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
         """Writes what differs, and deletes what the plan does not have.
 
         All but the first change are tried as a dry run before the first write, which is its own trial. A spec of which
@@ -141,54 +141,54 @@ class Writer:
         Raises:
             ApiError: the API server as a whole does not answer.
         """
-        outcome = await self._rounds(make_plan, last_good, observed)
+        outcome = await self._apply_with_retries(make_plan, last_accepted, observed)
         if not outcome.observed.refusals:
             self.refused_writes.pop(outcome.key, None)
         await self._scale(outcome)
         outcome.observed = replace(outcome.observed, conflicts=self.conflicts.of(outcome.key))
         return outcome
 
-    async def _rounds(self, make_plan: MakePlan, last_good: MakePlan, observed: Observed) -> Outcome:
-        outcome, news = Outcome(make_plan(observed), observed), None
+    async def _apply_with_retries(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
+        outcome, conflict = Outcome(make_plan(observed), observed), None
         self.conflicts.look(outcome.key, outcome.plan.children, observed.children, _written_form)
-        for _ in range(ROUNDS):
-            news = await self._round(outcome)
-            if news is None:
+        for _ in range(MAX_RETRIES):
+            conflict = await self._apply_once(outcome)
+            if conflict is None:
                 return outcome
-            if news.refusals and not outcome.observed.refusals:
-                await self._withdraw(outcome)
-            outcome.observed = news.told(outcome.observed)
-            outcome.plan = last_good(outcome.observed) if outcome.observed.refusals else make_plan(outcome.observed)
-        for ref in news.children if news else ():
+            if conflict.refusals and not outcome.observed.refusals:
+                await self._delete_refused(outcome)
+            outcome.observed = conflict.update(outcome.observed)
+            outcome.plan = last_accepted(outcome.observed) if outcome.observed.refusals else make_plan(outcome.observed)
+        for ref in conflict.children if conflict else ():
             outcome.failed(ref, ApiError(409, "Conflict", "it kept changing while it was written"))
         return outcome
 
-    async def _withdraw(self, outcome: Outcome) -> None:
+    async def _delete_refused(self, outcome: Outcome) -> None:
         """Deletes the ControllerRevision of a spec that turned out to be refused after it was created.
 
         The newest one has to be the last accepted spec. A dry run does not find everything: it does not reach etcd,
         which limits the size of objects.
         """
-        for ref, pin in outcome.created.items():
+        for ref, revision in outcome.created.items():
             if ref.kind not in WRITTEN_ONCE or ref not in outcome.observed.children:
                 continue
-            kind, meta = kind_of(ref.api_version, ref.kind), pin["metadata"]
+            kind, meta = kind_of(ref.api_version, ref.kind), revision["metadata"]
             try:
                 await self.client.delete(kind, meta["namespace"], ref.name, meta["uid"])
             except ApiError as error:
                 outcome.failed(ref, error)
                 continue
             self.count("delete")
-            self.store.delete(kind, pin)
+            self.cache.delete(kind, revision)
             self.conflicts.note_delete(outcome.key, ref)
-            outcome.observed = _News(children={ref: None}).told(outcome.observed)
+            outcome.observed = _Conflict(children={ref: None}).update(outcome.observed)
 
     async def _scale(self, outcome: Outcome) -> None:
         """Writes the Deployment's replicas alone where the rest of it could not be written.
 
         Suspending, scaling and the autoscaler have to work whatever the API server refuses of the other fields.
         """
-        meta = outcome.observed.service["metadata"]
+        meta = outcome.observed.resource["metadata"]
         ref = Ref("apps/v1", "Deployment", meta["name"])
         live = outcome.observed.children.get(ref)
         if live is None or ref in outcome.written or controller_uid(live) != meta["uid"]:
@@ -214,9 +214,9 @@ class Writer:
             self.conflicts.note_scale(outcome.key, ref, replicas)
             outcome.writes += 1
 
-    async def _round(self, outcome: Outcome) -> _News | None:
+    async def _apply_once(self, outcome: Outcome) -> _Conflict | None:
         """One look at what differs from the plan, and its writes; None when all is as planned."""
-        uid = outcome.observed.service["metadata"]["uid"]
+        uid = outcome.observed.resource["metadata"]["uid"]
         live = outcome.observed.children
         planned = [_written_form(child) for child in outcome.plan.children]
         changes = [child for child in planned if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
@@ -224,22 +224,22 @@ class Writer:
         changes = [child for child in ordered if not self._skips(outcome, child)]
         trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
         for child in changes:
-            standing = live.get(Ref.of(child))
-            if standing is not None and controller_uid(standing) != uid:
-                raise NotOurs(f"the plan writes over {Ref.of(child)}, which another one controls")
-        if found := await self._try(outcome, trials):
-            first = await self._try(outcome, changes[:1])
-            return found.and_(first) if first else found
+            existing = live.get(Ref.of(child))
+            if existing is not None and controller_uid(existing) != uid:
+                raise OwnershipError(f"the plan writes over {Ref.of(child)}, which another one controls")
+        if found := await self._dry_run(outcome, trials):
+            first = await self._dry_run(outcome, changes[:1])
+            return found.merge(first) if first else found
         for child in changes:
-            news = await self._write(outcome, child, dry_run=False)
-            if news is not None:
-                return news
+            conflict = await self._write(outcome, child, dry_run=False)
+            if conflict is not None:
+                return conflict
         for ref in outcome.plan.delete:
-            if outcome.leaves(ref):
+            if outcome.has_failed(ref):
                 continue
             gone = outcome.observed.children[ref]
             if controller_uid(gone) != uid:
-                raise NotOurs(f"the plan deletes {ref}, which another one controls")
+                raise OwnershipError(f"the plan deletes {ref}, which another one controls")
             meta = gone["metadata"]
             try:
                 await self.client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
@@ -255,14 +255,14 @@ class Writer:
         live = outcome.observed.children.get(Ref.of(child))
         return outcome.skips(child) or (live is not None and self.conflicts.is_held(outcome.key, child, live))
 
-    async def _try(self, outcome: Outcome, trials: list[Obj]) -> _News | None:
+    async def _dry_run(self, outcome: Outcome, trials: list[Obj]) -> _Conflict | None:
         """Dry runs of all, so that everything that stands in the way is told at once."""
-        told = [await self._write(outcome, child, dry_run=True) for child in trials]
-        news = [one for one in told if one]
-        return functools.reduce(_News.and_, news) if news else None
+        found = [await self._write(outcome, child, dry_run=True) for child in trials]
+        conflict = [one for one in found if one]
+        return functools.reduce(_Conflict.merge, conflict) if conflict else None
 
-    async def _write(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
-        if outcome.leaves(Ref.of(child)):
+    async def _write(self, outcome: Outcome, child: Obj, dry_run: bool) -> _Conflict | None:
+        if outcome.has_failed(Ref.of(child)):
             return None
         try:
             return await self._send(outcome, child, dry_run)
@@ -270,7 +270,7 @@ class Writer:
             outcome.failed(Ref.of(child), error)
             return None
 
-    async def _send(self, outcome: Outcome, child: Obj, dry_run: bool) -> _News | None:
+    async def _send(self, outcome: Outcome, child: Obj, dry_run: bool) -> _Conflict | None:
         ref = Ref.of(child)
         live = outcome.observed.children.get(ref)
         if live is not None and not dry_run and self.conflicts.is_contested(outcome.key, child, live):
@@ -279,31 +279,31 @@ class Writer:
             if live is None:
                 written = await self.client.create(child, dry_run)
             else:
-                owned = await self.client.own_created_fields(live)  # a trial without it would find fields twice
-                outcome.observed = _News(children={ref: owned}).told(outcome.observed)
-                written = await self._apply(child, owned, dry_run)
+                owned = await self.client.upgrade_managed_fields(live)  # a trial without it would find fields twice
+                outcome.observed = _Conflict(children={ref: owned}).update(outcome.observed)
+                written = await self._apply_child(child, owned, dry_run)
         except ApiError as error:
             if error.exists or error.conflict:
-                return _News(children={ref: await self._read(ref, child["metadata"]["namespace"])})
+                return _Conflict(children={ref: await self._read(ref, child["metadata"]["namespace"])})
             if error.refusal:
                 log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
                 outcome.refused.setdefault(ref, []).append(child)
                 if not dry_run:
                     self.refused_writes.setdefault(outcome.key, set()).add(ref)
-                return _News(refusals={ref: error.message})
+                return _Conflict(refusals={ref: error.message})
             raise
         if not dry_run:
-            self.store.put(kind_of(ref.api_version, ref.kind), written)
+            self.cache.put(kind_of(ref.api_version, ref.kind), written)
             self.count("create" if live is None else "apply")
             outcome.written[ref] = written
             if live is None:
                 outcome.created[ref] = written
             self.conflicts.note_write(outcome.key, child, live, written)
-            outcome.observed = _News(children={ref: written}).told(outcome.observed)
+            outcome.observed = _Conflict(children={ref: written}).update(outcome.observed)
             outcome.writes += 1
         return None
 
-    async def _apply(self, child: Obj, live: Obj, dry_run: bool) -> Obj:
+    async def _apply_child(self, child: Obj, live: Obj, dry_run: bool) -> Obj:
         """Applies a child, and replaces what another client's alternative keeps the API server from accepting."""
         uid = live["metadata"]["uid"]
         try:
@@ -315,7 +315,7 @@ class Writer:
         replaced = await self.client.replace(live, found, dry_run)
         if dry_run:
             return replaced
-        await self.client.own_created_fields(replaced)
+        await self.client.upgrade_managed_fields(replaced)
         return await self.client.apply(child, uid)
 
     async def _note_managers(self, key: Key, child: Obj) -> None:
@@ -340,7 +340,7 @@ class Writer:
 
 
 def _written_form(child: Obj) -> Obj:
-    return child if child["kind"] in WRITTEN_ONCE else stamped(child)
+    return child if child["kind"] in WRITTEN_ONCE else with_applied_hash(child)
 
 
 def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -> list[Obj]:
@@ -350,9 +350,9 @@ def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -
     followed by the pin and the Deployment, the most likely ones to be refused: then nothing else was changed yet.
     Children in `refused` come before all others, the pin and the Deployment together.
     """
-    name = observed.service["metadata"]["name"]
+    name = observed.resource["metadata"]["name"]
     is_edit = Ref("apps/v1", "Deployment", name) in observed.children
-    kinds = TOGETHER if any(ref.kind in TOGETHER for ref in refused) else ()
+    kinds = ATOMIC_GROUP if any(ref.kind in ATOMIC_GROUP for ref in refused) else ()
 
     def position(child: Obj) -> int:
         if Ref.of(child) in refused or child["kind"] in kinds:
@@ -361,6 +361,6 @@ def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -
         follows_list = child["metadata"]["name"] == adapters_config(name) and Ref.of(child) in observed.children
         if not is_edit or (needed and not follows_list):
             return 1
-        return 2 if child["kind"] in TOGETHER else 3
+        return 2 if child["kind"] in ATOMIC_GROUP else 3
 
     return sorted(changes, key=position)

@@ -27,12 +27,12 @@ class Nodes:
 
     client: Client
     granted: bool  # the operator may read nodes
-    again: Callable[[Key, float], None]  # told which resource to look at again, and when, after a list that failed
+    requeue: Callable[[Key, float], None]  # told which resource to look at again, and when, after a list that failed
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._nodes: Sequence[Obj] | None = None
-        self._asked = float("-inf")
+        self._requested_at = float("-inf")
         self._listing = asyncio.Lock()  # one list serves all workers
 
     async def needed(self, pods: Sequence[Obj]) -> Sequence[Obj] | None:
@@ -42,14 +42,14 @@ class Nodes:
         if not (self.granted and homeless):
             return None
         async with self._listing:
-            if self.clock() - self._asked > NODES_SECONDS:
-                self._asked = self.clock()
+            if self.clock() - self._requested_at > NODES_SECONDS:
+                self._requested_at = self.clock()
                 try:
-                    self._nodes, _ = await self.client.list(NODES, keep=slim, page=PAGE)
+                    self._nodes, _ = await self.client.list(NODES, transform=slim, page=PAGE)
                 except ApiError as error:
                     log.warning("cannot list nodes: %s", error)
         if self._nodes is None and (key := owner_key(homeless[0])):
-            self.again(key, NODES_SECONDS)
+            self.requeue(key, NODES_SECONDS)
         return self._nodes
 
 

@@ -23,7 +23,7 @@ LONGEST_SECONDS = 60.0  # of those pauses: where a firewall drops what is sent, 
 FAILED_SECONDS = 30.0  # until a pod whose adapters failed is asked again: it tries them again as often
 SETTLED_SECONDS = 1200.0  # and one that serves them all, since a process of it that starts anew may fail at one
 STEP_PERCENT = 5  # smaller advances are no news: each one is a write of the status
-MOST_REVISIONS = 10_000  # remembered; a pod that is forgotten is asked again
+MAX_REVISIONS = 10_000  # remembered; a pod that is forgotten is asked again
 LONGEST_PHASE = 64  # characters that the status has room for
 LONGEST_WORD = 1024  # characters of what is kept of an adapter
 _MEMBERS = ("uri", "state", "message")
@@ -31,7 +31,7 @@ _ENDS = {"ready", "failed"}  # states that stay as they are while nothing is don
 
 
 @dataclass(frozen=True)
-class Said:
+class StartupReport:
     """A pod's answer: how far it is, or the commit that it has loaded ("" for none) and its adapters."""
 
     load: Load | None = None
@@ -40,12 +40,12 @@ class Said:
 
 
 @dataclass
-class Progress:
+class PodProgress:
     """What pods last said, by their uid."""
 
     pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all there are, each with its resource's key
     changed: Callable[[Key], None]  # told whose pods have news
-    wanted: Callable[[Key], Mapping[str, str]]  # where the adapters are that pods are to serve, by name
+    expected_adapters: Callable[[Key], Mapping[str, str]]  # where the adapters are that pods are to serve, by name
     port: int = PORT
     clock: Callable[[], float] = time.monotonic
     slots: PodSlots = field(default_factory=PodSlots)  # shared with what else reads from pods
@@ -58,7 +58,7 @@ class Progress:
         self.revisions: dict[str, str] = {}  # the hub's commit that each has loaded, "" for one that names none
         self.adapters: Mapping[str, Mapping[str, Adapter]] = {}  # of Ready pods: those that they are to serve
 
-    def wants_revision(self, pod: Obj) -> bool:
+    def needs_revision(self, pod: Obj) -> bool:
         """Whether a pod whose model's commit is to be recorded has yet to say it."""
         return runs(pod) and pod["metadata"]["uid"] not in self.revisions and key_of(pod) is not None
 
@@ -69,74 +69,82 @@ class Progress:
         end = asyncio.get_running_loop().time() + max(POLL_SECONDS, TIMEOUT_SECONDS)
         before, due = self._due, dict[tuple[str, bool, int], tuple[float, float]]()
 
-        async def ask(key: Key, pod: Obj, wanted: Mapping[str, str]) -> Said | None:
-            mark = pod["metadata"]["uid"], is_ready(pod), hash(frozenset(wanted.items()))
+        async def ask(key: Key, pod: Obj, expected: Mapping[str, str]) -> StartupReport | None:
+            mark = pod["metadata"]["uid"], is_ready(pod), hash(frozenset(expected.items()))
             when, pause = before.get(mark, (0.0, SILENT_SECONDS / 2))
             if mark in before and self.clock() < when:
                 due[mark] = before[mark]
                 return None
             try:
                 async with asyncio.timeout_at(end), limits.setdefault(key, slots.of_service()):
-                    said = await startup(session, pod["status"]["podIP"], self.port, wanted, self._parsing)
+                    report = await startup(session, pod["status"]["podIP"], self.port, expected, self._parsing)
             except TimeoutError:  # other pods of its service were slow
                 return None
-            pause = min(2 * pause, LONGEST_SECONDS) if said is None else rest(said, wanted) if is_ready(pod) else 0.0
+            pause = (
+                min(2 * pause, LONGEST_SECONDS)
+                if report is None
+                else next_poll(report, expected)
+                if is_ready(pod)
+                else 0.0
+            )
             if pause:
                 due[mark] = self.clock() + pause, pause
-            return said
+            return report
 
-        asked = [
-            (key, pod, self.wanted(key) if follows(pod) else {})
+        due_pods = [
+            (key, pod, self.expected_adapters(key) if follows(pod) else {})
             for key, pod in self.pods()
-            if is_loading(pod) or self.wants_revision(pod) or (runs(pod) and follows(pod))
+            if is_loading(pod) or self.needs_revision(pod) or (runs(pod) and follows(pod))
         ]
-        answers = await asyncio.gather(*(ask(*each) for each in asked))
+        reports = await asyncio.gather(*(ask(*each) for each in due_pods))
         self._due = due
-        self._take(asked, answers)
+        self._update(due_pods, reports)
 
-    def _take(self, asked: Iterable[tuple[Key, Obj, Mapping[str, str]]], answers: Iterable[Said | None]) -> None:
-        loads, adapters, news = dict[str, Load](), dict[str, Mapping[str, Adapter]](), set[Key]()
-        for (key, pod, wanted), said in zip(asked, answers, strict=True):
+    def _update(
+        self, due_pods: Iterable[tuple[Key, Obj, Mapping[str, str]]], reports: Iterable[StartupReport | None]
+    ) -> None:
+        loads, adapters, changed_keys = dict[str, Load](), dict[str, Mapping[str, Adapter]](), set[Key]()
+        for (key, pod, expected), report in zip(due_pods, reports, strict=True):
             uid = pod["metadata"]["uid"]
             load, served = self.loads.get(uid), self.adapters.get(uid)
-            if said is not None and said.load is not None:
-                if load is None or is_news(load, said.load):
-                    news.add(key)
-                    load = said.load
-            elif said is not None:
-                if self.revisions.get(uid) != said.revision:
-                    self.revisions[uid] = said.revision
-                    news.add(key)
-                now = {name: said.adapters[name] for name in wanted if name in said.adapters}
+            if report is not None and report.load is not None:
+                if load is None or is_significant_change(load, report.load):
+                    changed_keys.add(key)
+                    load = report.load
+            elif report is not None:
+                if self.revisions.get(uid) != report.revision:
+                    self.revisions[uid] = report.revision
+                    changed_keys.add(key)
+                now = {name: report.adapters[name] for name in expected if name in report.adapters}
                 if follows(pod) and is_ready(pod) and now != served:
-                    news.add(key)
+                    changed_keys.add(key)
                     served = now
             if load is not None:
                 loads[uid] = load
             if served is not None:
                 adapters[uid] = served
         self.loads, self.adapters = loads, adapters
-        while len(self.revisions) > MOST_REVISIONS:
+        while len(self.revisions) > MAX_REVISIONS:
             del self.revisions[next(iter(self.revisions))]
-        for key in sorted(news):
+        for key in sorted(changed_keys):
             self.changed(key)
 
 
-def is_news(old: Load, new: Load) -> bool:
+def is_significant_change(old: Load, new: Load) -> bool:
     return old.phase != new.phase or abs(new.percent - old.percent) >= STEP_PERCENT
 
 
-def rest(said: Said, wanted: Mapping[str, str]) -> float:
+def next_poll(report: StartupReport, expected: Mapping[str, str]) -> float:
     """Seconds for which a Ready pod need not be asked about its adapters; 0 while it has yet to follow the list."""
-    held = [said.adapters.get(name, Adapter("", "", "")) for name in wanted]
-    if said.load or [one.uri for one in held] != [*wanted.values()] or not {one.state for one in held} <= _ENDS:
+    held = [report.adapters.get(name, Adapter("", "", "")) for name in expected]
+    if report.load or [one.uri for one in held] != [*expected.values()] or not {one.state for one in held} <= _ENDS:
         return 0.0
     return FAILED_SECONDS if any(one.state == "failed" for one in held) else SETTLED_SECONDS
 
 
 async def startup(
     session: aiohttp.ClientSession, address: str, port: int, adapters: Collection[str], parsing: asyncio.Lock
-) -> Said | None:
+) -> StartupReport | None:
     """Reads one pod's ``/startup``.
 
     Args:
@@ -158,16 +166,16 @@ async def startup(
         return None
 
 
-def parse_startup(text: str, adapters: Collection[str]) -> Said:
+def parse_startup(text: str, adapters: Collection[str]) -> StartupReport:
     """Parses the body of ``/startup``. Any exception means that it is no answer of a runtime."""
-    said = json.loads(text)
-    if said.get("status") != "started":
-        return Said(Load(str(said["phase"])[:LONGEST_PHASE], min(100.0, max(0.0, float(said["percent"])))))
-    revision = str(said.get("model_revision"))
-    reported = said.get("adapters") or {}
+    report = json.loads(text)
+    if report.get("status") != "started":
+        return StartupReport(Load(str(report["phase"])[:LONGEST_PHASE], min(100.0, max(0.0, float(report["percent"])))))
+    revision = str(report.get("model_revision"))
+    reported = report.get("adapters") or {}
     found = {name: reported[name] for name in adapters if name in reported}
     states = {n: Adapter(*(str(one.get(m, ""))[:LONGEST_WORD] for m in _MEMBERS)) for n, one in found.items()}
-    return Said(None, revision if COMMIT.fullmatch(revision) else "", states)
+    return StartupReport(None, revision if COMMIT.fullmatch(revision) else "", states)
 
 
 def is_loading(pod: Obj) -> bool:

@@ -13,7 +13,7 @@ from kubernetes.aio.client.api_client import ApiClient
 
 from unmask_operator.kube.credentials import BEARER, Credentials, Identity, LoginError
 from unmask_operator.kube.errors import ApiError, api_error
-from unmask_operator.kube.kinds import LEASES, PODS, REVISIONS, SERVICES, ApiKind, kind_of
+from unmask_operator.kube.kinds import DLMS, LEASES, PODS, REVISIONS, ApiKind, kind_of
 from unmask_operator.objects import FIELD_MANAGER, Obj
 from unmask_operator.plan.drift import Clash
 
@@ -170,37 +170,37 @@ class Client:
         namespace: str | None = None,
         selector: str = "",
         fields: str = "",
-        keep: Callable[[Obj], Obj] = lambda item: item,
+        transform: Callable[[Obj], Obj] = lambda item: item,
         page: int = PAGE,
     ) -> tuple[Sequence[Obj], int]:
         """The objects of a namespace (of the cluster for None), as they are now, and the list's resource version.
 
-        They come page by page, and of each only what `keep` makes of it is held on to. A list that the server could not
-        keep until its last page (410) is begun anew.
+        They come page by page, and of each only what `transform` makes of it is held on to. A list that the server
+        could not keep until its last page (410) is begun anew.
         """
-        asked = {"labelSelector": selector, "fieldSelector": fields, "limit": str(page)}
-        asked = {name: text for name, text in asked.items() if text}
+        query = {"labelSelector": selector, "fieldSelector": fields, "limit": str(page)}
+        query = {name: text for name, text in query.items() if text}
         for _ in range(LIST_TRIES - 1):
             try:
-                return await self._pages(kind, kind.path(namespace), asked, keep)
+                return await self._pages(kind, kind.path(namespace), query, transform)
             except ApiError as error:
                 if error.status != 410:
                     raise
-        return await self._pages(kind, kind.path(namespace), asked, keep)
+        return await self._pages(kind, kind.path(namespace), query, transform)
 
     async def _pages(
-        self, kind: ApiKind, path: str, asked: Mapping[str, str], keep: Callable[[Obj], Obj]
+        self, kind: ApiKind, path: str, query: Mapping[str, str], transform: Callable[[Obj], Obj]
     ) -> tuple[Sequence[Obj], int]:
-        kept: Sequence[Obj] = ()
-        further: Mapping[str, str] = {}
+        items: Sequence[Obj] = ()
+        continuation: Mapping[str, str] = {}
         while True:
-            answer = await self.request("GET", path, params={**asked, **further})
+            answer = await self.request("GET", path, params={**query, **continuation})
             page = answer.get("items") or ()
-            kept = [*kept, *(keep({"apiVersion": kind.api_version, "kind": kind.kind, **item}) for item in page)]
+            items = [*items, *(transform({"apiVersion": kind.api_version, "kind": kind.kind, **item}) for item in page)]
             meta = answer["metadata"]
             if not meta.get("continue"):
-                return kept, int(meta["resourceVersion"])
-            further = {"continue": meta["continue"]}
+                return items, int(meta["resourceVersion"])
+            continuation = {"continue": meta["continue"]}
 
     async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
         """A POST, which takes over nothing that exists. Unknown fields are refused.
@@ -220,7 +220,7 @@ class Client:
         path = kind.path(meta["namespace"], meta["name"])
         return await self.request("PATCH", path, {**_strict(dry_run), "force": "true"}, body, APPLY)
 
-    async def own_created_fields(self, live: Obj) -> Obj:
+    async def upgrade_managed_fields(self, live: Obj) -> Obj:
         """Turn what creating `live` left in its managedFields into an apply's, so that applying can remove fields.
 
         A POST makes its field manager the owner of all fields by an entry of operation Update, and an apply by the same
@@ -280,7 +280,7 @@ class Client:
 
     async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj) -> Obj:
         """A merge patch of the resource's status; the uid keeps it off a new resource of the same name."""
-        path = SERVICES.path(namespace, name, "status")
+        path = DLMS.path(namespace, name, "status")
         body = {"metadata": {"uid": uid}, "status": patch}
         return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
 
@@ -294,7 +294,7 @@ class Client:
 
     async def patch_scale(self, namespace: str, name: str, replicas: int) -> Obj:
         """Write the resource's replicas through its scale subresource, as HPA and `kubectl scale` do."""
-        path = SERVICES.path(namespace, name, "scale")
+        path = DLMS.path(namespace, name, "scale")
         body = {"spec": {"replicas": replicas}}
         return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
 

@@ -102,15 +102,17 @@ def api_error(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
     """From an HTTP answer: a Status object where the API server itself speaks, else plain text (a proxy in between)."""
     retry_after = _seconds(headers.get("Retry-After"))
     try:
-        said = json.loads(body)
-        if not isinstance(said, dict) or said.get("kind") != "Status":
+        status_object = json.loads(body)
+        if not isinstance(status_object, dict) or status_object.get("kind") != "Status":
             raise ValueError
     except ValueError:
         text = body.decode(errors="replace")[:500].strip()
         return ApiError(status, "Unknown", text or "no reason given", retry_after)
     if retry_after is None:
-        retry_after = _seconds((said.get("details") or {}).get("retryAfterSeconds"))
-    return ApiError(status, said.get("reason") or "Unknown", said.get("message") or "no reason given", retry_after)
+        retry_after = _seconds((status_object.get("details") or {}).get("retryAfterSeconds"))
+    return ApiError(
+        status, status_object.get("reason") or "Unknown", status_object.get("message") or "no reason given", retry_after
+    )
 
 
 def _seconds(value: object) -> float | None:

@@ -40,7 +40,7 @@ class ApiKind:
         return "/".join(part for part in parts if part)
 
 
-SERVICES = ApiKind(API_VERSION, KIND, PLURAL)
+DLMS = ApiKind(API_VERSION, KIND, PLURAL)
 PODS = ApiKind("v1", "Pod", "pods")
 NODES = ApiKind("v1", "Node", "nodes")
 LEASES = ApiKind("coordination.k8s.io/v1", "Lease", "leases")
@@ -62,7 +62,7 @@ CHILDREN = (
 )
 OPTIONAL = (POD_MONITORS,)
 
-CACHED = (SERVICES, PODS, *CHILDREN)  # the kinds that are listed and watched
+CACHED = (DLMS, PODS, *CHILDREN)  # the kinds that are listed and watched
 KINDS_BY_RESOURCE = {kind.resource: kind for kind in CACHED}
 _BY_NAME = {(k.api_version, k.kind): k for k in (*CACHED, NODES, EVENTS)}
 

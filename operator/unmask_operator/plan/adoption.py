@@ -24,8 +24,8 @@ from unmask_operator.objects import (
 )
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.labels import MAIN, is_own
-from unmask_operator.render.pod import Form, form
-from unmask_operator.render.revision import Pin, pin_of
+from unmask_operator.render.pod import RenderedPod, render_pod
+from unmask_operator.render.revision import Revision, first_revision
 from unmask_operator.settings import Settings
 
 _MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -50,7 +50,7 @@ def is_orphan(child: Mapping[str, Any], name: str) -> bool:
 
 def orphans(observed: Observed) -> list[Obj]:
     """The objects to adopt now, in the order of their kinds and names; none without the annotation."""
-    resource = observed.service
+    resource = observed.resource
     if not asks_for_adoption(resource):
         return []
     name = resource["metadata"]["name"]
@@ -63,13 +63,13 @@ def owner_reference(name: str, uid: str) -> Obj:
     return owner | {"controller": True, "blockOwnerDeletion": True}
 
 
-def adopted_pin(observed: Observed, settings: Settings) -> Pin | None:
+def adopted_revision(observed: Observed, settings: Settings) -> Revision | None:
     """The pin of an adopted Deployment whose ControllerRevisions are lost; None if there is none.
 
     It holds the template that runs, so that adoption replaces no pod. If this operator renders the same template, it
     holds the rendered one, which lacks the defaults of the API server.
     """
-    resource = observed.service
+    resource = observed.resource
     meta = resource["metadata"]
     live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
     if not asks_for_adoption(resource) or live is None or controller_uid(live) != meta["uid"]:
@@ -78,16 +78,16 @@ def adopted_pin(observed: Observed, settings: Settings) -> Pin | None:
     metadata = {member: value for member, value in template["metadata"].items() if value is not None}
     restarted_at = (metadata.get("annotations") or {}).get(RESTARTED_AT, "")
     image = next((str(c["image"]) for c in template["spec"]["containers"] if c["name"] == MAIN), "")
-    pin = pin_of(resource, restarted_at, Form(image, {**template, "metadata": metadata}))
+    revision = first_revision(resource, restarted_at, RenderedPod(image, {**template, "metadata": metadata}))
     fresh = _rendered(resource, settings, restarted_at)
     same = fresh is not None and _digest(fresh.template) == _digest(template)
-    return replace(pin, form=fresh) if same and fresh else pin
+    return replace(revision, rendered_pod=fresh) if same and fresh else revision
 
 
-def _rendered(resource: Obj, settings: Settings, restarted_at: str) -> Form | None:
+def _rendered(resource: Obj, settings: Settings, restarted_at: str) -> RenderedPod | None:
     try:
         service: DiffusionLMService = parse(resource)
-        return form(service, settings, restarted_at)
+        return render_pod(service, settings, restarted_at)
     except SpecError:
         return None
 

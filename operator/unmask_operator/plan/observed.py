@@ -25,7 +25,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Told:
+class PodEvent:
     """An Event of a pod: its reason and note, whether it is a Warning, and the container that it is about."""
 
     reason: str
@@ -65,7 +65,7 @@ class FieldConflict:
 class Observed:
     """Everything `plan` and `status` may look at. Plain data: a test writes it by hand or reads it from a file."""
 
-    service: Obj  # the resource as last read
+    resource: Obj  # the resource as last read
     now: datetime  # the reconcile's one clock (UTC)
     # Live objects with our service label and, in its namespace, those that stand in a planned child's way.
     children: Mapping[Ref, Obj] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Observed:
     loads: Mapping[str, Load] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, Mapping[str, Adapter]] = field(default_factory=dict)
-    told: Mapping[str, Sequence[Told]] = field(default_factory=dict)
+    pod_events: Mapping[str, Sequence[PodEvent]] = field(default_factory=dict)
     decision: Decision | None = None
     # The API server's sentence for a planned child that it refused (a dry run's or the real write's), and for one on
     # which it gave no verdict, as while an admission webhook is away.

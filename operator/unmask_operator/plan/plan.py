@@ -6,15 +6,21 @@ from dataclasses import dataclass, field
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
-from unmask_operator.plan.adoption import adopted_pin, is_orphan, owner_reference
+from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render import render
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.children import PODMONITOR
 from unmask_operator.render.labels import MAIN, adapters_config, model_config, revision_name
 from unmask_operator.render.model_revision import key_of, recorded
-from unmask_operator.render.pod import Form
-from unmask_operator.render.revision import Pin, Unread, follow, kept, pins
+from unmask_operator.render.pod import RenderedPod
+from unmask_operator.render.revision import (
+    Revision,
+    UnsupportedRevision,
+    controlled_revisions,
+    resolve_revision,
+    revisions_to_keep,
+)
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 
@@ -54,64 +60,64 @@ class Plan:
 
 def plan(observed: Observed, settings: Settings) -> Plan:
     """The children that the resource should have now, or, where it is not accepted, those of its last good spec."""
-    earlier = _pins(observed)
+    earlier = _revisions(observed)
     newest = earlier[0] if earlier else None
     if newest is None:
-        newest = adopted_pin(observed, settings)
-    held, untold = (newest, ()) if not isinstance(newest, Unread) else _as_they_run(observed, newest)
+        newest = adopted_revision(observed, settings)
+    held, unsupported = (newest, ()) if not isinstance(newest, UnsupportedRevision) else _as_they_run(observed, newest)
     try:
-        service, pin = follow(observed.service, held, newest.number + 1 if newest else 1, settings)
+        resource, revision = resolve_revision(observed.resource, held, newest.number + 1 if newest else 1, settings)
     except SpecError as error:
-        return last_good(observed, settings, Problem("Accepted", "InvalidSpec", str(error)))
-    children, missing = _children(service, observed, settings, pin)
-    if conflicts := _conflicts(children, observed, service.uid):
-        return last_good(observed, settings, *conflicts)
+        return last_accepted(observed, settings, Problem("Accepted", "InvalidSpec", str(error)))
+    children, missing = _children(resource, observed, settings, revision)
+    if conflicts := _conflicts(children, observed, resource.uid):
+        return last_accepted(observed, settings, *conflicts)
     return Plan(
         children=tuple(children),
-        delete=_superfluous(children, observed, service, [pin, *earlier]),
-        problems=(*(untold if pin is held else ()), *missing),
-        replicas=replicas(service),
-        up_to_date=_up_to_date(pin, observed, settings),
-        ignored=service.ignored,
-        unread={section: str(error) for section, error in service.unread.items()},
+        delete=_superfluous(children, observed, resource, [revision, *earlier]),
+        problems=(*(unsupported if revision is held else ()), *missing),
+        replicas=replicas(resource),
+        up_to_date=_up_to_date(revision, observed, settings),
+        ignored=resource.ignored,
+        unread={section: str(error) for section, error in resource.unread.items()},
         requeue_seconds=_again(observed),
     )
 
 
-def last_good(observed: Observed, settings: Settings, *problems: Problem) -> Plan:
+def last_accepted(observed: Observed, settings: Settings, *problems: Problem) -> Plan:
     """What to do about a resource that is not accepted: what ran goes on from the spec that its pin holds.
 
     It is still scaled, suspended and repaired; objects that stand in the way are left out, and nothing is deleted.
     Without a pin, or with one that this operator cannot read, only the replicas of a live Deployment follow the spec.
     """
-    metadata, asked = observed.service["metadata"], observed.service.get("spec") or {}
+    metadata, asked = observed.resource["metadata"], observed.resource.get("spec") or {}
     requeue = _again(observed, *problems)
     nothing = Plan(problems=problems, replicas=_replicas_alone(observed), requeue_seconds=requeue)
-    pin = next(iter(_pins(observed)), None)
-    if not isinstance(pin, Pin):
+    revision = next(iter(_revisions(observed)), None)
+    if not isinstance(revision, Revision):
         return nothing
-    spec = dict(pin.spec or {})
+    spec = dict(revision.spec or {})
     for member, kind in (("replicas", int), ("suspend", bool)):  # scaling and stopping work whatever else is wrong
         if type(asked.get(member)) is kind:
             spec[member] = asked[member]
     try:
-        service = parse({"metadata": metadata, "spec": spec}, pods_are_pinned=True)
+        resource = parse({"metadata": metadata, "spec": spec}, pods_are_pinned=True)
     except SpecError:
         return nothing
-    children, _ = _children(service, observed, settings, pin)
-    foreign = {Ref.of(child) for child in children if _is_foreign(child, observed, service.uid)}
+    children, _ = _children(resource, observed, settings, revision)
+    foreign = {Ref.of(child) for child in children if _is_foreign(child, observed, resource.uid)}
     return Plan(
         children=tuple(child for child in children if Ref.of(child) not in foreign),
         problems=problems,
-        replicas=replicas(service),
-        up_to_date=_up_to_date(pin, observed, settings),
+        replicas=replicas(resource),
+        up_to_date=_up_to_date(revision, observed, settings),
         requeue_seconds=requeue,
     )
 
 
 def _replicas_alone(observed: Observed) -> int:
     """The replicas asked for by a spec of which nothing else can be used; those of the Deployment where it has none."""
-    meta, asked = observed.service["metadata"], observed.service.get("spec") or {}
+    meta, asked = observed.resource["metadata"], observed.resource.get("spec") or {}
     live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
     if live is None or controller_uid(live) != meta["uid"] or asked.get("suspend") is True:
         return 0
@@ -124,13 +130,13 @@ def _replicas_alone(observed: Observed) -> int:
     return max(count, low) if type(low) is int else count
 
 
-def _pins(observed: Observed) -> list[Pin | Unread]:
-    return pins(observed.children.values(), observed.service["metadata"]["uid"])
+def _revisions(observed: Observed) -> list[Revision | UnsupportedRevision]:
+    return controlled_revisions(observed.children.values(), observed.resource["metadata"]["uid"])
 
 
-def _as_they_run(observed: Observed, newest: Unread) -> tuple[Pin | None, tuple[Problem, ...]]:
+def _as_they_run(observed: Observed, newest: UnsupportedRevision) -> tuple[Revision | None, tuple[Problem, ...]]:
     """A pin of the pods as they are, in place of one that cannot be read, and a word on it; None where none run."""
-    meta = observed.service["metadata"]
+    meta = observed.resource["metadata"]
     live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
     if live is None or controller_uid(live) != meta["uid"]:
         return None, ()
@@ -142,8 +148,8 @@ def _as_they_run(observed: Observed, newest: Unread) -> tuple[Pin | None, tuple[
         "operator does not know: the pods stay as they are, whatever the spec says of them; upgrade the operator, or "
         f"give the annotation {RESTARTED_AT} a new value to have them made anew from the spec"
     )
-    pin = Pin(newest.number, None, restarted_at, Form(image, template))
-    return pin, (Problem("UpToDate", "UnknownPin", sentence),)
+    revision = Revision(newest.number, None, restarted_at, RenderedPod(image, template))
+    return revision, (Problem("UpToDate", "UnknownPin", sentence),)
 
 
 def _again(observed: Observed, *problems: Problem) -> float | None:
@@ -153,20 +159,23 @@ def _again(observed: Observed, *problems: Problem) -> float | None:
     return None if observed.nodes is None else NODES_SECONDS
 
 
-def _up_to_date(pin: Pin, observed: Observed, settings: Settings) -> bool:
-    return pin.spec is not None and pin.rendered(observed.service["metadata"], settings) == pin.form
+def _up_to_date(revision: Revision, observed: Observed, settings: Settings) -> bool:
+    return (
+        revision.spec is not None
+        and revision.rendered(observed.resource["metadata"], settings) == revision.rendered_pod
+    )
 
 
 def _children(
-    service: DiffusionLMService, observed: Observed, settings: Settings, pin: Pin
+    resource: DiffusionLMService, observed: Observed, settings: Settings, revision: Revision
 ) -> tuple[list[Obj], tuple[Problem, ...]]:
     """The children whose kinds the cluster has, ready to be written, and a problem for each kind that it lacks."""
     children, problems = [], []
-    left = {CHILD_OF.get(section) for section in service.unread}
-    for child in render(service, settings, pin, _commits(observed, pin)):
+    left = {CHILD_OF.get(section) for section in resource.unread}
+    for child in render(resource, settings, revision, _commits(observed, revision)):
         if child["kind"] in left:
             continue
-        if child["kind"] == "Deployment" and "rolloutStrategy" in service.unread:
+        if child["kind"] == "Deployment" and "rolloutStrategy" in resource.unread:
             live = observed.children.get(Ref.of(child), child)["spec"]
             child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
         if child["kind"] == "PodMonitor" and PODMONITOR not in observed.apis:
@@ -176,26 +185,29 @@ def _children(
             )
             problems.append(Problem("UpToDate", MISSING_CRD, sentence))
         else:
-            children.append(_owned(child, service))
+            children.append(_owned(child, resource))
     return children, tuple(problems)
 
 
-def _commits(observed: Observed, pin: Pin) -> dict[str, str]:
+def _commits(observed: Observed, revision: Revision) -> dict[str, str]:
     """What the hub's models of the pods of all pins are resolved to, by key; "" until a pod has told."""
-    meta = observed.service["metadata"]
+    meta = observed.resource["metadata"]
     live = observed.children.get(Ref("v1", "ConfigMap", model_config(meta["name"])), {})
     known = recorded(live) if live and controller_uid(live) == meta["uid"] else {}
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     for pod in sorted(observed.pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
         if (key := key_of(pod)) and (commit := observed.revisions.get(pod["metadata"]["uid"])):
-            told.setdefault(key, commit)
-    templates = [pin.form.template, *(one.form.template for one in _pins(observed) if isinstance(one, Pin))]
-    return {key: known.get(key) or told.get(key, "") for one in templates if (key := key_of(one))}
+            reported.setdefault(key, commit)
+    templates = [
+        revision.rendered_pod.template,
+        *(one.rendered_pod.template for one in _revisions(observed) if isinstance(one, Revision)),
+    ]
+    return {key: known.get(key) or reported.get(key, "") for one in templates if (key := key_of(one))}
 
 
-def _owned(child: Obj, service: DiffusionLMService) -> Obj:
+def _owned(child: Obj, resource: DiffusionLMService) -> Obj:
     """`child` with the resource as its controller."""
-    owners = [owner_reference(service.name, service.uid)]
+    owners = [owner_reference(resource.name, resource.uid)]
     return {**child, "metadata": {**child["metadata"], "ownerReferences": owners}}
 
 
@@ -224,7 +236,7 @@ def _adoption(children: Sequence[Obj], observed: Observed) -> str:
         ref, reason = min(observed.not_adopted.items())
         grant = "; if it lacks the right to delete, set rbac.adoption of the chart" if "forbidden" in reason else ""
         return f"the API server refused to let it adopt {ref.kind} {ref.name} ({reason}){grant}; "
-    name = observed.service["metadata"]["name"]
+    name = observed.resource["metadata"]["name"]
     present = filter(None, (observed.children.get(Ref.of(child)) for child in children))
     if any(is_orphan(live, name) for live in present):
         return f'annotate this resource with {ADOPT}: "true" to adopt what is its own, '
@@ -232,24 +244,27 @@ def _adoption(children: Sequence[Obj], observed: Observed) -> str:
 
 
 def _superfluous(
-    children: Sequence[Obj], observed: Observed, service: DiffusionLMService, newest_first: Sequence[Pin | Unread]
+    children: Sequence[Obj],
+    observed: Observed,
+    resource: DiffusionLMService,
+    newest_first: Sequence[Revision | UnsupportedRevision],
 ) -> tuple[Ref, ...]:
     """Ours by uid and label, not wanted, not going already; the pins of the newest few templates stay."""
-    wanted = {Ref.of(child) for child in children}
-    stay = {("ControllerRevision", revision_name(service.name, number)) for number in kept(newest_first)}
-    templates = [pin.form.template for pin in newest_first[:1] if isinstance(pin, Pin)]
+    planned = {Ref.of(child) for child in children}
+    stay = {("ControllerRevision", revision_name(resource.name, number)) for number in revisions_to_keep(newest_first)}
+    templates = [revision.rendered_pod.template for revision in newest_first[:1] if isinstance(revision, Revision)]
     if any(map(follows, (*templates, *observed.pods))):  # whatever is known of its section
-        stay.add(("ConfigMap", adapters_config(service.name)))
-    left = {CHILD_OF.get(section) for section in service.unread}
+        stay.add(("ConfigMap", adapters_config(resource.name)))
+    left = {CHILD_OF.get(section) for section in resource.unread}
 
     def unwanted(ref: Ref, live: Obj) -> bool:
         metadata = live["metadata"]
         return (
-            ref not in wanted
+            ref not in planned
             and ref.kind not in left
             and (ref.kind, ref.name) not in stay
-            and controller_uid(live) == service.uid
-            and metadata.get("labels", {}).get(SERVICE_LABEL) == service.name
+            and controller_uid(live) == resource.uid
+            and metadata.get("labels", {}).get(SERVICE_LABEL) == resource.name
             and "deletionTimestamp" not in metadata
         )
 

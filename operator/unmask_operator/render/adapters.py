@@ -32,13 +32,13 @@ def arguments(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "spec.lora.preMerge", "--pre-merge-lora=true"
 
 
-def config_map(service: DiffusionLMService) -> Obj | None:
+def config_map(resource: DiffusionLMService) -> Obj | None:
     """The list: where each adapter is, by its name."""
-    spec = service.spec
+    spec = resource.spec
     if not spec.lora or not are_followed(spec):
         return None
     data = {one.name: model_source.adapter(one) for one in spec.lora.adapters}
-    return child(service, "v1", "ConfigMap", adapters_config(service.name), data=data)
+    return child(resource, "v1", "ConfigMap", adapters_config(resource.name), data=data)
 
 
 def listed(children: Mapping[Ref, Obj], name: str) -> dict[str, str]:

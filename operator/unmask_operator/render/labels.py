@@ -66,13 +66,13 @@ def url(name: str, namespace: str, port: int = 80) -> str:
     return f"http://{name}.{namespace}.svc{'' if port == 80 else f':{port}'}/v1"
 
 
-def child(service: DiffusionLMService, api_version: str, kind: str, name: str, **fields: object) -> Obj:
+def child(resource: DiffusionLMService, api_version: str, kind: str, name: str, **fields: object) -> Obj:
     """An object of a resource with its common labels and annotations; `fields` are its members beside metadata."""
-    spec = service.spec
+    spec = resource.spec
     metadata: Obj = {
         "name": name,
-        "namespace": service.namespace,
-        "labels": {**spec.common_labels, **labels(service.name)},
+        "namespace": resource.namespace,
+        "labels": {**spec.common_labels, **labels(resource.name)},
     }
     if spec.common_annotations:
         metadata["annotations"] = dict(spec.common_annotations)

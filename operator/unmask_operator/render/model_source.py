@@ -37,11 +37,11 @@ def model(spec: Spec) -> str | None:
             raise SpecError("spec.model.uri", f"this operator knows demo://, hf:// and pvc://, and not {scheme}://")
 
 
-def adapter(wanted: Adapter) -> str:
+def adapter(lora_adapter: Adapter) -> str:
     """As the runtime takes it. A scheme that only another version knows is its to refuse, for that adapter alone."""
-    if wanted.uri.startswith("pvc://"):
-        return "/".join((CLAIMS_MOUNT, *_on_claim(wanted.uri)))
-    return wanted.uri + (f"@{wanted.revision}" if wanted.revision else "")
+    if lora_adapter.uri.startswith("pvc://"):
+        return "/".join((CLAIMS_MOUNT, *_on_claim(lora_adapter.uri)))
+    return lora_adapter.uri + (f"@{lora_adapter.revision}" if lora_adapter.revision else "")
 
 
 def _on_claim(uri: str) -> list[str]:

@@ -9,21 +9,21 @@ LONGEST_REASON = 256  # characters of an invalid reason that a message quotes
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Condition:
     status: str  # "True", "False" or "Unknown"
     reason: str
     message: str  # for people; with False it says what to do, where that can be known
 
 
-def yes(reason: str, message: str = "") -> Verdict:
+def true(reason: str, message: str = "") -> Condition:
     return _verdict("True", reason, message)
 
 
-def no(reason: str, message: str) -> Verdict:
+def false(reason: str, message: str) -> Condition:
     return _verdict("False", reason, sentence(message))
 
 
-def unknown(reason: str, message: str) -> Verdict:
+def unknown(reason: str, message: str) -> Condition:
     return _verdict("Unknown", reason, sentence(message))
 
 
@@ -32,11 +32,11 @@ def sentence(text: str) -> str:
     return valid_text(" ".join(text.split()), LONGEST_MESSAGE)
 
 
-def _verdict(status: str, reason: str, message: str) -> Verdict:
+def _verdict(status: str, reason: str, message: str) -> Condition:
     """A reason that no condition may have is made valid, and the message then has the original."""
     valid = valid_reason(reason)
     original = " ".join(reason.split())
     if valid == reason or original in message:
-        return Verdict(status, valid, message)
+        return Condition(status, valid, message)
     original = f" ({valid_text(original, LONGEST_REASON)})"
-    return Verdict(status, valid, valid_text(message, LONGEST_MESSAGE - len(original)) + original)
+    return Condition(status, valid, valid_text(message, LONGEST_MESSAGE - len(original)) + original)

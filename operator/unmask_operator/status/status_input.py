@@ -8,39 +8,39 @@ from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.observed import Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.render.labels import revision_name
-from unmask_operator.render.revision import Pin, Unread, pins
+from unmask_operator.render.revision import Revision, UnsupportedRevision, controlled_revisions
 from unmask_operator.status import admission
-from unmask_operator.status.condition import Verdict
+from unmask_operator.status.condition import Condition
 from unmask_operator.status.pods import event_messages, pod_status
 
 
 @dataclass(frozen=True)
-class Facts:
+class StatusInput:
     observed: Observed
     plan: Plan
     spec: Obj  # of the resource as last read; it may not be valid
     deployment: Obj  # the live one, {} where there is none of ours
     desired: int  # engine pods asked for now
     pods: tuple[Obj, ...]  # the live ones, newest first
-    trouble: Verdict | None  # of the newest pod that has some, among those of the Deployment's present template
+    trouble: Condition | None  # of the newest pod that has some, among those of the Deployment's present template
 
     @classmethod
     def gather(cls, observed: Observed, plan: Plan) -> Self:
-        service = observed.service
-        found = observed.children.get(Ref("apps/v1", "Deployment", service["metadata"]["name"]), {})
-        deployment = found if found and controller_uid(found) == service["metadata"]["uid"] else {}
+        resource = observed.resource
+        found = observed.children.get(Ref("apps/v1", "Deployment", resource["metadata"]["name"]), {})
+        deployment = found if found and controller_uid(found) == resource["metadata"]["uid"] else {}
         desired = plan.replicas if plan.children or deployment else 0
         newest_first = sorted(observed.pods, key=_age)
         live = tuple(pod for pod in newest_first if pod_status.is_live(pod))
         trouble = _trouble(observed, newest_first, _current(live, deployment))
-        return cls(observed, plan, without_nulls(section(service, "spec")), deployment, desired, live, trouble)
+        return cls(observed, plan, without_nulls(section(resource, "spec")), deployment, desired, live, trouble)
 
     @property
     def suspended(self) -> bool:
         return self.spec.get("suspend") is True
 
     @property
-    def idle(self) -> bool:
+    def desired_zero(self) -> bool:
         """Nothing is asked for, so nothing can be missing."""
         return self.suspended or self.desired == 0
 
@@ -49,7 +49,7 @@ class Facts:
         """A sentence on a Deployment that was paused by hand, with the command that resumes it; "" for others."""
         if section(self.deployment, "spec").get("paused") is not True:
             return ""
-        meta = self.observed.service["metadata"]
+        meta = self.observed.resource["metadata"]
         return (
             f"Deployment {meta['name']} is paused (spec.paused); resume it with "
             f"kubectl rollout resume deployment/{meta['name']} -n {meta['namespace']}"
@@ -73,7 +73,7 @@ class Facts:
         return number(self.status, "observedGeneration") >= generation
 
     @property
-    def absent(self) -> bool:
+    def never_created(self) -> bool:
         """Nothing runs, for the spec has never been accepted."""
         return not self.plan.children and not self.deployment
 
@@ -103,29 +103,33 @@ class Facts:
     @property
     def _was_rolled_out(self) -> bool:
         """What is asked for now are pods of the template of which all were ready once."""
-        name = section(self.observed.service, "status").get("currentRevision")
-        current = next((pin for pin in self._pins if self._name(pin) == name), None)
-        if current is None or current is self._pins[0]:
+        name = section(self.observed.resource, "status").get("currentRevision")
+        current = next((revision for revision in self._revisions if self._name(revision) == name), None)
+        if current is None or current is self._revisions[0]:
             return current is not None
-        newest = self._pins[0]
-        return isinstance(newest, Pin) and isinstance(current, Pin) and newest.form.template == current.form.template
+        newest = self._revisions[0]
+        return (
+            isinstance(newest, Revision)
+            and isinstance(current, Revision)
+            and newest.rendered_pod.template == current.rendered_pod.template
+        )
 
     @property
-    def _pins(self) -> list[Pin | Unread]:
-        return pins(self.observed.children.values(), self.observed.service["metadata"]["uid"])
+    def _revisions(self) -> list[Revision | UnsupportedRevision]:
+        return controlled_revisions(self.observed.children.values(), self.observed.resource["metadata"]["uid"])
 
-    def _name(self, pin: Pin | Unread) -> str:
-        return revision_name(self.observed.service["metadata"]["name"], pin.number)
+    def _name(self, revision: Revision | UnsupportedRevision) -> str:
+        return revision_name(self.observed.resource["metadata"]["name"], revision.number)
 
     @property
-    def grows(self) -> bool:
+    def scaling_up(self) -> bool:
         """Pods of the newest revision serve: what is missing are replicas beside them."""
         return self.rolled_out and self.ready_pods > 0
 
     @property
     def revision(self) -> str | None:
         """The name of the newest ControllerRevision, of which pods are made."""
-        return next(map(self._name, self._pins), None)
+        return next(map(self._name, self._revisions), None)
 
     def problems(self, condition: str) -> list[Problem]:
         found = [*self.plan.problems, *admission.conflicts(self.observed)]
@@ -166,13 +170,13 @@ def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
     return tuple(pod for pod in pods if section(pod["metadata"], "labels").get(TEMPLATE_LABEL) == mark) or pods
 
 
-def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Verdict | None:
+def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Condition | None:
     """A failed pod counts while it is the newest: its ReplicaSet makes another one at once."""
     if newest_first and (failed := pod_status.over(newest_first[0])):
         return failed
     for pod in pods:
-        if found := event_messages.trouble(pod, observed.told.get(pod["metadata"]["uid"], ())) or pod_status.trouble(
-            pod
-        ):
+        if found := event_messages.trouble(
+            pod, observed.pod_events.get(pod["metadata"]["uid"], ())
+        ) or pod_status.trouble(pod):
             return found
     return None

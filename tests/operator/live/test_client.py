@@ -83,7 +83,7 @@ def test_a_revision_may_be_patched_whatever_its_data_hold(
         await client.create(made, dry_run=True)
         created = await client.create(made)
         assert created["data"] == data
-        owned = await client.own_created_fields(created)
+        owned = await client.upgrade_managed_fields(created)
         applied = await client.apply(relabelled(made), owned["metadata"]["uid"])
         assert applied["metadata"]["labels"]["changed"] == "yes"
         assert applied["data"] == data
@@ -108,7 +108,7 @@ def test_an_applied_object_holds_any_text(api_server: ApiServer, admin: Kube, na
 
     async def act(client: Client) -> None:
         created = await client.create({**made, "data": {"text": "before"}})
-        created = await client.own_created_fields(created)
+        created = await client.upgrade_managed_fields(created)
         await client.apply({**made, "data": {"text": TEXTS[name], "more": "1"}}, created["metadata"]["uid"])
 
     run(api_server, act)

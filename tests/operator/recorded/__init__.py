@@ -64,5 +64,5 @@ def reconcile(
     others = known.pop("children", ())
     children = {Ref.of(child): child for child in (live, *others)}
     wanted = {k: v for k, v in live.items() if k != "status"}
-    fields = {"service": service(), "now": NOW} | known
+    fields = {"resource": service(), "now": NOW} | known
     return Observed(children=children, pods=pods, **fields), plan or Plan((wanted,), replicas=replicas)

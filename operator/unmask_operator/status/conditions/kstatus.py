@@ -10,59 +10,59 @@ from datetime import datetime
 from typing import Any
 
 from unmask_operator.objects import KIND
-from unmask_operator.status.condition import Verdict, no, yes
+from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.pods import pod_status
-from unmask_operator.status.status_input import Facts, number
+from unmask_operator.status.status_input import StatusInput, number
 
 TYPE = "Stalled"
 DEADLINE = "ProgressDeadlineExceeded"
 REFUSED_SECONDS = 120.0  # for which the API server refuses pods before the resource counts as stalled
 
 
-def stalled(facts: Facts, accepted: Verdict, ready: Verdict) -> Verdict | None:
+def stalled(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condition | None:
     """The condition; None while Ready is True or may still become so."""
     if ready.status == "True":
         return None
-    cause = _cause(facts, accepted, ready)
-    return yes(cause.reason, cause.message) if cause else None
+    cause = _cause(inputs, accepted, ready)
+    return true(cause.reason, cause.message) if cause else None
 
 
-def _cause(facts: Facts, accepted: Verdict, ready: Verdict) -> Verdict | None:
+def _cause(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condition | None:
     """Why the resource stays as it is until somebody acts; None while it may still become Ready."""
     if accepted.status == "False":
-        return None if _earlier_children_go(facts) else accepted
+        return None if _earlier_children_go(inputs) else accepted
     if accepted.status != "True":
         return None  # the API server gave no verdict, and the write is tried again
-    if facts.idle:
-        return None if facts.pods or number(facts.status, "replicas") else ready
-    if ready.reason == "PodCreationRefused" and _refused_for_long(facts):
+    if inputs.desired_zero:
+        return None if inputs.pods or number(inputs.status, "replicas") else ready
+    if ready.reason == "PodCreationRefused" and _refused_for_long(inputs):
         return ready
-    if facts.paused and not facts.rolled_out:
-        return no("DeploymentPaused", facts.paused)
-    progressing = pod_status.condition(facts.deployment, "Progressing")
+    if inputs.paused and not inputs.rolled_out:
+        return false("DeploymentPaused", inputs.paused)
+    progressing = pod_status.condition(inputs.deployment, "Progressing")
     exceeded = progressing.get("status") == "False" and progressing.get("reason") == DEADLINE
-    if exceeded and facts.is_observed and not facts.rolled_out:
-        return no(DEADLINE, ready.message)
+    if exceeded and inputs.is_observed and not inputs.rolled_out:
+        return false(DEADLINE, ready.message)
     return None
 
 
-def _refused_for_long(facts: Facts) -> bool:
+def _refused_for_long(inputs: StatusInput) -> bool:
     """Whether the refusal of pods outlasts a start of a webhook and a quota that lags behind."""
-    since = pod_status.condition(facts.deployment, "ReplicaFailure").get("lastTransitionTime")
+    since = pod_status.condition(inputs.deployment, "ReplicaFailure").get("lastTransitionTime")
     if not since:
         return False
-    return (facts.observed.now - datetime.fromisoformat(str(since))).total_seconds() >= REFUSED_SECONDS
+    return (inputs.observed.now - datetime.fromisoformat(str(since))).total_seconds() >= REFUSED_SECONDS
 
 
-def _earlier_children_go(facts: Facts) -> bool:
+def _earlier_children_go(inputs: StatusInput) -> bool:
     """Whether objects of an earlier resource of this name stand in the way, which the garbage collector deletes."""
-    meta = facts.observed.service["metadata"]
+    meta = inputs.observed.resource["metadata"]
 
     def is_of_earlier(owner: Mapping[str, Any]) -> bool:
         same_name = (owner.get("kind"), owner.get("name")) == (KIND, meta["name"])
         return same_name and owner.get("uid") != meta["uid"]
 
     owners = (
-        owner for child in facts.observed.children.values() for owner in child["metadata"].get("ownerReferences") or ()
+        owner for child in inputs.observed.children.values() for owner in child["metadata"].get("ownerReferences") or ()
     )
     return any(map(is_of_earlier, owners))

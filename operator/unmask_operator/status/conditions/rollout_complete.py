@@ -1,52 +1,52 @@
 """RolloutComplete: every pod is of the newest template, and at least once all of them were ready."""
 
-from unmask_operator.status.condition import Verdict, no, yes
+from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.conditions import scheduled
 from unmask_operator.status.pods import pod_status, readiness
-from unmask_operator.status.status_input import Facts, number, section
+from unmask_operator.status.status_input import StatusInput, number, section
 
 
-def verdict(facts: Facts) -> Verdict | None:
-    if facts.idle or facts.absent:
+def evaluate(inputs: StatusInput) -> Condition | None:
+    if inputs.desired_zero or inputs.never_created:
         return None
-    if facts.rolled_out:
-        paused = f"; {facts.paused}" if facts.paused else ""
-        return yes("Complete", f"every pod is of the newest template{paused}")
-    if found := scheduled.obstacle(facts) or facts.trouble:
-        return _paused(facts, found.message) or found
-    cause = unready(facts)
-    if found := _paused(facts, cause.message if cause else ""):
+    if inputs.rolled_out:
+        paused = f"; {inputs.paused}" if inputs.paused else ""
+        return true("Complete", f"every pod is of the newest template{paused}")
+    if found := scheduled.obstacle(inputs) or inputs.trouble:
+        return _paused(inputs, found.message) or found
+    cause = unready(inputs)
+    if found := _paused(inputs, cause.message if cause else ""):
         return found
-    progressing = pod_status.condition(facts.deployment, "Progressing")
+    progressing = pod_status.condition(inputs.deployment, "Progressing")
     if progressing.get("status") == "False":
         more = f"; {cause.message}" if cause else ""
-        return no("ProgressDeadlineExceeded", f"{progressing.get('message', 'the rollout takes too long')}{more}")
-    return no("Progressing", _progress(facts, cause))
+        return false("ProgressDeadlineExceeded", f"{progressing.get('message', 'the rollout takes too long')}{more}")
+    return false("Progressing", _progress(inputs, cause))
 
 
-def _paused(facts: Facts, cause: str) -> Verdict | None:
-    if not facts.paused:
+def _paused(inputs: StatusInput, cause: str) -> Condition | None:
+    if not inputs.paused:
         return None
-    return no(
-        "DeploymentPaused", f"the newest template is not rolled out: {facts.paused}{f'; {cause}' if cause else ''}"
+    return false(
+        "DeploymentPaused", f"the newest template is not rolled out: {inputs.paused}{f'; {cause}' if cause else ''}"
     )
 
 
-def _progress(facts: Facts, cause: Verdict | None) -> str:
-    if not facts.is_observed:
-        generation = number(section(facts.deployment, "metadata"), "generation")
+def _progress(inputs: StatusInput, cause: Condition | None) -> str:
+    if not inputs.is_observed:
+        generation = number(section(inputs.deployment, "metadata"), "generation")
         return (
             f"the Deployment controller has not observed generation {generation} of the Deployment yet; if this "
             "lasts, check kube-controller-manager"
         )
-    updated = number(facts.status, "updatedReplicas")
-    old = number(facts.status, "replicas") - updated
+    updated = number(inputs.status, "updatedReplicas")
+    old = number(inputs.status, "replicas") - updated
     waits = f", {old} of the old one serve on" if old > 0 else ""
     # The readiness probe fails for a moment after each start, which would only change the message twice.
     more = f"; {cause.message}" if cause and cause.reason != readiness.PROBE_FAILED else ""
-    return f"{updated} of {facts.desired} pods are of the newest template{waits}{more}"
+    return f"{updated} of {inputs.desired} pods are of the newest template{waits}{more}"
 
 
-def unready(facts: Facts) -> Verdict | None:
+def unready(inputs: StatusInput) -> Condition | None:
     """Why the first pod that has loaded its model is not Ready."""
-    return next((found for pod in facts.pods if (found := readiness.unready(pod))), None)
+    return next((found for pod in inputs.pods if (found := readiness.unready(pod))), None)

@@ -16,8 +16,8 @@ from unmask_operator.objects import Obj
 from unmask_operator.plan.drift import quantity
 from unmask_operator.render.labels import MAIN
 from unmask_operator.status.admission import planned_template
-from unmask_operator.status.condition import Verdict, no
-from unmask_operator.status.status_input import Facts, number, section
+from unmask_operator.status.condition import Condition, false
+from unmask_operator.status.status_input import StatusInput, number, section
 
 TYPE = "SettingsConsistent"
 _GPU = re.compile(r"(nvidia\.com/(gpu|gpu\.shared|mig-.+)|gpu\.intel\.com/(i915|xe)|[^/]+/gpu)$")
@@ -31,15 +31,15 @@ class Contradiction(NamedTuple):
     message: str
 
 
-def verdict(facts: Facts) -> Verdict | None:
+def evaluate(inputs: StatusInput) -> Condition | None:
     """The condition; None without a contradiction, and for a spec that cannot be parsed, which Accepted reports."""
     try:
-        spec = parse(facts.observed.service).spec
+        spec = parse(inputs.observed.resource).spec
     except SpecError:
         return None
-    template = planned_template(facts.plan) or section(section(facts.deployment, "spec"), "template")
+    template = planned_template(inputs.plan) or section(section(inputs.deployment, "spec"), "template")
     found = list(contradictions(spec, section(template, "spec")))
-    return no(found[0].reason, "; ".join(one.message for one in found)) if found else None
+    return false(found[0].reason, "; ".join(one.message for one in found)) if found else None
 
 
 def contradictions(spec: Spec, pod: Obj) -> Iterator[Contradiction]:

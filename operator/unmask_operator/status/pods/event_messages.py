@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from unmask_operator.objects import Obj
-from unmask_operator.plan.observed import Told
+from unmask_operator.plan.observed import PodEvent
 from unmask_operator.render.labels import MAIN
-from unmask_operator.status.condition import Verdict, no
-from unmask_operator.status.pods.pod_status import CALM, containers, is_live, is_scheduled, name
+from unmask_operator.status.condition import Condition, false
+from unmask_operator.status.pods.pod_status import NORMAL_WAITING_REASONS, containers, is_live, is_scheduled, name
 from unmask_operator.status.pods.terminations import container_path
 
 PATIENCE = timedelta(seconds=20)  # that a node has to prepare a pod before its Events are asked for
@@ -33,19 +33,19 @@ def is_silent(pod: Obj, now: datetime) -> bool:
     return _untouched(pod) and begun is not None and now - datetime.fromisoformat(begun) > PATIENCE
 
 
-def trouble(pod: Obj, told: Sequence[Told]) -> Verdict | None:
+def trouble(pod: Obj, events: Sequence[PodEvent]) -> Condition | None:
     """The Events' word, oldest first, on a silent pod. None where they do not explain it."""
     if ended := _ended(pod):
-        return _probe(pod, ended, told)
+        return _probe(pod, ended, events)
     # what went wrong before it was prepared has passed: an image may take minutes from there
-    since = list(itertools.takewhile(lambda one: one.reason not in _PREPARED, reversed(told)))
+    since = list(itertools.takewhile(lambda one: one.reason not in _PREPARED, reversed(events)))
     warnings = [one for one in since if one.warning]
     if not warnings or not _untouched(pod):
         return None
     # said once, and hidden by the kubelet's word every two minutes that it waited in vain
     attached = next((one for one in warnings if "Multi-Attach error" in one.note), None)
     one = attached or warnings[0]
-    return no(
+    return false(
         one.reason if _REASON.fullmatch(one.reason) else "NotPrepared",
         f"the node cannot prepare pod {name(pod)}: {one.note}{f'; {ONE_AT_A_TIME}' if attached else ''}",
     )
@@ -58,12 +58,12 @@ def _untouched(pod: Obj) -> bool:
 
 def _waits(container: Obj) -> bool:
     waiting = (container.get("state") or {}).get("waiting")
-    return waiting is not None and waiting.get("reason", "") in CALM
+    return waiting is not None and waiting.get("reason", "") in NORMAL_WAITING_REASONS
 
 
-def _probe(pod: Obj, container: Obj, told: Sequence[Told]) -> Verdict | None:
+def _probe(pod: Obj, container: Obj, events: Sequence[PodEvent]) -> Condition | None:
     """The probe for which the kubelet ended a container."""
-    own = [event for event in told if event.container in ("", container["name"])]
+    own = [event for event in events if event.container in ("", container["name"])]
     kills = (found for event in reversed(own) if (found := _KILLED.search(event.note)))
     killed = next((found[2] for found in kills if found[1] == container["name"]), None)
     if killed is None:
@@ -72,7 +72,7 @@ def _probe(pod: Obj, container: Obj, told: Sequence[Told]) -> Verdict | None:
     message = next((event.note for event in reversed(own) if event.note.startswith(start)), start)
     member = f"{killed}Probe"
     field = f"spec.{member}" if container["name"] == MAIN else f"{container_path(pod, container['name'])}.{member}"
-    return no(
+    return false(
         f"{killed.capitalize()}ProbeFailed",
         f"container {container['name']} was ended for its {killed} probe ({field}): {message}",
     )

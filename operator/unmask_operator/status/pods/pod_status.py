@@ -9,12 +9,12 @@ from unmask_operator.objects import Obj
 from unmask_operator.render.ca_bundle import INIT_CONTAINER
 from unmask_operator.render.labels import MAIN
 from unmask_operator.render.workload import progress_deadline
-from unmask_operator.status.condition import Verdict, no
+from unmask_operator.status.condition import Condition, false
 from unmask_operator.status.pods import terminations
 
 _OF_THE_NODES = re.compile(r"\d+/\d+ nodes are available: .*?(?=\.(\s|$))", re.DOTALL)
 _LOST = ("NodeLost", "NodeStatusUnknown", "NodeNotReady", "NodeUnreachable")
-CALM = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
+NORMAL_WAITING_REASONS = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
 
 
 def name(pod: Obj) -> str:
@@ -45,11 +45,11 @@ def runs(pod: Obj) -> bool:
     return any("running" in (container.get("state") or {}) for container in _main(pod))
 
 
-def load_seconds(pod: Obj, now: datetime, told: float = 0.0) -> float:
+def load_seconds(pod: Obj, now: datetime, reported: float = 0.0) -> float:
     """Seconds from a pod's node to Ready, and without that so far; of an engine that was started again, since then.
 
-    One that is Ready again after a pause says since when: what its engine has `told`, from its start, is less then. 0
-    where nothing loads (no node yet, or something is wrong), and for what is no load's time.
+    One that is Ready again after a pause says since when: what its engine has `reported`, from its start, is less
+    then. 0 where nothing loads (no node yet, or something is wrong), and for what is no load's time.
     """
     main = next(_main(pod), {})
     started = ((main.get("state") or {}).get("running") or {}).get("startedAt")
@@ -58,8 +58,10 @@ def load_seconds(pod: Obj, now: datetime, told: float = 0.0) -> float:
     if not (begin and end and is_scheduled(pod)) or trouble(pod):
         return 0.0
     seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
-    if told and started:
-        seconds = min(seconds, told + (datetime.fromisoformat(started) - datetime.fromisoformat(begin)).total_seconds())
+    if reported and started:
+        seconds = min(
+            seconds, reported + (datetime.fromisoformat(started) - datetime.fromisoformat(begin)).total_seconds()
+        )
     return seconds if 0 < seconds <= progress_deadline(pod) else 0.0
 
 
@@ -83,7 +85,7 @@ def condition(obj: Obj, kind: str) -> Obj:
     return next((c for c in _status(obj).get("conditions") or () if c["type"] == kind), {})
 
 
-def trouble(pod: Obj) -> Verdict | None:
+def trouble(pod: Obj) -> Condition | None:
     """What keeps the pod's containers from running or makes them end, None while nothing seems wrong. Its reason does
     not flicker while the kubelet tries again."""
     if is_ready(pod):
@@ -95,18 +97,18 @@ def trouble(pod: Obj) -> Verdict | None:
         end = _end(pod, container)
         if end is not None and not container.get("ready") and not container.get("started"):
             return end  # but one that has come up again is well, whatever ended it long ago
-        if waiting.get("reason", "") not in CALM:
+        if waiting.get("reason", "") not in NORMAL_WAITING_REASONS:
             return _waiting(container, waiting)
     return None
 
 
-def over(pod: Obj) -> Verdict | None:
+def over(pod: Obj) -> Condition | None:
     """Why a pod failed for good (evicted, refused by its node); None for others."""
     gone = _status(pod).get("phase") == "Failed" and not pod["metadata"].get("deletionTimestamp")
     return terminations.failed(pod) if gone else None
 
 
-def lost_node(pod: Obj) -> Verdict | None:
+def lost_node(pod: Obj) -> Condition | None:
     """The condition of a pod whose node is known not to answer; None where nothing says so."""
     status, ready = _status(pod), condition(pod, "Ready")
     reasons = (status.get("reason"), ready.get("reason"))
@@ -117,11 +119,11 @@ def lost_node(pod: Obj) -> Verdict | None:
     return silent_node(pod, reason or "NodeLost", f": {message}" if message else "")
 
 
-def silent_node(pod: Obj, reason: str, cause: str = "") -> Verdict:
+def silent_node(pod: Obj, reason: str, cause: str = "") -> Condition:
     """The condition of a pod whose node does not answer."""
     node = (pod.get("spec") or {}).get("nodeName")
     fix = f"kubectl describe node {node} says why"
-    return no(reason, f"node {node} of pod {name(pod)} does not answer{cause}; {fix}")
+    return false(reason, f"node {node} of pod {name(pod)} does not answer{cause}; {fix}")
 
 
 def deleted_from_lost_node(pod: Obj) -> str | None:
@@ -166,20 +168,23 @@ def containers(pod: Obj) -> Iterator[Obj]:
     yield from status.get("containerStatuses") or ()
 
 
-def _waiting(container: Obj, waiting: Obj) -> Verdict:
+def _waiting(container: Obj, waiting: Obj) -> Condition:
     reason, message = str(waiting["reason"]), str(waiting.get("message") or "")
     if reason in ("ErrImagePull", "ImagePullBackOff"):  # the kubelet alternates between the two
         cause = message.split("ErrImagePull: ", 1)[-1]
         cause = "" if cause.startswith("Back-off pulling image") else f": {cause}"
         owner = "" if container["name"] == MAIN else f" of container {container['name']}"
-        return no("ImagePullBackOff", f"image {container.get('image', '')}{owner} cannot be pulled{cause}")
-    return no(reason, f"container {container['name']} cannot start: {message or reason}")
+        return false("ImagePullBackOff", f"image {container.get('image', '')}{owner} cannot be pulled{cause}")
+    return false(reason, f"container {container['name']} cannot start: {message or reason}")
 
 
-def _end(pod: Obj, container: Obj) -> Verdict | None:
+def _end(pod: Obj, container: Obj) -> Condition | None:
     """How the container last ended. It is started again and again: running and waiting are told as one."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
     end = state.get("terminated") or last.get("terminated")
-    if not end or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in ("CrashLoopBackOff", *CALM):
+    if not end or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in (
+        "CrashLoopBackOff",
+        *NORMAL_WAITING_REASONS,
+    ):
         return None
     return terminations.ended(pod, container, end)

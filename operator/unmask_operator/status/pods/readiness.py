@@ -4,7 +4,7 @@ import re
 
 from unmask_operator.objects import Obj
 from unmask_operator.render.labels import MAIN
-from unmask_operator.status.condition import Verdict, no
+from unmask_operator.status.condition import Condition, false
 from unmask_operator.status.pods.pod_status import (
     condition,
     is_live,
@@ -21,7 +21,7 @@ _UNREADY_NAMES = re.compile(r"unready status: \[([^\]]*)\]")
 PROBE_FAILED = "ReadinessProbeFailed"
 
 
-def unready(pod: Obj) -> Verdict | None:
+def unready(pod: Obj) -> Condition | None:
     """Why the pod is not Ready although its model is loaded; None for a pod that is Ready, or loads its model."""
     if not is_live(pod) or not is_started(pod) or is_ready(pod):
         return None
@@ -30,13 +30,15 @@ def unready(pod: Obj) -> Verdict | None:
     names = _unready_containers(pod)
     found = []
     if MAIN in names:
-        found.append(no(PROBE_FAILED, f"pod {name(pod)} has loaded its model, but its readiness probe (/ready) fails"))
+        found.append(
+            false(PROBE_FAILED, f"pod {name(pod)} has loaded its model, but its readiness probe (/ready) fails")
+        )
     if others := [container for container in names if container != MAIN]:
-        found.append(no("ContainersNotReady", _describe_containers(pod, others)))
+        found.append(false("ContainersNotReady", _describe_containers(pod, others)))
     if pending := _pending_conditions(pod):
-        found.append(no("ReadinessGatesNotReady", f"pod {name(pod)} waits for its readiness gates: {pending}"))
+        found.append(false("ReadinessGatesNotReady", f"pod {name(pod)} waits for its readiness gates: {pending}"))
     if found:
-        return no(found[0].reason, "; ".join(one.message for one in found))
+        return false(found[0].reason, "; ".join(one.message for one in found))
     return _by_ready_condition(pod)
 
 
@@ -78,12 +80,12 @@ def _pending_conditions(pod: Obj) -> str:
     return "; ".join(described)
 
 
-def _by_ready_condition(pod: Obj) -> Verdict | None:
+def _by_ready_condition(pod: Obj) -> Condition | None:
     ready, containers = condition(pod, "Ready"), condition(pod, "ContainersReady")
     if not ready:
         return None
     if why := ": ".join(str(ready[member]) for member in ("reason", "message") if ready.get(member)):
-        return no(str(ready.get("reason") or "PodNotReady"), f"pod {name(pod)} is not Ready: {why}")
+        return false(str(ready.get("reason") or "PodNotReady"), f"pod {name(pod)} is not Ready: {why}")
     if containers.get("status") != "False" and (pod.get("spec") or {}).get("nodeName"):
         # The node lifecycle controller sets Ready to False and leaves reason and message empty.
         return silent_node(pod, "NodeNotReady")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from unmask_operator.objects import Obj
 from unmask_operator.render.ca_bundle import INIT_CONTAINER
 from unmask_operator.render.labels import MAIN
-from unmask_operator.status.condition import Verdict, no
+from unmask_operator.status.condition import Condition, false
 
 POD_SPEC = "spec.podTemplate.spec"  # where the resource overrides the pod
 _START_ERRORS = ("StartError", "ContainerCannotRun")
@@ -27,7 +27,7 @@ def container_path(pod: Obj, name: str) -> str:
     return f"{POD_SPEC}.{kind}[name={name}]"
 
 
-def ended(pod: Obj, container: Obj, end: Obj) -> Verdict:
+def ended(pod: Obj, container: Obj, end: Obj) -> Condition:
     """The condition of a container that ended.
 
     Args:
@@ -37,17 +37,17 @@ def ended(pod: Obj, container: Obj, end: Obj) -> Verdict:
     """
     name, reason, code = container["name"], str(end.get("reason") or ""), end.get("exitCode")
     if reason == "OOMKilled":
-        return no("OOMKilled", _out_of_memory(pod, name))
+        return false("OOMKilled", _out_of_memory(pod, name))
     lines = [line.strip() for line in str(end.get("message") or "").splitlines() if line.strip()]
     last = f": {lines[-1]}" if lines else ""  # the engine's last line is the sentence that says why
     if reason in _START_ERRORS:
-        return no("CrashLoopBackOff", f"container {name} could not be started ({reason}){last}")
+        return false("CrashLoopBackOff", f"container {name} could not be started ({reason}){last}")
     details = [part for part in (_signal_name(code), "" if reason in _ORDINARY_REASONS else reason) if part]
     more = f" ({', '.join(details)})" if details else ""
-    return no("CrashLoopBackOff", f"container {name} ended with exit code {code}{more}{last}")
+    return false("CrashLoopBackOff", f"container {name} ended with exit code {code}{more}{last}")
 
 
-def failed(pod: Obj) -> Verdict:
+def failed(pod: Obj) -> Condition:
     """The condition of a pod in phase Failed."""
     status = pod.get("status") or {}
     disruption: Obj = next((c for c in status.get("conditions") or () if c["type"] == "DisruptionTarget"), {})
@@ -57,7 +57,7 @@ def failed(pod: Obj) -> Verdict:
     if reason == "DeadlineExceeded":
         fix = f"remove {POD_SPEC}.activeDeadlineSeconds"
     sentence = f"pod {pod['metadata']['name']} failed: {message or reason}"
-    return no(reason, f"{sentence.rstrip('. ')}; {fix}" if fix else sentence)
+    return false(reason, f"{sentence.rstrip('. ')}; {fix}" if fix else sentence)
 
 
 def _out_of_memory(pod: Obj, name: str) -> str:

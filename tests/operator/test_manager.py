@@ -6,20 +6,20 @@ import pytest
 
 from tests.operator.samples import resource
 from tests.simulated_time import now, run_simulated
-from unmask_operator.controller.manager import Leader
+from unmask_operator.controller.manager import Manager
 from unmask_operator.controller.workqueue import WorkQueue
-from unmask_operator.kube.cache import Store
+from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import SERVICES
+from unmask_operator.kube.kinds import DLMS
 from unmask_operator.metrics import Metrics
 from unmask_operator.settings import Settings
 
 
 def test_everything_is_looked_at_again_without_a_request():
-    store, queue = Store(), WorkQueue(lambda: 0.0)
-    one = Leader(None, store, queue, Settings(), Metrics(store, lambda: 0), None)
-    store.put(SERVICES, resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}})
-    asyncio.run(one._look_at_all())
+    cache, queue = Cache(), WorkQueue(lambda: 0.0)
+    one = Manager(None, cache, queue, Settings(), Metrics(cache, lambda: 0), None)
+    cache.put(DLMS, resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}})
+    asyncio.run(one._requeue_all())
     assert len(queue) == 1
 
 
@@ -34,7 +34,7 @@ class Client:
         return [], 7
 
     async def discovers(self, kind):
-        assert kind is SERVICES
+        assert kind is DLMS
         found = self.discoveries.pop(0)
         if isinstance(found, ApiError):
             raise found
@@ -52,8 +52,10 @@ def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource()
 
     async def scene():
         nonlocal one
-        store = Store()
-        one = Leader(Client(False, away, False, True), store, WorkQueue(), Settings(), Metrics(store, lambda: 0), watch)
+        cache = Cache()
+        one = Manager(
+            Client(False, away, False, True), cache, WorkQueue(), Settings(), Metrics(cache, lambda: 0), watch
+        )
         await one.run()
 
     one = None

@@ -30,26 +30,26 @@ def queue(clock):
 def test_a_key_added_twice_runs_once(queue):
     queue.add("a")
     queue.add("a")
-    assert queue.take() == "a"
+    assert queue.try_get() == "a"
     queue.done("a")
-    assert queue.take() is None
+    assert queue.try_get() is None
 
 
 def test_first_come_first_served(queue):
     for key in "cab":
         queue.add(key)
-    assert [queue.take() for _ in range(3)] == list("cab")
+    assert [queue.try_get() for _ in range(3)] == list("cab")
 
 
 def test_a_running_key_waits_for_its_end_and_then_runs_again(queue):
     queue.add("a")
-    assert queue.take() == "a"
+    assert queue.try_get() == "a"
     queue.add("a")
     queue.add("b")
-    assert queue.take() == "b"  # a's second turn does not stand in b's way
-    assert queue.take() is None
+    assert queue.try_get() == "b"  # a's second turn does not stand in b's way
+    assert queue.try_get() is None
     queue.done("a")
-    assert queue.take() == "a"
+    assert queue.try_get() == "a"
 
 
 def test_the_earlier_of_two_times_counts(queue, clock):
@@ -57,22 +57,22 @@ def test_the_earlier_of_two_times_counts(queue, clock):
     queue.add("a", 2)
     queue.add("a", 5)
     clock.now = 1.9
-    assert queue.take() is None
+    assert queue.try_get() is None
     clock.now = 2
-    assert queue.take() == "a"
+    assert queue.try_get() == "a"
     queue.done("a")
     clock.now = 20
-    assert queue.take() is None
+    assert queue.try_get() is None
 
 
 def test_failures_pause_longer_and_longer_up_to_five_minutes(queue, clock):
     pauses = []
     queue.add("a")
     for _ in range(12):
-        assert queue.take() == "a"
-        pauses.append(queue.failed("a"))
+        assert queue.try_get() == "a"
+        pauses.append(queue.add_rate_limited("a"))
         clock.now += pauses[-1] - 0.01
-        assert queue.take() is None
+        assert queue.try_get() is None
         clock.now += 0.02
     assert pauses[:5] == [1, 2, 4, 8, 16]
     assert pauses[-1] == 300
@@ -81,50 +81,50 @@ def test_failures_pause_longer_and_longer_up_to_five_minutes(queue, clock):
 def test_success_forgets_the_failures_and_others_do_not_share_them(queue, clock):
     for key in "ab":
         queue.add(key)
-        queue.take()
-    queue.failed("a")
-    assert queue.failed("b") == 1
+        queue.try_get()
+    queue.add_rate_limited("a")
+    assert queue.add_rate_limited("b") == 1
     clock.now = 1
-    assert {queue.take(), queue.take()} == {"a", "b"}
+    assert {queue.try_get(), queue.try_get()} == {"a", "b"}
     queue.done("a")
-    assert queue.failed("b") == 2
+    assert queue.add_rate_limited("b") == 2
     queue.add("a")
-    assert queue.take() == "a"
-    assert queue.failed("a") == 1
+    assert queue.try_get() == "a"
+    assert queue.add_rate_limited("a") == 1
 
 
 def test_the_servers_own_wish_is_a_lower_bound(queue):
     queue.add("a")
-    queue.take()
-    assert queue.failed("a", at_least=7) == 7
+    queue.try_get()
+    assert queue.add_rate_limited("a", at_least=7) == 7
 
 
 def test_an_edit_does_not_wait_for_the_pause_of_a_failure(queue):
     queue.add("a")
-    queue.take()
-    queue.failed("a")
+    queue.try_get()
+    queue.add_rate_limited("a")
     queue.add("a")
-    assert queue.take() == "a"
+    assert queue.try_get() == "a"
 
 
 def test_an_edit_while_a_run_fails_runs_at_once(queue):
     queue.add("a")
-    queue.take()
+    queue.try_get()
     queue.add("a")
-    queue.failed("a")
-    assert queue.take() == "a"
+    queue.add_rate_limited("a")
+    assert queue.try_get() == "a"
     queue.done("a")
     assert len(queue) == 0
 
 
 def test_done_with_a_time_runs_again_then(queue, clock):
     queue.add("a")
-    queue.take()
-    queue.done("a", again=30)
+    queue.try_get()
+    queue.done("a", requeue_after=30)
     clock.now = 29
-    assert queue.take() is None
+    assert queue.try_get() is None
     clock.now = 30
-    assert queue.take() == "a"
+    assert queue.try_get() == "a"
 
 
 def test_runs_that_wait_for_nothing_let_everything_else_go_on_between_them():
@@ -173,7 +173,7 @@ def test_workers_on_a_loop_never_run_a_key_twice_at_once_and_miss_nothing():
                 running.discard(key)
                 runs[key] = runs.get(key, 0) + 1
                 if runs[key] == 1 and key % 5 == 0:
-                    queue.done(key, again=0.01)
+                    queue.done(key, requeue_after=0.01)
                 else:
                     queue.done(key)
 

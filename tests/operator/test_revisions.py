@@ -10,7 +10,7 @@ import pytest
 
 from tests.operator.samples import (
     SETTINGS,
-    carry_out,
+    apply,
     child,
     container,
     edit,
@@ -22,10 +22,10 @@ from tests.operator.samples import (
     template,
 )
 from unmask_operator.api import Spec, parse
-from unmask_operator.api.spec import BESIDE_PODS
+from unmask_operator.api.spec import OUTSIDE_POD_TEMPLATE
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.plan.observed import Observed
-from unmask_operator.render.pod import form
+from unmask_operator.render.pod import render_pod
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 
@@ -55,14 +55,14 @@ def test_the_next_edit_of_the_pods_adopts_the_new_form() -> None:
     assert container(made)["image"] == "unmask-runtime:0.2.0"
     assert child(made, "ControllerRevision")["metadata"]["name"] == "demo-r2"
     assert made.up_to_date
-    after = carry_out(observed, made)
+    after = apply(observed, made)
     assert settled(make(after, NEW), after)
 
 
 def restarted(observed: Any, value: str | None) -> Any:
-    service = copy.deepcopy(observed.service)
+    service = copy.deepcopy(observed.resource)
     service["metadata"]["annotations"] = {"serving.unmask.dev/restartedAt": value} if value else {}
-    return replace(observed, service=service)
+    return replace(observed, resource=service)
 
 
 def test_a_restart_adopts_the_new_form_and_marks_the_pods() -> None:
@@ -70,7 +70,7 @@ def test_a_restart_adopts_the_new_form_and_marks_the_pods() -> None:
     made = make(observed, NEW)
     assert made.up_to_date
     assert template(made)["metadata"]["annotations"]["serving.unmask.dev/restartedAt"] == "today"
-    after = carry_out(observed, made)
+    after = apply(observed, made)
     assert settled(make(after, NEW), after), "the same value restarts once"
     assert template(make(restarted(after, None), NEW)) == template(made), "removing the annotation restarts nothing"
     assert template(make(restarted(after, "later"), NEW)) != template(made)
@@ -79,7 +79,7 @@ def test_a_restart_adopts_the_new_form_and_marks_the_pods() -> None:
 def test_going_back_to_an_earlier_spec_is_an_edit_too() -> None:
     first = running(engine={"maxNumReqs": 7})
     second = edit(first, engine={"maxNumReqs": 8})
-    second = carry_out(second, make(second))
+    second = apply(second, make(second))
     back = make(edit(second, engine={"maxNumReqs": 7}), NEW)
     assert child(back, "ControllerRevision")["revision"] == 3
     assert container(back)["image"] == "unmask-runtime:0.2.0"
@@ -89,7 +89,7 @@ def test_the_newest_three_pins_are_kept() -> None:
     observed = running()
     for number in range(2, 8):
         observed = edit(observed, engine={"maxNumReqs": number})
-        observed = carry_out(observed, make(observed))
+        observed = apply(observed, make(observed))
     names = sorted(ref.name for ref in observed.children if ref.kind == "ControllerRevision")
     assert names == ["demo-r5", "demo-r6", "demo-r7"]
     pinned = observed.children[Ref("apps/v1", "ControllerRevision", "demo-r6")]["data"]
@@ -100,7 +100,7 @@ def test_the_newest_three_pins_are_kept() -> None:
 def test_a_pin_that_was_written_before_the_operator_was_killed_is_followed() -> None:
     observed = edit(running(), engine={"maxNumReqs": 9})
     made = make(observed)
-    killed = carry_out(observed, replace(made, children=(child(made, "ControllerRevision"),), delete=()))
+    killed = apply(observed, replace(made, children=(child(made, "ControllerRevision"),), delete=()))
     again = make(killed)
     assert again.children == made.children
 
@@ -134,7 +134,7 @@ def test_an_edit_that_changes_no_template_keeps_the_old_one(spec: dict[str, Any]
     assert template(made) == template(make(before))
     assert made.problems == ()
     assert made.up_to_date == (operator is SETTINGS)
-    after = carry_out(observed, made)
+    after = apply(observed, made)
     assert settled(make(after, operator), after)
     back = make(edit(after, **dict.fromkeys(spec)), operator)
     assert template(back) == template(made), "taking it back restarts nothing either"
@@ -154,7 +154,7 @@ def test_a_surge_that_is_taken_back_while_no_gpu_is_free_starts_no_other_rollout
     """What RolloutComplete=False/InsufficientGPU tells people to do, under an operator that came after the pods."""
     observed = running(gpu={}, replicas=1)
     observed = edit(observed, engine={"maxNumReqs": 7})
-    observed = carry_out(observed, make(observed))
+    observed = apply(observed, make(observed))
     made = make(edit(observed, rolloutStrategy={"maxSurge": 0, "maxUnavailable": 1}), NEW)
     assert template(made) == template(make(observed))
     assert child(made, "Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
@@ -162,11 +162,11 @@ def test_a_surge_that_is_taken_back_while_no_gpu_is_free_starts_no_other_rollout
 
 def test_no_pod_is_made_of_what_is_beside_them() -> None:
     """Of every field of the spec it is known whether pods are made of it."""
-    assert {field.alias for field in Spec.model_fields.values()} >= BESIDE_PODS
-    plain = form(parse(resource()), SETTINGS)
+    assert {field.alias for field in Spec.model_fields.values()} >= OUTSIDE_POD_TEMPLATE
+    plain = render_pod(parse(resource()), SETTINGS)
     specs = [spec for _, spec in BESIDE.values()] + [{"replicas": 3}, {"suspend": True}]
-    assert {field for spec in specs for field in spec} == BESIDE_PODS
-    assert all(form(parse(resource(**spec)), SETTINGS) == plain for spec in specs)
+    assert {field for spec in specs for field in spec} == OUTSIDE_POD_TEMPLATE
+    assert all(render_pod(parse(resource(**spec)), SETTINGS) == plain for spec in specs)
 
 
 def pin_names(observed: Observed) -> list[str]:
@@ -177,13 +177,13 @@ def test_suspending_and_scaling_make_no_pin() -> None:
     observed = running()
     for number in (7, 8):
         observed = edit(observed, engine={"maxNumReqs": number})
-        observed = carry_out(observed, make(observed))
+        observed = apply(observed, make(observed))
     history = pin_names(observed)
     assert history == ["demo-r1", "demo-r2", "demo-r3"]
     for cycle in range(3):
         for change in ({"suspend": True}, {"replicas": cycle}, {"suspend": None}):
             observed = edit(observed, **change)
-            observed = carry_out(observed, make(observed))
+            observed = apply(observed, make(observed))
     assert pin_names(observed) == history
 
 
@@ -198,7 +198,7 @@ def test_the_newest_three_templates_are_kept_however_many_edits_share_one() -> N
         {"podDisruptionBudget": {"minAvailable": 1}},
     ):
         observed = edit(observed, **change)
-        observed = carry_out(observed, make(observed))
+        observed = apply(observed, make(observed))
     assert pin_names(observed) == ["demo-r1", "demo-r4", "demo-r7"]
 
 
@@ -225,7 +225,7 @@ def test_what_a_pin_covers_is_never_refused(spec: dict[str, Any]) -> None:
         assert made.problems == ()
         assert template(made) == template(make(running()))
         assert not made.up_to_date
-        after = carry_out(edited, made)
+        after = apply(edited, made)
         assert settled(make(after), after)
     made = make(edit(observed, drainTimeoutSeconds=90))
     assert [(p.condition, p.reason) for p in made.problems] == [("Accepted", "InvalidSpec")], "new pods would get it"

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tests.networks import needs_ipv6
 from unmask_operator.controller import pod_progress as progress_module
-from unmask_operator.controller.pod_progress import Progress, Said, is_loading, is_news
+from unmask_operator.controller.pod_progress import PodProgress, StartupReport, is_loading, is_significant_change
 from unmask_operator.objects import Key
 from unmask_operator.plan.observed import Adapter, Load
 from unmask_operator.pod_http import PODS_PER_SERVICE
@@ -19,7 +19,7 @@ DEMO = Key("ns", "demo")
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch):
+def first_attempt(monkeypatch):
     """A pod that answers slowly is not taken for one that does not answer."""
     monkeypatch.setattr(progress_module, "TIMEOUT_SECONDS", 600.0)
 
@@ -54,7 +54,7 @@ def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=(), w
         await web.TCPSite(runner, address, 0).start()
         port = runner.addresses[0][1]
         now = lambda: states[clock[0] // step]  # noqa: E731
-        progress = Progress(lambda: [(DEMO, now())], told.append, lambda key: wanted or {}, port, lambda: clock[0])
+        progress = PodProgress(lambda: [(DEMO, now())], told.append, lambda key: wanted or {}, port, lambda: clock[0])
         async with aiohttp.ClientSession() as session:
             for _ in range(polls):
                 await progress.poll(session)
@@ -131,7 +131,7 @@ def test_a_phase_is_no_longer_than_the_status_has_room_for():
 def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():
     async def scene():
         pods = [(DEMO, LOADING)]
-        progress = Progress(lambda: pods, lambda _: None, lambda _: {}, 1)
+        progress = PodProgress(lambda: pods, lambda _: None, lambda _: {}, 1)
         progress.loads = {"uid": Load("weights", 1)}
         async with aiohttp.ClientSession() as session:
             await progress.poll(session)
@@ -144,9 +144,9 @@ def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():
 
 
 def test_news_are_a_phase_or_five_percent():
-    assert not is_news(Load("a", 10), Load("a", 14.9))
-    assert is_news(Load("a", 10), Load("a", 15))
-    assert is_news(Load("a", 10), Load("b", 10))
+    assert not is_significant_change(Load("a", 10), Load("a", 14.9))
+    assert is_significant_change(Load("a", 10), Load("a", 15))
+    assert is_significant_change(Load("a", 10), Load("b", 10))
 
 
 @pytest.mark.parametrize(
@@ -165,18 +165,18 @@ def test_a_pod_on_its_way_out_is_not_asked():
 
 def test_a_pod_that_has_started_says_once_what_it_loaded():
     commit = "0123456789" * 4
-    progress = Progress(list, lambda key: None, lambda key: {})
+    progress = PodProgress(list, lambda key: None, lambda key: {})
     variable = {"name": "MODEL_REVISION", "valueFrom": {"configMapKeyRef": {"name": "demo-model", "key": "k"}}}
     pod = {
         "metadata": {"uid": "uid"},
         "spec": {"containers": [{"name": "main", "env": [variable]}]},
         "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
     }
-    assert progress.wants_revision(pod)
-    assert not progress.wants_revision({**pod, "spec": {"containers": [{"name": "main"}]}})
-    assert not progress.wants_revision({**pod, "status": {"phase": "Pending"}})
+    assert progress.needs_revision(pod)
+    assert not progress.needs_revision({**pod, "spec": {"containers": [{"name": "main"}]}})
+    assert not progress.needs_revision({**pod, "status": {"phase": "Pending"}})
     progress.revisions["uid"] = commit
-    assert not progress.wants_revision(pod)
+    assert not progress.needs_revision(pod)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
     asked, clock = Counter(), [0.0]
 
     async def scene():
-        progress = Progress(lambda: pods, lambda _: None, lambda _: WANTED, 1, lambda: clock[0])
+        progress = PodProgress(lambda: pods, lambda _: None, lambda _: WANTED, 1, lambda: clock[0])
         pods = [(Key("ns", f"s{i}"), {**SERVES, "metadata": {"uid": f"u{i}"}}) for i in range(services)]
         for _ in range(polls):
             await progress.poll(None)
@@ -281,7 +281,7 @@ def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
 
     async def startup(session, address, port, adapters, parsing):
         asked[clock[0] >= 5] += 1
-        return Said(None, "", {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()})
+        return StartupReport(None, "", {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unmask_operator.controller.pod_progress.startup", startup)
@@ -300,7 +300,7 @@ def test_slow_pods_of_one_service_delay_what_is_read_of_others_no_longer_than_it
         tried[address] += 1
         if address == "slow":
             await asyncio.Event().wait()
-        return Said(Load("weights", 10))
+        return StartupReport(Load("weights", 10))
 
     def pod(service, number, address):
         status = {**STATUS, "podIP": address}
@@ -308,7 +308,7 @@ def test_slow_pods_of_one_service_delay_what_is_read_of_others_no_longer_than_it
 
     async def scene():
         pods = [pod("slow", n, "slow") for n in range(100)] + [pod("quick", n, "quick") for n in range(20)]
-        progress = Progress(lambda: pods, lambda _: None, lambda _: {})
+        progress = PodProgress(lambda: pods, lambda _: None, lambda _: {})
         await progress.poll(None)
         return progress.loads
 

@@ -10,19 +10,19 @@ from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import EVENTS as EVENTS_KIND
 from unmask_operator.objects import Key
-from unmask_operator.plan.observed import Told
+from unmask_operator.plan.observed import PodEvent
 from unmask_operator.status import status
 from unmask_operator.status.pods.event_messages import PATIENCE, is_silent
 
 DEMO = Key("ns", "demo")
-SCHEDULED = Told("Scheduled", "Successfully assigned models/demo to gpu-1", warning=False)
-MOUNT = Told("FailedMount", 'MountVolume.SetUp failed for volume "ca" : configmap "ca" not found', warning=True)
-SLOW = Told("Unhealthy", "Startup probe failed: HTTP probe failed with statuscode: 503", warning=True)
-DEAF = Told("Unhealthy", "Liveness probe failed: context deadline exceeded", warning=True)
+SCHEDULED = PodEvent("Scheduled", "Successfully assigned models/demo to gpu-1", warning=False)
+MOUNT = PodEvent("FailedMount", 'MountVolume.SetUp failed for volume "ca" : configmap "ca" not found', warning=True)
+SLOW = PodEvent("Unhealthy", "Startup probe failed: HTTP probe failed with statuscode: 503", warning=True)
+DEAF = PodEvent("Unhealthy", "Liveness probe failed: context deadline exceeded", warning=True)
 
 
 def killed(probe):
-    return Told("Killing", f"Container main failed {probe} probe, will be restarted", warning=False)
+    return PodEvent("Killing", f"Container main failed {probe} probe, will be restarted", warning=False)
 
 
 def ended(code):
@@ -34,7 +34,7 @@ def ended(code):
 
 
 def judged(found, *told):
-    new = status(*reconcile("progressing", found, told={found["metadata"]["uid"]: told}))
+    new = status(*reconcile("progressing", found, pod_events={found["metadata"]["uid"]: told}))
     conditions = {c["type"]: c for c in new["conditions"]}
     assert conditions["Ready"]["message"] == conditions["ModelLoaded"]["message"]
     return conditions["ModelLoaded"]["reason"], conditions["ModelLoaded"]["message"]
@@ -49,11 +49,11 @@ def test_a_volume_that_cannot_be_mounted_is_named():
 def test_a_claim_that_one_node_has_does_not_hang_a_rollout_silently():
     """The kubelet's vain waiting comes again and again, and newer than the cause."""
     taken = 'Multi-Attach error for volume "pvc-0b6e" Volume is already used by pod(s) demo-7c9f8d6b5-g5d8s'
-    attach = Told("FailedAttachVolume", taken, warning=True)
+    attach = PodEvent("FailedAttachVolume", taken, warning=True)
     vain = "Unable to attach or mount volumes: unmounted volumes=[model]: timed out waiting for the condition"
-    told = SCHEDULED, attach, Told("FailedMount", vain, warning=True)
+    told = SCHEDULED, attach, PodEvent("FailedMount", vain, warning=True)
     new = pod("creating", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
-    known = reconcile("surging", pod("ready"), new, told={new["metadata"]["uid"]: told})
+    known = reconcile("surging", pod("ready"), new, pod_events={new["metadata"]["uid"]: told})
     found = {c["type"]: c for c in status(*known)["conditions"]}
     for condition in ("ModelLoaded", "RolloutComplete", "Ready"):
         assert found[condition]["reason"] == "FailedAttachVolume"
@@ -77,7 +77,7 @@ def test_a_claim_that_one_pod_has_is_told_by_the_scheduler():
 
 
 def test_what_went_wrong_before_the_image_is_pulled_has_passed():
-    pulling = Told("Pulling", 'Pulling image "unmask-runtime:0.1.0"', warning=False)
+    pulling = PodEvent("Pulling", 'Pulling image "unmask-runtime:0.1.0"', warning=False)
     assert judged(pod("creating"), SCHEDULED, MOUNT, pulling) == judged(pod("creating"))
     assert judged(pod("creating"), SCHEDULED, pulling, MOUNT)[0] == "FailedMount"
 
@@ -108,7 +108,8 @@ def test_an_engine_that_failed_by_itself_has_the_word():
 )
 def test_what_a_container_waits_for_has_the_word(state, reason):
     assert (
-        judged(pod(state), Told("Failed", "Error: what the container's own state says too", warning=True))[0] == reason
+        judged(pod(state), PodEvent("Failed", "Error: what the container's own state says too", warning=True))[0]
+        == reason
     )
 
 
@@ -138,7 +139,7 @@ class Scene:
     def poll(self, seconds=AGAIN_SECONDS):
         self.now += seconds
         asyncio.run(self.watcher.poll())
-        return self.watcher.told.get(self.pod["metadata"]["uid"], ())
+        return self.watcher.events.get(self.pod["metadata"]["uid"], ())
 
 
 KUBELET = {"reportingController": "kubelet"}
@@ -161,7 +162,7 @@ def test_only_those_who_prepare_a_pod_are_heeded():
 
 
 def test_a_reason_that_no_condition_may_have_is_another_word():
-    assert judged(pod("creating"), Told("policy-violation ", "no", warning=True))[0] == "NotPrepared"
+    assert judged(pod("creating"), PodEvent("policy-violation ", "no", warning=True))[0] == "NotPrepared"
 
 
 def test_a_silent_pod_is_asked_about_now_and_then_and_news_are_told_once():

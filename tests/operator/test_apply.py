@@ -5,8 +5,8 @@ import copy
 
 import pytest
 
-from unmask_operator.controller.apply import NotOurs, Writer, stamped
-from unmask_operator.kube.cache import Store
+from unmask_operator.controller.apply import Applier, OwnershipError, with_applied_hash
+from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.objects import Ref
 from unmask_operator.plan.observed import Observed
@@ -72,7 +72,7 @@ class Api:
             raise ApiError(409, "Conflict", "uid")
         return obj if dry_run else self.put({**obj, "metadata": {**obj["metadata"], "uid": uid}})
 
-    async def own_created_fields(self, live):
+    async def upgrade_managed_fields(self, live):
         return live
 
     async def replace(self, live, clashes, dry_run=False):
@@ -101,7 +101,7 @@ class Api:
             del self.objects[ref]
 
 
-def carry_out(api, *wanted, delete=(), known=None, last_good=()):
+def apply(api, *wanted, delete=(), known=None, last_accepted=()):
     """Write `wanted`; `known` are the children that the store has seen (default: all that there are)."""
     observed = Observed(SERVICE, now=None, children=dict(api.objects if known is None else known))
 
@@ -109,8 +109,8 @@ def carry_out(api, *wanted, delete=(), known=None, last_good=()):
         foreign = [o for o in wanted if Ref.of(o) in seen.children and not owned(seen.children[Ref.of(o)])]
         return Plan() if foreign else Plan(children=tuple(wanted), delete=tuple(delete))
 
-    writer = Writer(api, Store(), lambda verb: None)
-    return asyncio.run(writer.carry_out(make_plan, lambda seen: Plan(children=tuple(last_good)), observed))
+    writer = Applier(api, Cache(), lambda verb: None)
+    return asyncio.run(writer.apply(make_plan, lambda seen: Plan(children=tuple(last_accepted)), observed))
 
 
 def owned(obj):
@@ -119,33 +119,33 @@ def owned(obj):
 
 def test_children_are_created_in_order_after_a_dry_run_of_all_but_the_first():
     api = Api()
-    outcome = carry_out(api, child("a"), child("b"), child("c"))
+    outcome = apply(api, child("a"), child("b"), child("c"))
     assert api.calls == [("dry-create", "b"), ("dry-create", "c"), ("create", "a"), ("create", "b"), ("create", "c")]
     assert outcome.writes == 3
     assert set(outcome.observed.children) == set(api.objects)
 
 
 def test_what_is_as_wanted_is_not_written():
-    api = Api({**stamped(child("a", spec={"x": 1})), "spec": {"x": 1, "defaulted": True}})
-    assert carry_out(api, child("a", spec={"x": 1})).writes == 0
+    api = Api({**with_applied_hash(child("a", spec={"x": 1})), "spec": {"x": 1, "defaulted": True}})
+    assert apply(api, child("a", spec={"x": 1})).writes == 0
     assert api.calls == []
 
 
 def test_one_difference_is_one_request():
-    api = Api(stamped(child("a", spec={"x": 1})), stamped(child("b", spec={"x": 1})))
-    carry_out(api, child("a", spec={"x": 2}), child("b", spec={"x": 1}))
+    api = Api(with_applied_hash(child("a", spec={"x": 1})), with_applied_hash(child("b", spec={"x": 1})))
+    apply(api, child("a", spec={"x": 2}), child("b", spec={"x": 1}))
     assert api.calls == [("apply", "a")]
 
 
 def test_a_field_that_is_no_longer_wanted_is_a_difference():
-    api = Api(stamped(child("a", spec={"x": 1, "y": 2})))
-    carry_out(api, child("a", spec={"x": 1}))
+    api = Api(with_applied_hash(child("a", spec={"x": 1, "y": 2})))
+    apply(api, child("a", spec={"x": 1}))
     assert api.calls == [("apply", "a")]
 
 
 def test_a_pin_needs_no_trial():
     api = Api()
-    carry_out(api, child("a"), child("pin", "ControllerRevision"), child("c", "Deployment"))
+    apply(api, child("a"), child("pin", "ControllerRevision"), child("c", "Deployment"))
     assert api.calls == [("dry-create", "c"), ("create", "a"), ("create", "pin"), ("create", "c")]
 
 
@@ -153,7 +153,7 @@ def test_a_pin_needs_no_trial():
 def test_a_refusal_of_any_child_writes_none_and_is_told(wrong):
     api = Api()
     api.refuse = {wrong}
-    outcome = carry_out(api, child("a"), child("b"), child("c"))
+    outcome = apply(api, child("a"), child("b"), child("c"))
     assert api.objects == {}
     assert list(outcome.observed.refusals.values()) == [f"{wrong} is wrong"]
 
@@ -161,8 +161,8 @@ def test_a_refusal_of_any_child_writes_none_and_is_told(wrong):
 def test_after_a_refusal_the_last_good_form_is_kept_up():
     api = Api(child("a", spec={"x": 0}), child("b", spec={"x": 1}))
     api.refuse = {"b"}
-    outcome = carry_out(
-        api, child("a", spec={"x": 2}), child("b", spec={"x": 2}), last_good=[child("a", spec={"x": 1})]
+    outcome = apply(
+        api, child("a", spec={"x": 2}), child("b", spec={"x": 2}), last_accepted=[child("a", spec={"x": 1})]
     )
     assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 1}
     assert list(outcome.observed.refusals.values()) == ["b is wrong"]
@@ -173,7 +173,7 @@ def test_a_foreign_object_in_the_way_is_read_once_and_never_touched():
     foreign = child("b", uid="someone-else")
     api = Api(foreign)
     before = copy.deepcopy(api.objects)
-    outcome = carry_out(api, child("a"), child("b"), known={})
+    outcome = apply(api, child("a"), child("b"), known={})
     assert api.objects == before
     assert api.calls == [("dry-create", "b"), ("get", "b"), ("dry-create", "a")]
     assert Ref.of(foreign) in outcome.observed.children
@@ -181,13 +181,13 @@ def test_a_foreign_object_in_the_way_is_read_once_and_never_touched():
 
 def test_everything_in_the_way_is_found_in_one_round():
     foreign = [child(name, uid="someone-else") for name in ("a", "b", "c")]
-    outcome = carry_out(Api(*foreign), *(child(name) for name in ("a", "b", "c")), known={})
+    outcome = apply(Api(*foreign), *(child(name) for name in ("a", "b", "c")), known={})
     assert {Ref.of(one) for one in foreign} == set(outcome.observed.children)
 
 
 def test_our_own_object_that_the_store_has_not_seen_is_taken_up():
     api = Api(child("a", spec={"x": 1}))
-    outcome = carry_out(api, child("a", spec={"x": 2}), known={})
+    outcome = apply(api, child("a", spec={"x": 2}), known={})
     assert api.calls == [("create", "a"), ("get", "a"), ("apply", "a")]
     assert outcome.writes == 1
 
@@ -196,25 +196,25 @@ def test_an_object_that_has_gone_is_created_anew():
     api = Api(child("a", spec={"x": 1}))
     known = dict(api.objects)
     api.objects.clear()
-    carry_out(api, child("a", spec={"x": 2}), known=known)
+    apply(api, child("a", spec={"x": 2}), known=known)
     assert [verb for verb, _ in api.calls] == ["apply", "get", "create"]
     assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 2}
 
 
 def test_what_nothing_wants_is_deleted_last():
     api = Api(child("old"))
-    carry_out(api, child("new"), delete=[Ref("v1", "Service", "old")])
+    apply(api, child("new"), delete=[Ref("v1", "Service", "old")])
     assert api.calls == [("create", "new"), ("delete", "old")]
 
 
 def test_a_plan_can_neither_delete_nor_write_what_is_not_ours():
     api = Api(child("theirs", uid="someone-else"))
-    with pytest.raises(NotOurs):
-        carry_out(api, delete=[Ref("v1", "Service", "theirs")])
+    with pytest.raises(OwnershipError):
+        apply(api, delete=[Ref("v1", "Service", "theirs")])
     observed = Observed(SERVICE, now=None, children=dict(api.objects))
     blind = Plan(children=(child("theirs", spec={"x": 1}),))
-    with pytest.raises(NotOurs):
-        asyncio.run(Writer(api, Store(), print).carry_out(lambda _: blind, lambda _: blind, observed))
+    with pytest.raises(OwnershipError):
+        asyncio.run(Applier(api, Cache(), print).apply(lambda _: blind, lambda _: blind, observed))
     assert api.calls == []
 
 
@@ -229,7 +229,7 @@ def told(outcome):
 def test_a_server_error_on_one_child_is_told_and_all_others_are_written(broken):
     api = Api(child("old"))
     api.away = {broken: WEBHOOK}
-    outcome = carry_out(api, *(child(name) for name in "abc"), delete=[Ref("v1", "Service", "old")])
+    outcome = apply(api, *(child(name) for name in "abc"), delete=[Ref("v1", "Service", "old")])
     assert {ref.name for ref in api.objects} == {"a", "b", "c"} - {broken}
     assert told(outcome) == {broken: "failed calling webhook"}
     tried = [name for verb, name in api.calls if name == broken]
@@ -239,7 +239,7 @@ def test_a_server_error_on_one_child_is_told_and_all_others_are_written(broken):
 def test_a_server_error_on_a_deletion_is_told_and_the_others_go():
     api = Api(child("x"), child("y"))
     api.away = {"x": WEBHOOK}
-    outcome = carry_out(api, child("a"), delete=[Ref("v1", "Service", name) for name in "xy"])
+    outcome = apply(api, child("a"), delete=[Ref("v1", "Service", name) for name in "xy"])
     assert {ref.name for ref in api.objects} == {"a", "x"}
     assert told(outcome) == {"x": "failed calling webhook"}
 
@@ -251,7 +251,7 @@ def test_a_server_error_on_a_conflicting_child_s_look_is_told():
         raise WEBHOOK
 
     api.get = get
-    assert told(carry_out(api, child("a"), child("b", spec={"x": 2}), known={})) == {"b": "failed calling webhook"}
+    assert told(apply(api, child("a"), child("b", spec={"x": 2}), known={})) == {"b": "failed calling webhook"}
 
 
 @pytest.mark.parametrize("broken", ["pin", "workload"])
@@ -260,7 +260,7 @@ def test_a_pin_and_the_workload_that_is_made_of_it_are_written_together(broken):
     api = Api()
     api.away = {broken: WEBHOOK}
     pin, workload = child("pin", "ControllerRevision"), child("workload", "Deployment")
-    outcome = carry_out(api, child("a"), pin, workload, child("z"))
+    outcome = apply(api, child("a"), pin, workload, child("z"))
     assert {ref.name for ref in api.objects} == {"a", "z"}
     assert told(outcome) == {broken: "failed calling webhook"}
 
@@ -268,7 +268,7 @@ def test_a_pin_and_the_workload_that_is_made_of_it_are_written_together(broken):
 def test_a_refusal_counts_for_more_than_a_server_error():
     api = Api(child("a", spec={"x": 1}))
     api.away, api.refuse = {"b": WEBHOOK}, {"c"}
-    outcome = carry_out(api, child("a", spec={"x": 2}), child("b"), child("c"), last_good=[child("a", spec={"x": 1})])
+    outcome = apply(api, child("a", spec={"x": 2}), child("b"), child("c"), last_accepted=[child("a", spec={"x": 1})])
     assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 1}
     assert list(outcome.observed.refusals.values()) == ["c is wrong"]
 
@@ -278,7 +278,7 @@ def test_what_is_about_no_child_ends_the_reconcile(status):
     api = Api()
     api.away = {"b": ApiError(status, "Unreachable", "no answer")}
     with pytest.raises(ApiError):
-        carry_out(api, child("a"), child("b"), child("c"))
+        apply(api, child("a"), child("b"), child("c"))
     assert api.objects == {}
 
 
@@ -289,12 +289,12 @@ def test_a_child_that_never_holds_still_is_told():
         raise ApiError(409, "AlreadyExists", "exists")
 
     api.create = create
-    assert told(carry_out(api, child("a"))) == {"a": "it kept changing while it was written"}
+    assert told(apply(api, child("a"))) == {"a": "it kept changing while it was written"}
 
 
 def test_the_reconcile_after_a_server_error_finishes():
     api = Api()
     api.fail = {("create", "b"): WEBHOOK}
-    carry_out(api, child("a"), child("b", "Deployment"))
-    carry_out(api, child("a"), child("b", "Deployment"))
+    apply(api, child("a"), child("b", "Deployment"))
+    apply(api, child("a"), child("b", "Deployment"))
     assert len(api.objects) == 2

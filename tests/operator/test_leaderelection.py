@@ -8,7 +8,14 @@ import pytest
 from tests.simulated_time import now, run_simulated
 from unmask_operator import leaderelection as module
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.leaderelection import DEADLINE_SECONDS, LEASE_SECONDS, RETRY_SECONDS, Elector, Lease, LostLease
+from unmask_operator.leaderelection import (
+    DEADLINE_SECONDS,
+    LEASE_SECONDS,
+    RETRY_SECONDS,
+    LeaderElector,
+    Lease,
+    LostLease,
+)
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 LATENCY = 0.01  # seconds until the API server answers a request
@@ -27,7 +34,7 @@ def lease_of(holder: str, renewed: str = "t0", duration: int = 12) -> dict:
 
 
 def test_a_lease_that_nobody_ever_held_is_free():
-    assert Lease("me").may_take({"metadata": {}})
+    assert Lease("me").can_acquire({"metadata": {}})
 
 
 def test_anothers_lease_is_free_once_it_has_not_changed_for_its_duration():
@@ -36,24 +43,24 @@ def test_anothers_lease_is_free_once_it_has_not_changed_for_its_duration():
     for clock.now, renewed, free in (
         (0, "t0", False), (11, "t0", False), (12, "t1", False), (23.9, "t1", False), (24.1, "t1", True),
     ):  # fmt: skip
-        assert lease.may_take(lease_of("other", renewed)) is free, clock.now
+        assert lease.can_acquire(lease_of("other", renewed)) is free, clock.now
 
 
 def test_the_next_look_is_when_anothers_lease_runs_out():
     clock = Clock()
     lease = Lease("me", clock)
     assert lease.pause() == 4
-    lease.may_take(lease_of("other"))
+    lease.can_acquire(lease_of("other"))
     assert lease.pause() == 4
     clock.now = 11
-    lease.may_take(lease_of("other"))
+    lease.can_acquire(lease_of("other"))
     assert lease.pause() == pytest.approx(1.1)
 
 
 def test_a_released_lease_and_my_own_are_free_at_once():
     held = Lease("other").held(lease_of("other"), NOW)
-    assert Lease("me").may_take(Lease.released(held))
-    assert Lease("me").may_take(lease_of("me"))
+    assert Lease("me").can_acquire(Lease.released(held))
+    assert Lease("me").can_acquire(lease_of("me"))
 
 
 def test_taking_counts_a_transition_and_renewing_does_not():
@@ -114,7 +121,7 @@ class OneLease:
 
 
 def elector(api, identity):
-    return Elector(api, "n", "l", Lease(identity, now), "d")
+    return LeaderElector(api, "n", "l", Lease(identity, now), "d")
 
 
 def test_a_lease_that_is_not_there_is_made_and_goes_with_the_deployment():
@@ -134,7 +141,7 @@ def test_nobody_takes_a_new_lease_while_a_leader_may_not_know_that_the_old_one_i
     clock = Clock()
     lease, made = Lease("me", clock), Lease.new("n", "l", None)
     for clock.now, free in ((0, False), (DEADLINE_SECONDS, False), (DEADLINE_SECONDS + 0.1, True)):
-        assert lease.may_take(made) is free, clock.now
+        assert lease.can_acquire(made) is free, clock.now
 
 
 def test_a_lease_that_is_deleted_under_a_leader_ends_its_lead_before_another_begins():
@@ -174,7 +181,7 @@ def test_an_operator_without_a_deployment_makes_a_lease_that_nobody_owns():
     async def scene():
         api = OneLease()
         api.obj = api.deployment = None
-        assert not await Elector(api, "n", "l", Lease("a", now))._try()
+        assert not await LeaderElector(api, "n", "l", Lease("a", now))._try()
         assert "ownerReferences" not in api.obj["metadata"]
 
     run_simulated(scene())
@@ -412,7 +419,7 @@ def test_losing_the_lease_ends_the_process_before_the_work_can_write_again(monke
             finally:
                 stopped.set()
 
-        running = asyncio.create_task(module.lead(a, work))
+        running = asyncio.create_task(module.run_leader_election(a, work))
         await asyncio.sleep(2.5 * LEASE_SECONDS)
         assert a.in_time()
         await api.update_lease(Lease("b").held(api.obj, NOW), 1)

@@ -10,7 +10,7 @@ import pytest
 from e2e.cluster import Kube
 from tests.operator.live.objects import Obj, children, demo, read, wait_condition
 from tests.operator.live.process import OperatorProcess
-from tests.operator.test_pins import BESIDE
+from tests.operator.test_revisions import BESIDE
 from unmask_operator.objects import RESTARTED_AT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]

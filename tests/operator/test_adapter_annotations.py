@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.operator.samples import SETTINGS, carry_out, edit, make
-from tests.operator.test_adapters import LEGAL, LIST, READY, ROMAN, lora, seen
+from tests.operator.samples import SETTINGS, apply, edit, make
+from tests.operator.test_adapters import LEGAL, LIST_HASH, READY, ROMAN, lora, seen
 from tests.operator.test_reconcile import KEY, Api
 from unmask_operator.controller import adapters
 from unmask_operator.controller.reconciler import Reconciler
-from unmask_operator.kube.cache import Store
+from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import PODS, SERVICES, kind_of
+from unmask_operator.kube.kinds import DLMS, PODS, kind_of
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Ref
 from unmask_operator.plan.observed import Observed
@@ -20,7 +20,7 @@ from unmask_operator.plan.observed import Observed
 
 def told(observed, *names):
     """The pods of these names have been told of the list as it is now."""
-    mark = {adapters.LIST: adapters.mark(observed)}
+    mark = {adapters.LIST_HASH: adapters.list_hash(observed)}
     pods = [
         {**pod, "metadata": {**pod["metadata"], "annotations": mark}} if pod["metadata"]["name"] in names else pod
         for pod in observed.pods
@@ -29,7 +29,7 @@ def told(observed, *names):
 
 
 def behind(observed):
-    return [pod["metadata"]["name"] for pod in adapters.behind(observed)]
+    return [pod["metadata"]["name"] for pod in adapters.outdated_pods(observed)]
 
 
 def test_pods_that_serve_are_told_once_of_every_list():
@@ -40,7 +40,7 @@ def test_pods_that_serve_are_told_once_of_every_list():
     for listed_adapters in ((ROMAN, LEGAL), (LEGAL,), ()):
         edited = edit(observed, lora=lora(*listed_adapters))
         assert behind(edited) == [], "the list has yet to be written"
-        assert behind(carry_out(edited, make(edited))) == ["p1", "p3"]
+        assert behind(apply(edited, make(edited))) == ["p1", "p3"]
 
 
 def test_pods_that_go_or_follow_no_list_are_told_nothing():
@@ -49,7 +49,7 @@ def test_pods_that_go_or_follow_no_list_are_told_nothing():
     first["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     second["spec"]["volumes"] = []
     assert behind(observed) == []
-    without = {ref: child for ref, child in observed.children.items() if ref != LIST}
+    without = {ref: child for ref, child in observed.children.items() if ref != LIST_HASH}
     assert behind(replace(seen(ROMAN), children=without)) == []
 
 
@@ -60,15 +60,15 @@ class Pods(Api):
         super().__init__(service, {})
         self.refuses, self.told = refuses, []
 
-    async def own_created_fields(self, live):
+    async def upgrade_managed_fields(self, live):
         return live
 
     async def apply(self, obj, uid, dry_run=False):
         return self._numbered(obj)
 
     async def delete(self, kind, namespace, name, uid):
-        gone = self.store.children(KEY)[Ref(kind.api_version, kind.kind, name)]
-        self.store.delete(kind, self._numbered(gone))  # as the watch tells
+        gone = self.cache.children(KEY)[Ref(kind.api_version, kind.kind, name)]
+        self.cache.delete(kind, self._numbered(gone))  # as the watch tells
 
     async def annotate_pod(self, pod, annotations):
         name = pod["metadata"]["name"]
@@ -81,17 +81,17 @@ class Pods(Api):
 
 def reconciler(observed, api):
     """Of a store that has all that is observed."""
-    api.store = store = Store()
-    store.put(SERVICES, observed.service)
+    api.cache = cache = Cache()
+    cache.put(DLMS, observed.resource)
     for obj in observed.children.values():
-        store.put(kind_of(obj["apiVersion"], obj["kind"]), numbered(obj))
+        cache.put(kind_of(obj["apiVersion"], obj["kind"]), numbered(obj))
     for pod in observed.pods:
-        store.put(PODS, numbered(pod))
+        cache.put(PODS, numbered(pod))
 
     async def observe(service, children, pods):
-        return replace(observed, service=service, children=children, pods=pods)
+        return replace(observed, resource=service, children=children, pods=pods)
 
-    return Reconciler(api, store, SETTINGS, observe, Metrics(store, lambda: 0)), store
+    return Reconciler(api, cache, SETTINGS, observe, Metrics(cache, lambda: 0)), cache
 
 
 def numbered(obj):
@@ -100,19 +100,19 @@ def numbered(obj):
 
 def served() -> Observed:
     observed = seen(ROMAN, p1={"roman": READY}, p2={"roman": READY})
-    observed.service["metadata"]["resourceVersion"] = "1"
+    observed.resource["metadata"]["resourceVersion"] = "1"
     return observed
 
 
 def test_a_list_is_written_first_and_told_a_moment_later():
     observed = served()
     edited = edit(observed, lora=lora(ROMAN, LEGAL))
-    api = Pods(edited.service)
-    made, store = reconciler(edited, api)
-    assert asyncio.run(made.reconcile(KEY)).again == adapters.PAUSE_SECONDS
+    api = Pods(edited.resource)
+    made, cache = reconciler(edited, api)
+    assert asyncio.run(made.reconcile(KEY)).requeue_after == adapters.PAUSE_SECONDS
     assert api.told == []
-    assert "legal" in store.children(KEY)[LIST]["data"]
-    assert asyncio.run(made.reconcile(KEY)).again is None
+    assert "legal" in cache.children(KEY)[LIST_HASH]["data"]
+    assert asyncio.run(made.reconcile(KEY)).requeue_after is None
     assert api.told == ["p1", "p2"]
     asyncio.run(made.reconcile(KEY))
     assert api.told == ["p1", "p2"], "each once"
@@ -124,7 +124,7 @@ def test_a_list_is_written_first_and_told_a_moment_later():
 )
 def test_a_pod_that_cannot_be_told_holds_nothing_up(error, said, caplog):
     observed = served()
-    api = Pods(observed.service, {"p1": error})
+    api = Pods(observed.resource, {"p1": error})
     made, _ = reconciler(observed, api)
     asyncio.run(made.reconcile(KEY))
     result = asyncio.run(made.reconcile(KEY))
