@@ -48,8 +48,8 @@ def parse(obj: Mapping[str, Any], *, runs: bool = False, pods_are_pinned: bool =
     Args:
         runs: a value of a section beside the pods that this operator does not know is no mistake but another version's:
             what there is of that section can be left alone.
-        pods_are_pinned: it runs, and only the sections of BESIDE_PINNED have a say in what is rendered: what is wrong
-            in the others is no matter.
+        pods_are_pinned: it runs, and only the sections of READ_WHEN_PINNED have a say in what is rendered: what is
+            wrong in the others is no matter.
     """
     metadata: Obj = {"namespace": "default", "uid": "", **obj["metadata"]}
     asked: Any = obj.get("spec")
