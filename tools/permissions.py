@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unmask_operator.client.kinds import CHILDREN, EVENTS, LEASES, NODES, OPTIONAL, PODS, SERVICES
+from unmask_operator.kube.kinds import CHILDREN, DLMS, EVENTS, LEASES, NODES, OPTIONAL, PODS
 from unmask_operator.objects import GROUP, PLURAL
 
 
@@ -36,7 +36,7 @@ _WATCH = {k.kind: "" if k in OPTIONAL else " watch" for k in CHILDREN}
 _DELETE = {k.kind: "" if k.kind in ("Deployment", "Service", "ServiceAccount") else " delete" for k in CHILDREN}
 
 RULES: tuple[Rule, ...] = (
-    _rule(SERVICES.group, SERVICES.plural, "list watch", "the resources it reconciles"),
+    _rule(DLMS.group, DLMS.plural, "list watch", "the resources it reconciles"),
     _rule(GROUP, f"{PLURAL}/status", "patch", "conditions, replicas and the URL"),
     _rule(GROUP, f"{PLURAL}/scale", "patch", "the Builtin autoscaler writes spec.replicas as kubectl scale does"),
     _rule(GROUP, f"{PLURAL}/finalizers", "update", "children name their owner as one whose deletion waits for them"),

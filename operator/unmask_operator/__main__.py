@@ -11,19 +11,19 @@ from typing import Any, cast
 
 import kopf
 
-from unmask_operator.client.client import Client
-from unmask_operator.client.credentials import Credentials, LoginError
-from unmask_operator.client.store import Store
-from unmask_operator.client.watch_login import WatchLogin
+from unmask_operator import health, logs
 from unmask_operator.controller.event_handler import EventHandler
-from unmask_operator.controller.leader import Leader
-from unmask_operator.controller.queue import WorkQueue
+from unmask_operator.controller.manager import Manager
 from unmask_operator.controller.resync import Resync
+from unmask_operator.controller.workqueue import WorkQueue
 from unmask_operator.handlers import make_registry
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.credentials import Credentials, LoginError
+from unmask_operator.kube.watch_login import WatchLogin
+from unmask_operator.leaderelection import LeaderElector, Lease, exit_at_once, run_leader_election
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
-from unmask_operator.process import health, logs
-from unmask_operator.process.lease import Elector, Lease, exit_at_once, lead
-from unmask_operator.process.metrics import Metrics
 from unmask_operator.settings import Settings, read_settings
 
 KOPF_END_SECONDS = 5.0  # that kopf's tasks may take to end; the Lease is released afterwards
@@ -40,14 +40,14 @@ class Operator:
         self._agent = f"unmask-operator/{settings.version}"
         self._credentials = Credentials()
         self._client = Client(self._credentials, self._agent)
-        self._store = Store()
+        self._cache = Cache()
         self._queue: WorkQueue[Key] = WorkQueue()
-        self._metrics = Metrics(self._store, lambda: len(self._queue))
+        self._metrics = Metrics(self._cache, lambda: len(self._queue))
         self._identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # a restarted container is another one
         lease = Lease(self._identity)
-        self._elector = Elector(self._client, settings.namespace, settings.lease_name, lease, settings.deployment)
+        self._elector = LeaderElector(self._client, settings.namespace, settings.lease_name, lease, settings.deployment)
         self._client.may_write = self._elector.in_time
-        self._leader: Leader | None = None
+        self._manager: Manager | None = None
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -59,28 +59,28 @@ class Operator:
         try:
             self._handle_signals()
             stopped = asyncio.create_task(self._stop.wait())
-            leading = asyncio.create_task(lead(self._elector, self._lead))
-            await asyncio.wait((stopped, leading), return_when=asyncio.FIRST_COMPLETED)
-            await self._end(leading)
+            election = asyncio.create_task(run_leader_election(self._elector, self._lead))
+            await asyncio.wait((stopped, election), return_when=asyncio.FIRST_COMPLETED)
+            await self._end(election)
         finally:
             await server.cleanup()
             await self._client.close()
 
-    async def _end(self, leading: asyncio.Task[None]) -> None:
+    async def _end(self, election: asyncio.Task[None]) -> None:
         """The Lease is given back whatever happened: the next leader waits for it."""
-        failed = leading.exception() if leading.done() else None
-        leading.cancel()
-        await asyncio.wait((leading,), timeout=1.0)
+        failed = election.exception() if election.done() else None
+        election.cancel()
+        await asyncio.wait((election,), timeout=1.0)
         await self._elector.release()
         if failed is not None:
             log.error("the operator ends: %s", _first(failed), exc_info=failed)
             exit_at_once()
-        await asyncio.wait((leading,))
+        await asyncio.wait((election,))
 
     async def _lead(self) -> None:
         self._metrics.leader.set(1)
-        self._leader = Leader(self._client, self._store, self._queue, self._settings, self._metrics, self._watch)
-        await self._leader.run()
+        self._manager = Manager(self._client, self._cache, self._queue, self._settings, self._metrics, self._watch)
+        await self._manager.run()
 
     async def _watch(self, events: EventHandler, resync: Resync) -> None:
         """Runs kopf, as `kopf.operator` does, and raises when kopf has ended: without watches this pod must not lead.
@@ -116,7 +116,7 @@ class Operator:
 
     def _is_up(self) -> bool:
         """Whether this pod does what it is for: it would lead, or it leads and knows what there is."""
-        return self._elector.reads if self._leader is None else self._leader.synced.is_set()
+        return self._elector.reads if self._manager is None else self._manager.synced.is_set()
 
 
 def _first(error: BaseException) -> BaseException:

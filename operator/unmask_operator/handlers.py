@@ -9,9 +9,9 @@ from typing import Any
 
 import kopf
 
-from unmask_operator.client.kinds import KINDS_BY_RESOURCE
-from unmask_operator.client.watch_login import WatchLogin
 from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.kube.kinds import KINDS_BY_RESOURCE
+from unmask_operator.kube.watch_login import WatchLogin
 from unmask_operator.objects import GROUP, PLURAL, VERSION
 from unmask_operator.settings import Settings, configure_kopf
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from unmask_operator.render.names import PORT, pod_url
+from unmask_operator.render.labels import PORT, pod_url
 
 LARGEST_BODY = 256 << 10  # bytes; the runtime's largest answers have a tenth of it
 MAX_CHUNKS = 512  # of a body with chunked transfer coding: each costs the parser as much as a kilobyte of body

@@ -86,18 +86,18 @@ _READERS: Mapping[type, Callable[[str], object]] = {
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Settings from UNMASK_OPERATOR_* variables; what is not set keeps its default. ValueError names a bad variable."""
     environ = os.environ if environ is None else environ
-    given = {k.removeprefix(PREFIX).lower(): v for k, v in environ.items() if k.startswith(PREFIX)}
-    unknown = set(given) - set(Settings.__dataclass_fields__)
+    variables = {k.removeprefix(PREFIX).lower(): v for k, v in environ.items() if k.startswith(PREFIX)}
+    unknown = set(variables) - set(Settings.__dataclass_fields__)
     if unknown:
         raise ValueError(f"{PREFIX}{sorted(unknown)[0].upper()}: no such setting")
     values: dict[str, object] = {}
-    for name, text in given.items():
+    for name, text in variables.items():
         default = getattr(Settings(), name)
         try:
             values[name] = _READERS[type(default)](text)
         except (KeyError, ValueError):
             raise ValueError(f"{PREFIX}{name.upper()}: {text!r} is no {type(default).__name__}") from None
-    for requirement in _names(given.get("watch_selector", "")):
+    for requirement in _names(variables.get("watch_selector", "")):
         if not _REQUIREMENT.fullmatch(requirement):
             raise ValueError(f"{PREFIX}WATCH_SELECTOR: {requirement!r} is none of key, !key, key=value and key!=value")
     return Settings(**values)  # type: ignore[arg-type]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unmask_operator.client.client import Client
-from unmask_operator.client.credentials import BEARER, Credentials, Identity
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.credentials import BEARER, Credentials, Identity
 
 
 @contextlib.asynccontextmanager

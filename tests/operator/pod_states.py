@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.operator.samples import SETTINGS, make, running, template
 from unmask_operator.objects import Obj, Ref
+from unmask_operator.plan.observed import Observed
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Observed
 from unmask_operator.status import status
 
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.render.beside import PODMONITOR
+from unmask_operator.plan.drift import differs
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan, plan
+from unmask_operator.render.children import PODMONITOR
 from unmask_operator.settings import Settings
-from unmask_operator.state.drift import differs
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan, plan
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings()
@@ -40,7 +40,7 @@ def make(observed: Observed, settings: Settings = SETTINGS) -> Plan:
     return plan(observed, settings)
 
 
-def carry_out(observed: Observed, made: Plan) -> Observed:
+def apply(observed: Observed, made: Plan) -> Observed:
     """What a reconcile sees after this plan was written."""
     children = {ref: child for ref, child in observed.children.items() if ref not in made.delete}
     for child in made.children:
@@ -50,16 +50,16 @@ def carry_out(observed: Observed, made: Plan) -> Observed:
 
 def edit(observed: Observed, **spec: Any) -> Observed:
     """The resource after an edit of its spec; a member set to None is removed."""
-    service = copy.deepcopy(observed.service)
+    service = copy.deepcopy(observed.resource)
     service["metadata"]["generation"] += 1
     service["spec"] = {k: v for k, v in {**service["spec"], **spec}.items() if v is not None}
-    return replace(observed, service=service)
+    return replace(observed, resource=service)
 
 
 def running(settings: Settings = SETTINGS, **spec: Any) -> Observed:
     """A resource whose children are written."""
     observed = observe(resource(**spec))
-    return carry_out(observed, make(observed, settings))
+    return apply(observed, make(observed, settings))
 
 
 def child(made: Plan, kind: str) -> Obj:

@@ -13,7 +13,7 @@ from runtime.config.adapters import check_adapter_name
 from runtime.server.lora_config import read_lora_config
 from tests.operator.samples import (
     SETTINGS,
-    carry_out,
+    apply,
     child,
     container,
     edit,
@@ -25,16 +25,16 @@ from tests.operator.samples import (
     settled,
     template,
 )
-from tests.operator.test_pins import NEW
+from tests.operator.test_revisions import NEW
 from unmask_operator.api import parse
 from unmask_operator.objects import Obj, Ref
+from unmask_operator.plan.observed import Adapter, Observed
+from unmask_operator.plan.plan import last_accepted
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Adapter, Observed
-from unmask_operator.state.plan import last_good
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 
-LIST = Ref("v1", "ConfigMap", "demo-adapters")
+LIST_HASH = Ref("v1", "ConfigMap", "demo-adapters")
 ROMAN = {"name": "roman", "uri": "demo://roman"}
 LEGAL = {"name": "legal", "uri": "hf://org/legal", "revision": "v2"}
 CHESS = {"name": "chess", "uri": "pvc://tuned/chess/v1/"}
@@ -115,7 +115,7 @@ def test_a_change_of_the_list_changes_no_pod(before: Any, after: Any, operator: 
     assert made.up_to_date == (operator is SETTINGS)
     assert made.problems == ()
     assert child(made, "ConfigMap")["data"].keys() == {one["name"] for one in after}
-    done = carry_out(edited, made)
+    done = apply(edited, made)
     assert settled(make(done, operator), done)
 
 
@@ -143,8 +143,8 @@ def test_a_list_that_pods_still_have_stays() -> None:
     observed = running(lora=lora(ROMAN))
     pods = [pod(observed)]
     gone = replace(edit(observed, lora=None), pods=pods)
-    assert LIST not in make(gone).delete
-    assert LIST in make(replace(gone, pods=())).delete
+    assert LIST_HASH not in make(gone).delete
+    assert LIST_HASH in make(replace(gone, pods=())).delete
 
 
 def test_a_list_of_another_version_stays_as_it_is_and_the_rest_is_looked_after() -> None:
@@ -158,9 +158,9 @@ def test_a_list_of_another_version_stays_as_it_is_and_the_rest_is_looked_after()
     made = make(scaled)
     assert child(made, "Deployment")["spec"]["replicas"] == 3
     assert template(made) == template(make(running(lora=lora(ROMAN))))
-    assert LIST not in made.delete
+    assert LIST_HASH not in made.delete
     assert "spec.lora.adapters[0].name" in made.unread["lora"]
-    assert LIST not in last_good(scaled, SETTINGS).delete
+    assert LIST_HASH not in last_accepted(scaled, SETTINGS).delete
 
 
 def test_a_list_is_followed_beside_a_section_that_only_another_version_knows() -> None:
@@ -263,13 +263,13 @@ def test_pods_that_are_not_ready_or_have_not_told_do_not_count() -> None:
 
 
 def written(observed: Observed) -> Observed:
-    return replace(observed, service={**observed.service, "status": status(observed, make(observed))})
+    return replace(observed, resource={**observed.resource, "status": status(observed, make(observed))})
 
 
 def test_a_new_leader_says_what_was_said_until_a_pod_tells() -> None:
     observed = written(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}))
     new = replace(observed, adapters={})
-    assert status(new, make(new)) == observed.service["status"]
+    assert status(new, make(new)) == observed.resource["status"]
     more = edit(new, lora=lora(ROMAN, LEGAL))
     assert [one["total"] for one in entries(more)] == [2, 0]
     gone = replace(new, pods=())
@@ -280,7 +280,7 @@ def test_a_new_leader_says_what_was_said_until_a_pod_tells() -> None:
 def test_where_none_is_asked_for_none_is_told(change: Obj) -> None:
     observed = edit(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}), **change)
     observed = replace(observed, pods=())
-    observed = carry_out(observed, make(observed))
+    observed = apply(observed, make(observed))
     assert entries(observed) is None
     assert "AdaptersLoaded" not in conditions(observed)
 
@@ -306,17 +306,17 @@ def test_many_wrong_ones_fit_the_status() -> None:
     assert max(len(one["message"]) for one in entries(observed)) == 512
     message = conditions(observed)["AdaptersLoaded"]["message"]
     assert len(message) <= 1024
-    assert parse(observed.service).spec.lora is not None
+    assert parse(observed.resource).spec.lora is not None
 
 
 def test_the_models_commit_is_told_beside_a_list() -> None:
     """Both are ConfigMaps."""
     observed = observe(resource(model={"uri": "hf://org/name"}, lora=lora(ROMAN)))
-    observed = carry_out(observed, make(observed))
+    observed = apply(observed, make(observed))
     made = make(observed)
     assert [c["metadata"]["name"] for c in made.children if c["kind"] == "ConfigMap"] == ["demo-model", "demo-adapters"]
     one = pod(observed)
     observed = replace(observed, pods=[one], revisions={"p1": "a" * 40}, adapters={"p1": {"roman": READY}})
-    observed = carry_out(observed, make(observed))
+    observed = apply(observed, make(observed))
     assert status(observed, make(observed))["model"] == {"revision": "a" * 40}
     assert settled(make(observed), observed)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.operator.samples import SETTINGS, carry_out, child, edit, make, observe, resource, template
+from tests.operator.samples import SETTINGS, apply, child, edit, make, observe, resource, template
 from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj
-from unmask_operator.state.drift import differs
+from unmask_operator.plan.drift import differs
 from unmask_operator.status import status
 
 RECORDED = list(yaml.safe_load_all((Path(__file__).parent / "recorded/revisions.yaml").read_text(encoding="utf-8")))
@@ -25,7 +25,7 @@ def recorded(name: str):
     children = [obj for obj in RECORDED if obj["metadata"]["labels"]["serving.unmask.dev/service"] == name]
     (pin,) = [obj for obj in children if obj["kind"] == "ControllerRevision"]
     observed = observe(resource(name, **pin["data"]["spec"]), *children)
-    observed.service["spec"]["replicas"] = child_of(children)["spec"]["replicas"]
+    observed.resource["spec"]["replicas"] = child_of(children)["spec"]["replicas"]
     return observed
 
 
@@ -41,7 +41,7 @@ def test_an_upgrade_of_the_operator_changes_no_pod_template(name):
     made = make(observed)
     assert not differs(child(made, "Deployment"), live)
     assert template(made) == live["spec"]["template"]
-    after = carry_out(observed, made)
+    after = apply(observed, made)
     (found,) = [c for c in status(after, make(after))["conditions"] if c["type"] == "UpToDate"]
     assert (found["status"], found["reason"]) == ("False", "OperatorUpgraded")
 
@@ -62,7 +62,7 @@ def test_an_edit_of_another_section_changes_no_pod_template(name, change):
 def test_a_restart_adopts_what_the_changelog_lists(name):
     observed = recorded(name)
     old = child_of(observed.children.values())["spec"]["template"]
-    observed.service["metadata"]["annotations"] = {RESTARTED_AT: "now"}
+    observed.resource["metadata"]["annotations"] = {RESTARTED_AT: "now"}
     adopted = template(make(observed))
     assert adopted["metadata"]["annotations"] == {
         **old["metadata"]["annotations"],

@@ -10,7 +10,7 @@ import pytest
 
 from tests.operator.samples import (
     SETTINGS,
-    carry_out,
+    apply,
     child,
     edit,
     make,
@@ -22,9 +22,9 @@ from tests.operator.samples import (
 )
 from tests.operator.test_adopted_templates import RECORDED
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.plan.adoption import adopted_revision, orphans, owner_reference
+from unmask_operator.plan.observed import Observed
 from unmask_operator.settings import Settings
-from unmask_operator.state.adoption import adopted_pin, orphans, owner_reference
-from unmask_operator.state.observed import Observed
 from unmask_operator.status import status
 
 EVERYTHING: dict[str, Any] = {
@@ -44,14 +44,14 @@ def orphaned(observed: Observed, annotation: str | None = "true", lost: tuple[st
             obj = copy.deepcopy(obj)
             del obj["metadata"]["ownerReferences"]
             children[ref] = obj
-    service = copy.deepcopy(observed.service)
+    service = copy.deepcopy(observed.resource)
     service["metadata"] |= {"uid": "uid-2", "annotations": {ADOPT: annotation} if annotation else {}}
-    return replace(observed, service=service, children=children)
+    return replace(observed, resource=service, children=children)
 
 
 def adopt(observed: Observed) -> Observed:
     """What is known after the owner references were written."""
-    meta = observed.service["metadata"]
+    meta = observed.resource["metadata"]
     children = dict(observed.children)
     for obj in orphans(observed):
         found = copy.deepcopy(obj)
@@ -152,7 +152,7 @@ def test_adoption_by_a_newer_operator_restarts_no_pod():
 
 def test_a_restored_restart_annotation_restarts_nothing():
     observed = observe(resource(annotations={RESTARTED_AT: "2026-01-01"}))
-    before = carry_out(observed, make(observed))
+    before = apply(observed, make(observed))
     for lost in ((), ("ControllerRevision",)):
         made = make(adopt(orphaned(before, lost=lost)))
         assert template(made) == template(make(before)), lost
@@ -167,7 +167,7 @@ def defaulted(observed: Observed) -> Observed:
 
 
 def child_of(observed: Observed) -> Obj:
-    found: Obj = observed.children[Ref("apps/v1", "Deployment", observed.service["metadata"]["name"])]
+    found: Obj = observed.children[Ref("apps/v1", "Deployment", observed.resource["metadata"]["name"])]
     return found
 
 
@@ -178,7 +178,7 @@ def test_a_deployment_without_revisions_gets_one_of_the_template_that_runs():
     assert template(made) == template(make(before))
     assert made.up_to_date
     assert [c["metadata"]["name"] for c in made.children if c["kind"] == "ControllerRevision"] == ["demo-r1"]
-    settled_after = carry_out(after, made)
+    settled_after = apply(after, made)
     assert settled(make(settled_after), settled_after)
 
 
@@ -194,14 +194,14 @@ def test_a_deployment_of_an_earlier_operator_without_revisions_keeps_its_templat
     assert template(made) == expected
     assert not made.up_to_date
     restarted = copy.deepcopy(after)
-    restarted.service["metadata"]["annotations"][RESTARTED_AT] = "now"
+    restarted.resource["metadata"]["annotations"][RESTARTED_AT] = "now"
     assert make(restarted).up_to_date
 
 
 def test_without_the_annotation_a_lost_revision_is_made_from_the_spec_as_before():
     observed = running()
     children = {ref: obj for ref, obj in observed.children.items() if ref.kind != "ControllerRevision"}
-    assert adopted_pin(replace(observed, children=children), SETTINGS) is None
+    assert adopted_revision(replace(observed, children=children), SETTINGS) is None
 
 
 def test_an_invalid_spec_does_not_keep_what_runs_from_being_adopted_and_stopped():

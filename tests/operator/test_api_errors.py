@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from unmask_operator.client.errors import ApiError, api_error, is_refusal
+from unmask_operator.kube.errors import ApiError, api_error, is_refusal
 
 DEPLOYMENT = "(default/d; apps/v1, Kind=Deployment)"
 CONVERT = f"failed to convert new object {DEPLOYMENT} to proper version: unable to convert unstructured object to apps"

@@ -21,8 +21,8 @@ from unmask_operator.api.flags import flag_of, spelling
 from unmask_operator.render import arguments as arguments_module
 from unmask_operator.render.adapters import MOUNT
 from unmask_operator.render.arguments import engine_arguments
-from unmask_operator.render.names import KEYS_FILE
-from unmask_operator.render.sources import MODEL_MOUNT, adapter
+from unmask_operator.render.labels import KEYS_FILE
+from unmask_operator.render.model_source import MODEL_MOUNT, adapter
 from unmask_operator.settings import Settings
 
 SETTINGS = Settings()

@@ -9,15 +9,15 @@ from prometheus_client import generate_latest
 from runtime.server.metrics import Metrics as EngineMetrics
 from runtime.server.observed import Observed
 from tests.operator.helm import render
-from unmask_operator.client.store import Store
-from unmask_operator.process.metrics import Metrics as OperatorMetrics
+from unmask_operator.kube.cache import Cache
+from unmask_operator.metrics import Metrics as OperatorMetrics
 
 pytestmark = pytest.mark.programs
 
 
 def known():
     text = (
-        generate_latest(OperatorMetrics(Store(), lambda: 0).registry).decode()
+        generate_latest(OperatorMetrics(Cache(), lambda: 0).registry).decode()
         + EngineMetrics("m", Observed()).text().decode()
     )
     names = set(re.findall(r"^(?:# TYPE )?(unmask_\w+)", text, re.MULTILINE))

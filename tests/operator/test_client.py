@@ -16,9 +16,9 @@ from aiohttp import web
 from e2e.cluster import kubeconfig
 from e2e.cluster.pki import Authority
 from tests.operator.clients import client_of
-from unmask_operator.client.client import LIST_TRIES, PAGE, encode
-from unmask_operator.client.errors import ApiError, api_error
-from unmask_operator.client.kinds import LEASES, PODS, SERVICES, kind_of
+from unmask_operator.kube.client import LIST_TRIES, PAGE, encode
+from unmask_operator.kube.errors import ApiError, api_error
+from unmask_operator.kube.kinds import DLMS, LEASES, PODS, kind_of
 from unmask_operator.objects import FIELD_MANAGER
 
 LONG = 600.0  # seconds: no limit that a slow machine reaches
@@ -101,7 +101,7 @@ RESOURCES = {"resources": [{"name": "diffusionlmservices/status"}, {"name": "dif
 )
 def test_discovery_shows_a_kind_by_its_group_and_in_its_group(groups, resources, there):
     server = Server((200, {"groups": [{"name": name} for name in groups]}, {}), (200, resources, {}))
-    assert server.run(lambda client: client.discovers(SERVICES)) is there
+    assert server.run(lambda client: client.discovers(DLMS)) is there
     assert [path for _, path, *_ in server.seen] == ["/apis", "/apis/serving.unmask.dev/v1alpha1"][: len(server.seen)]
 
 
@@ -172,7 +172,7 @@ def test_a_list_comes_page_by_page_and_of_each_only_what_is_kept():
         seen.append((item["metadata"]["name"], len(server.seen)))
         return {"kept": item["metadata"]["name"]}
 
-    items, version = server.run(lambda client: client.list(PODS, None, "l=v", keep=keep))
+    items, version = server.run(lambda client: client.list(PODS, None, "l=v", transform=keep))
     assert (items, version) == ([{"kept": name} for name in "abcd"], 7)
     assert seen == [("a", 1), ("b", 1), ("c", 2), ("d", 3)], "each page is let go before the next one is asked for"
     assert [query.get("continue") for _, _, query, _, _ in server.seen] == [None, "t1", "t2"]
@@ -195,7 +195,7 @@ def test_a_list_that_always_expires_ends():
 
 def test_a_list_of_the_cluster_has_no_namespace():
     server = Server((200, {"metadata": {"resourceVersion": "7"}, "items": None}, {}))
-    assert server.run(lambda client: client.list(SERVICES)) == ([], 7)
+    assert server.run(lambda client: client.list(DLMS)) == ([], 7)
     assert server.seen[0][1] == "/apis/serving.unmask.dev/v1alpha1/diffusionlmservices"
 
 
@@ -204,7 +204,7 @@ def test_what_a_post_left_becomes_an_applys_and_nothing_else_does():
     live = {**CONFIG, "metadata": {**CONFIG["metadata"], "uid": "u", "managedFields": [
         {"manager": "kubectl", "operation": "Update"}, {**ours, "subresource": "status"}, ours]}}  # fmt: skip
     server = Server()
-    server.run(lambda client: client.own_created_fields(live))
+    server.run(lambda client: client.upgrade_managed_fields(live))
     ((method, _, _, body, headers),) = server.seen
     assert method == "PATCH"
     assert headers["Content-Type"] == "application/json-patch+json"
@@ -213,12 +213,12 @@ def test_what_a_post_left_becomes_an_applys_and_nothing_else_does():
 
     both = {**live, "metadata": {**live["metadata"], "managedFields": [{**ours, "operation": "Apply"}, ours]}}
     server = Server()
-    server.run(lambda client: client.own_created_fields(both))
+    server.run(lambda client: client.upgrade_managed_fields(both))
     assert server.seen[0][3][-1] == {"op": "remove", "path": "/metadata/managedFields/1"}
 
     applied = {**live, "metadata": {**live["metadata"], "managedFields": [{**ours, "operation": "Apply"}]}}
     quiet = Server()
-    assert quiet.run(lambda client: client.own_created_fields(applied)) is applied
+    assert quiet.run(lambda client: client.upgrade_managed_fields(applied)) is applied
     assert quiet.seen == []
 
 
@@ -241,7 +241,7 @@ def test_a_refusal_of_what_a_post_left_is_no_conflict(message, conflict):
 
     async def scene(client):
         with pytest.raises(ApiError) as caught:
-            await client.own_created_fields(live)
+            await client.upgrade_managed_fields(live)
         assert caught.value.conflict == conflict
         assert caught.value.refusal != conflict
 
@@ -302,7 +302,7 @@ WRITES = {
     "create of a revision": lambda client: client.create(REVISION),
     "dry run": lambda client: client.create(CONFIG, dry_run=True),
     "apply": lambda client: client.apply(CONFIG, "u"),
-    "JSON patch": lambda client: client.own_created_fields(CREATED),
+    "JSON patch": lambda client: client.upgrade_managed_fields(CREATED),
     "delete": lambda client: client.delete(PODS, "ns", "p", "u"),
     "status": lambda client: client.patch_status("ns", "s", "u", {}),
     "annotation": lambda client: client.annotate_pod(LIVE, {"a": "b"}),

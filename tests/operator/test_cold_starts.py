@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+from unmask_operator.controller.cold_starts import ColdStarts
 from unmask_operator.objects import Key
-from unmask_operator.process.cold_starts import ColdStarts
 
 KEY = Key("n", "demo")
 CREATED = datetime(2030, 1, 1, tzinfo=UTC)

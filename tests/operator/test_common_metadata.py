@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.operator.samples import carry_out, child, edit, make, observe, resource, running, settled, template
+from tests.operator.samples import apply, child, edit, make, observe, resource, running, settled, template
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.base import RESERVED_ANNOTATIONS, RESERVED_LABELS
 from unmask_operator.objects import SERVICE_LABEL, TEMPLATE_LABEL
-from unmask_operator.render.names import labels
+from unmask_operator.render.labels import labels
 
 LABELS = {"team": "search", "example.com/cost-center": "", "app.kubernetes.io/part-of": "shop"}
 ANNOTATIONS = {"example.com/owner": "Search, and Ads", "argocd.argoproj.io/compare-options": "IgnoreExtraneous"}
@@ -77,16 +77,16 @@ def test_an_edit_of_them_replaces_the_pods_and_reaches_the_revision():
         template(made)["metadata"]["labels"][TEMPLATE_LABEL]
         != (template(make(observed))["metadata"]["labels"][TEMPLATE_LABEL])
     )
-    assert settled(make(carry_out(changed, made)), carry_out(changed, made))
+    assert settled(make(apply(changed, made)), apply(changed, made))
 
 
 def test_a_pinned_service_keeps_them_whatever_else_its_spec_says():
     """A value that only another version of the operator knows leaves the pods as they are, and the labels too."""
     observed = running(commonLabels={"team": "a"}, engine={"decodingStrategy": "MultiBd"})
-    spec = {**observed.service["spec"], "engine": {"decodingStrategy": "OfTomorrow"}}
+    spec = {**observed.resource["spec"], "engine": {"decodingStrategy": "OfTomorrow"}}
     pin = next(obj for obj in observed.children.values() if obj["kind"] == "ControllerRevision")
     pin["data"]["spec"]["engine"] = spec["engine"]
-    observed.service["spec"] = spec
+    observed.resource["spec"] = spec
     assert child(make(observed), "Service")["metadata"]["labels"]["team"] == "a"
 
 

@@ -6,13 +6,13 @@ import tracemalloc
 from datetime import UTC, datetime
 
 from tests.operator.samples import resource
-from unmask_operator.client.kinds import PODS, SERVICES, kind_of
-from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Reconciler
+from unmask_operator.controller.reconciler import Reconciler
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.kinds import DLMS, PODS, kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.observed import Observed
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Observed
 
 LARGEST_BYTES = 100_000
 SPEC = {
@@ -49,20 +49,20 @@ class Api:
         return self.service
 
 
-def reconciler(store, api):
+def reconciler(cache, api):
     async def observe(service, children, pods):
         return Observed(service, datetime.now(UTC), children, pods)
 
-    return Reconciler(api, store, Settings(), observe, Metrics(store, lambda: 0))
+    return Reconciler(api, cache, Settings(), observe, Metrics(cache, lambda: 0))
 
 
 def made(name="demo"):
     """A store with a resource, its children and two pods, and the API server that has them."""
-    store, api = Store(), Api()
+    cache, api = Cache(), Api()
     api.service = resource(name, **SPEC)
     api.service["metadata"]["resourceVersion"] = "1"
-    store.put(SERVICES, api.service)
-    asyncio.run(reconciler(store, api).reconcile(Key("default", name)))
+    cache.put(DLMS, api.service)
+    asyncio.run(reconciler(cache, api).reconcile(Key("default", name)))
     template = next(obj for obj in api.objects if obj["kind"] == "Deployment")["spec"]["template"]
     status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
     for number in range(2):
@@ -70,16 +70,16 @@ def made(name="demo"):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"], "status": status}
         assert meta["labels"][SERVICE_LABEL] == name
         api.objects.append(api._taken(pod))
-    return store, api
+    return cache, api
 
 
 def test_a_reconcile_that_finds_nothing_to_do_writes_nothing():
-    store, api = made()
+    cache, api = made()
     for obj in api.objects:
         if obj["kind"] == "Pod":
-            store.put(PODS, obj)
-    asyncio.run(reconciler(store, api).reconcile(Key("default", "demo")))
-    one, before = reconciler(store, api), api.writes
+            cache.put(PODS, obj)
+    asyncio.run(reconciler(cache, api).reconcile(Key("default", "demo")))
+    one, before = reconciler(cache, api), api.writes
     asyncio.run(one.reconcile(Key("default", "demo")))
     assert api.writes == before
 
@@ -88,14 +88,14 @@ def test_what_is_known_of_one_resource_among_many_takes_little_memory():
     """Each object from an answer of its own, as lists and watches bring them."""
     _, api = made("name-zz")
     texts = [json.dumps(obj) for obj in [api.service, *api.objects]]
-    store, count = Store(), 100
+    cache, count = Cache(), 100
     tracemalloc.start()
     for number in range(count):
         for text in texts:
             obj = json.loads(text.replace("name-zz", f"name-{number}").replace('"uid-', f'"uid-{number}-'))
-            store.put(kind_of(obj["apiVersion"], obj["kind"]), obj)
+            cache.put(kind_of(obj["apiVersion"], obj["kind"]), obj)
     each = tracemalloc.get_traced_memory()[0] / count
     tracemalloc.stop()
-    assert len(list(store.services())) == count
-    assert len(store.pods(Key("default", "name-7"))) == 2
+    assert len(list(cache.resources())) == count
+    assert len(cache.pods(Key("default", "name-7"))) == 2
     assert each < LARGEST_BYTES

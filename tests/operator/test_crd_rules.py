@@ -29,16 +29,16 @@ def definition(admin):
 @pytest.fixture
 def dry_run(admin, definition):
     """Gives the object as the API server would store it; fields are validated strictly."""
-    return lambda obj: store(admin, obj, "default", dryRun="All")
+    return lambda obj: cache(admin, obj, "default", dryRun="All")
 
 
 @pytest.fixture
 def create(admin, definition, namespace):
     """Creates a resource for real, in a namespace of the test's own."""
-    return lambda obj: store(admin, obj, namespace)
+    return lambda obj: cache(admin, obj, namespace)
 
 
-def store(admin, obj, namespace, **query):
+def cache(admin, obj, namespace, **query):
     metadata = {"name": obj["metadata"]["name"], "namespace": namespace}
     return admin.create({**obj, "metadata": metadata}, fieldValidation="Strict", **query)
 
@@ -85,7 +85,7 @@ def test_what_the_api_server_takes_the_operator_and_the_runtime_take(admin, defi
         spec = {**spec, "engine": {**spec.get("engine", {}), "thresholds": thresholds}}
     obj = resource(**spec)
     try:
-        stored = store(admin, obj, "default", dryRun="All")
+        stored = cache(admin, obj, "default", dryRun="All")
     except ApiError:
         assume(False)
     service = parse(stored)

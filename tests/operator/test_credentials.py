@@ -16,8 +16,8 @@ from kubernetes.aio.config import incluster_config
 
 from e2e.cluster.pki import Authority
 from tests.wait import wait_until_async
-from unmask_operator.client import credentials as module
-from unmask_operator.client.credentials import REFRESH_SECONDS, Credentials, LoginError
+from unmask_operator.kube import credentials as module
+from unmask_operator.kube.credentials import REFRESH_SECONDS, Credentials, LoginError
 
 AUTHORITY = Authority("ca")
 SERVER = "https://10.0.0.1:6443"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask_operator.state.drift import LIST_KEYS, differs, quantity
+from unmask_operator.plan.drift import LIST_KEYS, differs, quantity
 
 CONTAINER: dict[str, Any] = {
     "name": "main",

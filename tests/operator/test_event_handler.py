@@ -2,14 +2,14 @@
 
 import pytest
 
-from unmask_operator.client.kinds import CHILDREN, PODS, SERVICES, kind_of
-from unmask_operator.client.store import Store
 from unmask_operator.controller.event_handler import (
-    SETTLE_READY_SECONDS,
-    SETTLE_SECONDS,
+    DEBOUNCE_READY_SECONDS,
+    DEBOUNCE_SECONDS,
     EventHandler,
-    settle_seconds,
+    debounce_seconds,
 )
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.kinds import CHILDREN, DLMS, PODS, kind_of
 from unmask_operator.objects import SERVICE_LABEL, Key
 
 KEY = Key("ns", "demo")
@@ -23,15 +23,15 @@ def _pod(ready):
 @pytest.mark.parametrize(
     ("kind", "obj", "seconds"),
     [
-        (SERVICES, {}, 0.0),
-        (PODS, {}, SETTLE_SECONDS),
-        (PODS, _pod("False"), SETTLE_SECONDS),
-        (PODS, _pod("True"), SETTLE_READY_SECONDS),
-        *((kind, {}, SETTLE_SECONDS) for kind in CHILDREN),
+        (DLMS, {}, 0.0),
+        (PODS, {}, DEBOUNCE_SECONDS),
+        (PODS, _pod("False"), DEBOUNCE_SECONDS),
+        (PODS, _pod("True"), DEBOUNCE_READY_SECONDS),
+        *((kind, {}, DEBOUNCE_SECONDS) for kind in CHILDREN),
     ],
 )
 def test_an_edit_is_carried_out_at_once_and_a_burst_of_changes_is_waited_for(kind, obj, seconds):
-    assert settle_seconds(kind, obj) == seconds
+    assert debounce_seconds(kind, obj) == seconds
 
 
 def obj(version, name="demo", **more):
@@ -40,17 +40,17 @@ def obj(version, name="demo", **more):
 
 
 def handler():
-    store, enqueued = Store(), []
-    return store, EventHandler(store, lambda key, seconds: enqueued.append((key, seconds))), enqueued
+    cache, enqueued = Cache(), []
+    return cache, EventHandler(cache, lambda key, seconds: enqueued.append((key, seconds))), enqueued
 
 
 @pytest.mark.parametrize("kind", [PODS, *CHILDREN], ids=lambda kind: kind.kind)
 def test_a_childs_changes_concern_the_resource_that_its_label_names(kind):
-    store, events, enqueued = handler()
+    cache, events, enqueued = handler()
     for change, version in (("ADDED", 3), ("MODIFIED", 4), ("DELETED", 5)):
         events.on_event(kind, change, obj(version, "child"))
-        assert bool(store.holds(kind)) == (change != "DELETED")
-    assert enqueued == [(KEY, SETTLE_SECONDS)] * 3
+        assert bool(cache.holds(kind)) == (change != "DELETED")
+    assert enqueued == [(KEY, DEBOUNCE_SECONDS)] * 3
 
 
 def test_what_is_known_already_enqueues_nothing():
@@ -63,18 +63,18 @@ def test_what_is_known_already_enqueues_nothing():
 
 
 def test_an_object_of_a_list_replaces_what_a_watch_left_a_new_field_out_of():
-    store, events, enqueued = handler()
-    events.on_event(SERVICES, "MODIFIED", obj(3, spec={}))
-    events.on_event(SERVICES, None, obj(3, spec={"new": 1}))
-    assert store.service(KEY)["spec"] == {"new": 1}
+    cache, events, enqueued = handler()
+    events.on_event(DLMS, "MODIFIED", obj(3, spec={}))
+    events.on_event(DLMS, None, obj(3, spec={"new": 1}))
+    assert cache.resource(KEY)["spec"] == {"new": 1}
     assert enqueued == [(KEY, 0.0)] * 2
 
 
 def test_what_a_complete_list_lacks_is_removed_unless_it_is_newer():
-    store, events, enqueued = handler()
+    cache, events, enqueued = handler()
     for version, name in ((3, "stays"), (4, "old"), (90, "newer")):
         events.on_event(PODS, "ADDED", obj(version, name))
     enqueued.clear()
     events.on_list(PODS, None, {(Key("ns", "stays"), "u-stays")}, 50)
-    assert [pod["metadata"]["name"] for pod in store.pods(KEY)] == ["newer", "stays"]
+    assert [pod["metadata"]["name"] for pod in cache.pods(KEY)] == ["newer", "stays"]
     assert enqueued == [(KEY, 0.0)]

@@ -13,10 +13,6 @@ import pytest
 
 from tests.operator.samples import SETTINGS, edit, make, observe, running
 from tests.operator.test_refused_edits import DENIED, DEPLOYMENT, PATCHED, Cluster, of, patched
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES as DLMS
-from unmask_operator.client.kinds import kind_of
-from unmask_operator.client.store import Store
 from unmask_operator.controller.field_conflicts import (
     LAST_ADMISSION_PAUSE_SECONDS,
     LAST_PAUSE_SECONDS,
@@ -24,11 +20,14 @@ from unmask_operator.controller.field_conflicts import (
     WINDOW_SECONDS,
     other_manager,
 )
-from unmask_operator.controller.reconcile import Reconciler, Result
+from unmask_operator.controller.reconciler import Reconciler, Result
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import DLMS, kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref
-from unmask_operator.process.metrics import Metrics
-from unmask_operator.state.drift import ListKey, differences, field_name
-from unmask_operator.state.observed import FieldConflict, Observed
+from unmask_operator.plan.drift import ListKey, differences, field_name
+from unmask_operator.plan.observed import FieldConflict, Observed
 from unmask_operator.status import status
 
 KEY = Key("default", "demo")
@@ -97,7 +96,7 @@ class World(Cluster):
         self.now = 1000.0
         self.events: list[Obj] = []
         self.mutate: Callable[[Obj], None] = lambda obj: None
-        self.service = observed.service
+        self.service = observed.resource
         self.service["metadata"]["resourceVersion"] = "1"
         self.apis = observed.apis
         self.pods: list[Obj] = []
@@ -105,11 +104,11 @@ class World(Cluster):
 
     def restart(self) -> None:
         """A new leader, which remembers nothing."""
-        self.store = Store()
-        metrics = Metrics(self.store, lambda: 0)
+        self.cache = Cache()
+        metrics = Metrics(self.cache, lambda: 0)
         clock = lambda: self.now  # noqa: E731
         client: Any = self
-        self.reconciler = Reconciler(client, self.store, SETTINGS, self._observe, metrics, clock)
+        self.reconciler = Reconciler(client, self.cache, SETTINGS, self._observe, metrics, clock)
 
     async def _observe(self, service: Obj, children: Any, pods: Any) -> Observed:
         return replace(observe(service), children=children, apis=self.apis, pods=self.pods)
@@ -135,7 +134,7 @@ class World(Cluster):
         return self.service
 
     def edit(self, **spec: Any) -> None:
-        self.service = edit(replace(running(), service=self.service), **spec).service
+        self.service = edit(replace(running(), resource=self.service), **spec).resource
         self.version += 1
         self.service["metadata"]["resourceVersion"] = str(self.version)
 
@@ -149,12 +148,12 @@ class World(Cluster):
         self.put(obj)
 
     def reconcile(self) -> Result:
-        self.store.put(DLMS, self.service, answered=True)
-        for ref, obj in self.store.children(KEY).items():
+        self.cache.put(DLMS, self.service, answered=True)
+        for ref, obj in self.cache.children(KEY).items():
             if ref not in self.objects:
-                self.store.delete(kind_of(ref.api_version, ref.kind), obj)
+                self.cache.delete(kind_of(ref.api_version, ref.kind), obj)
         for obj in self.objects.values():
-            self.store.put(kind_of(obj["apiVersion"], obj["kind"]), obj)
+            self.cache.put(kind_of(obj["apiVersion"], obj["kind"]), obj)
         return asyncio.run(self.reconciler.reconcile(KEY))
 
     def applied(self) -> int:
@@ -216,8 +215,8 @@ def test_repairs_of_a_field_in_conflict_back_off_to_five_minutes() -> None:
         while world.applied() == written:
             result = world.reconcile()
             if world.applied() == written:
-                assert result.again is not None
-                world.now += result.again
+                assert result.requeue_after is not None
+                world.now += result.requeue_after
         written = world.applied()
         pauses.append(world.now - start)
     assert pauses == [4, 8, 16, 32, 64, 128, 256, *[LAST_PAUSE_SECONDS] * 3]
@@ -233,8 +232,8 @@ def test_a_field_in_conflict_is_left_alone_while_its_pause_lasts() -> None:
         world.change(ref, change, fields)
         world.now += 0.01
         result = world.reconcile()
-        assert result.again is not None
-        assert 0 < result.again <= 4
+        assert result.requeue_after is not None
+        assert 0 < result.requeue_after <= 4
     assert world.applied() == written
 
 
@@ -272,13 +271,13 @@ def test_the_condition_goes_when_the_field_stays_as_applied() -> None:
     assert world.up_to_date["reason"] == "FieldConflict"
     result = world.reconcile()
     for _ in range(9):
-        assert result.again is not None, "nothing else would start the reconcile that ends it"
-        world.now += result.again
+        assert result.requeue_after is not None, "nothing else would start the reconcile that ends it"
+        world.now += result.requeue_after
         result = world.reconcile()
         if world.up_to_date["status"] == "True":
             break
     assert world.up_to_date["reason"] == "UpToDate"
-    assert result.again is None
+    assert result.requeue_after is None
 
 
 def test_it_does_not_go_before_the_other_one_would_have_acted_again() -> None:
@@ -470,11 +469,11 @@ def test_the_conflict_with_a_webhook_ends_with_the_first_write_that_stays() -> N
     world.change(DEPLOYMENT, deployment_label)
     result = world.reconcile()
     world.mutate = lambda obj: None
-    assert result.again is not None
-    world.now += result.again
+    assert result.requeue_after is not None
+    world.now += result.requeue_after
     result = world.reconcile()
     assert world.up_to_date["status"] == "True"
-    assert result.again is None
+    assert result.requeue_after is None
     assert world.objects[DEPLOYMENT]["spec"]["template"]["spec"]["containers"][0]["image"] != IMAGE
 
 
@@ -512,7 +511,7 @@ def test_a_resource_that_is_deleted_is_forgotten() -> None:
     world = World()
     ref, change, fields, _ = CHANGES["image"]
     world.fight(ref, change, fields, times=4)
-    world.store.delete(DLMS, {**world.service, "metadata": {**world.service["metadata"], "resourceVersion": "999"}})
+    world.cache.delete(DLMS, {**world.service, "metadata": {**world.service["metadata"], "resourceVersion": "999"}})
     asyncio.run(world.reconciler.reconcile(KEY))
     assert world.reconciler._conflicts.of(KEY) == []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.operator.samples import SETTINGS, carry_out, edit, make, observe, resource, running, settled, template
+from tests.operator.samples import SETTINGS, apply, edit, make, observe, resource, running, settled, template
 from unmask_operator.objects import Obj
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
@@ -70,7 +70,7 @@ def test_another_value_restarts_no_pod_and_is_adopted_by_the_next_edit_of_the_po
     adopted = make(edited, GPU_NODES)
     assert template(adopted)["spec"]["tolerations"] == [TAINTED]
     assert adopted.up_to_date
-    back = make(carry_out(edited, adopted), SETTINGS)
+    back = make(apply(edited, adopted), SETTINGS)
     assert template(back)["spec"]["tolerations"] == [TAINTED]
     assert not back.up_to_date
 

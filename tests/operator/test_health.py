@@ -12,16 +12,16 @@ import aiohttp
 import pytest
 
 from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
-from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import Store
-from unmask_operator.process import health
-from unmask_operator.process.metrics import Metrics
-from unmask_operator.render.names import pod_url
+from unmask_operator import health
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.kinds import DLMS
+from unmask_operator.metrics import Metrics
+from unmask_operator.render.labels import pod_url
 
 
-def ask(paths, silence=0.0, up=True, store=None):
+def ask(paths, silence=0.0, up=True, cache=None):
     async def scene():
-        metrics = Metrics(store or Store(), lambda: 3)
+        metrics = Metrics(cache or Cache(), lambda: 3)
         app = health.application(metrics.registry, lambda: silence, lambda: up)
         runner = await health.serve(app, 0, "127.0.0.1")
         base = f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -45,12 +45,12 @@ def test_ready_while_it_runs_and_the_api_server_answers_and_healthy_all_the_time
 
 
 def test_metrics_tell_leadership_queue_watches_and_services_by_condition():
-    store = Store()
+    cache = Cache()
     for i, ready in enumerate(("True", "True", "False")):
         condition = {"type": "Ready", "status": ready, "reason": "Serving" if ready == "True" else "Loading"}
         meta = {"name": f"s{i}", "namespace": "n", "uid": str(i), "resourceVersion": "1"}
-        store.put(SERVICES, {"metadata": meta, "status": {"conditions": [condition]}})
-    ((status, text),) = ask(["/metrics"], store=store)
+        cache.put(DLMS, {"metadata": meta, "status": {"conditions": [condition]}})
+    ((status, text),) = ask(["/metrics"], cache=cache)
     assert status == 200
     for line in (
         "unmask_operator_leader 0.0",
@@ -71,22 +71,22 @@ def _service(name, uid, available, reason):
 
 
 def test_metrics_name_each_service_whose_condition_does_not_hold_until_it_is_gone():
-    store = Store()
+    cache = Cache()
     services = (
         _service("good", "1", "True", "Serving"),
         _service("bad", "2", "False", "CrashLoopBackOff"),
         _service("idle", "3", "False", "Suspended"),
     )
     for service in services:
-        store.put(SERVICES, service)
-    ((_, text),) = ask(["/metrics"], store=store)
+        cache.put(DLMS, service)
+    ((_, text),) = ask(["/metrics"], cache=cache)
     for name, holds, stopped in (("good", 1, 0), ("bad", 0, 0), ("idle", 0, 1)):
         line = f'unmask_operator_service_condition{{name="{name}",namespace="n",type="Available"}} {holds}.0'
         assert line in text
         assert f'unmask_operator_service_stopped{{name="{name}",namespace="n"}} {stopped}.0' in text
     for service in services:
-        store.delete(SERVICES, service)
-    ((_, text),) = ask(["/metrics"], store=store)
+        cache.delete(DLMS, service)
+    ((_, text),) = ask(["/metrics"], cache=cache)
     assert 'namespace="n"' not in text
 
 
@@ -94,7 +94,7 @@ def answers_at(addresses):
     """Statuses of /healthz at these addresses, from a server that listens on all of them."""
 
     async def scene():
-        app = health.application(Metrics(Store(), lambda: 0).registry, lambda: 0.0, lambda: True)
+        app = health.application(Metrics(Cache(), lambda: 0).registry, lambda: 0.0, lambda: True)
         runner = await health.serve(app, 0)
         ((_, port, *_),) = runner.addresses  # one port for both families
         statuses = []
@@ -137,7 +137,7 @@ def test_a_port_in_use_is_an_error_of_the_operator():
 
 
 SCRIPT = """
-from unmask_operator.process.health import open_listener
+from unmask_operator.health import open_listener
 report(open_listener(0), sys.argv[1:])
 """
 

@@ -12,11 +12,11 @@ from tests.operator.clients import ScriptedCredentials
 from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
 from unmask_operator import settings as module
-from unmask_operator.client import watch_login
-from unmask_operator.client.credentials import LoginError
-from unmask_operator.client.kinds import KINDS_BY_RESOURCE, OPTIONAL, PODS, SERVICES, ApiKind
-from unmask_operator.client.store import Store
 from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.kube import watch_login
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.credentials import LoginError
+from unmask_operator.kube.kinds import DLMS, KINDS_BY_RESOURCE, OPTIONAL, PODS, ApiKind
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.settings import Settings
 
@@ -182,8 +182,8 @@ class Scene:
     def __init__(self, server, settings):
         self.server, self.relists, self.enqueued = server, Relists(), []
         self.operator = program.Operator(settings)
-        self.store: Store = self.operator._store
-        self.events = EventHandler(self.store, lambda key, seconds: self.enqueued.append(key))
+        self.cache: Cache = self.operator._cache
+        self.events = EventHandler(self.cache, lambda key, seconds: self.enqueued.append(key))
         self.task = asyncio.create_task(self.operator._watch(self.events, self.relists))
 
     async def end(self):
@@ -209,7 +209,7 @@ class Scene:
         await wait_until_async(look)
 
     def pods(self):
-        return {pod["metadata"]["name"]: int(pod["metadata"]["resourceVersion"]) for pod in self.store.pods(KEY)}
+        return {pod["metadata"]["name"]: int(pod["metadata"]["resourceVersion"]) for pod in self.cache.pods(KEY)}
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ async def until_it_ends(scene):
 
 
 def test_what_is_watched_is_what_the_operator_deals_with_and_nothing_is_written(run):
-    server = Scripted([(7, [obj(3, "demo")])], kind=SERVICES)
+    server = Scripted([(7, [obj(3, "demo")])], kind=DLMS)
     paths = {kind.path(None) for kind in WATCHED}
     assert len(paths) == 10
 
@@ -252,7 +252,7 @@ def test_what_is_watched_is_what_the_operator_deals_with_and_nothing_is_written(
     assert {method for method, _, _, _ in server.all} == {"GET"}
     for _, path, query, _ in server.all:
         if "resourceVersion" in query or "limit" in query:
-            expected = None if path == SERVICES.path(None) else SERVICE_LABEL
+            expected = None if path == DLMS.path(None) else SERVICE_LABEL
             assert query.get("labelSelector") == expected
         if "watch" in query:
             assert query["allowWatchBookmarks"] == "true"
@@ -261,7 +261,7 @@ def test_what_is_watched_is_what_the_operator_deals_with_and_nothing_is_written(
             assert query["limit"] == "100"
     assert sorted(scene.relists.paths) == sorted(["/api", "/api/v1", "/apis", *paths, *{
         kind.root for kind in (*WATCHED, *KOPFS_OWN) if kind.group}])  # fmt: skip
-    assert scene.store.service(KEY) is not None
+    assert scene.cache.resource(KEY) is not None
 
 
 def test_namespaces_are_watched_one_by_one_and_nothing_of_the_cluster_is_requested(run):
@@ -277,7 +277,7 @@ def test_namespaces_are_watched_one_by_one_and_nothing_of_the_cluster_is_request
 
 
 def test_a_selector_of_resources_is_the_api_servers_to_apply(run):
-    server = Scripted(kind=SERVICES)
+    server = Scripted(kind=DLMS)
 
     async def act(scene):
         await scene.until(lambda: len(server.asked) == 2)
@@ -394,7 +394,7 @@ def test_a_list_that_expires_half_way_ends_kopf_and_so_the_process(run):
 
 
 def test_a_kind_that_disappears_ends_kopf_and_so_the_process(run):
-    server = Scripted([(7, ())], [[bookmark(8)], Refusal(404)], kind=SERVICES)
+    server = Scripted([(7, ())], [[bookmark(8)], Refusal(404)], kind=DLMS)
     scene = run(server, until_it_ends)
     assert scene.task.exception() is not None
     assert server.asked == ["list", 7, 8]

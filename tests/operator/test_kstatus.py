@@ -11,15 +11,15 @@ import pytest
 from tests.operator.kstatus import CURRENT, FAILED, IN_PROGRESS, TERMINATING, kstatus
 from tests.operator.recorded import UID, load, owned, pod, reconcile, service
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan, Problem
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 
 
 def seen(known: tuple[Observed, Plan]) -> Obj:
     """The resource with the status that a reconcile writes."""
-    return {**known[0].service, "status": status(*known)}
+    return {**known[0].resource, "status": status(*known)}
 
 
 def stalled(resource: Obj) -> Obj:
@@ -52,12 +52,12 @@ def overdue(state: str) -> tuple[Observed, Plan]:
 
 SERVICE = Ref("v1", "Service", "demo")
 LASTING = {
-    "suspended": (reconcile("created", replicas=0, service=service(suspend=True)), "Suspended"),
+    "suspended": (reconcile("created", replicas=0, resource=service(suspend=True)), "Suspended"),
     "no replicas": (reconcile("created", replicas=0), "NoReplicas"),
     "invalid spec": (reconcile("complete", pod("ready"), plan=refused("InvalidSpec")), "InvalidSpec"),
     "invalid spec, never accepted": (reconcile("created", plan=refused("InvalidSpec")), "InvalidSpec"),
     "invalid and suspended": (
-        reconcile("complete", service=service(suspend=True), plan=refused("InvalidSpec")),
+        reconcile("complete", resource=service(suspend=True), plan=refused("InvalidSpec")),
         "InvalidSpec",
     ),
     "foreign object": (reconcile("created", plan=refused("NameConflict")), "NameConflict"),
@@ -85,7 +85,7 @@ PASSING = {
     "no GPU before the deadline": reconcile("progressing", pod("unschedulable_gpu"), nodes=load("nodes")),
     "rollout": reconcile("surging", pod("ready"), pod("loading", "b")),
     "API server fails on a child": reconcile("complete", pod("ready"), failures={SERVICE: "webhook is away"}),
-    "suspended, pods still end": reconcile("complete", pod("ready"), replicas=0, service=service(suspend=True)),
+    "suspended, pods still end": reconcile("complete", pod("ready"), replicas=0, resource=service(suspend=True)),
     "no Deployment status yet": reconcile("created"),
     "pods are refused for a moment": refused_lately(),
 }
@@ -122,7 +122,7 @@ def test_an_edit_is_in_progress_until_it_was_reconciled():
 
 
 def test_a_deadline_of_an_earlier_template_does_not_end_the_wait_for_its_correction():
-    observed, plan = reconcile("deadline_exceeded", pod("loading"), service=service(2))
+    observed, plan = reconcile("deadline_exceeded", pod("loading"), resource=service(2))
     next(iter(observed.children.values()))["metadata"]["generation"] = 2
     assert kstatus(seen((observed, plan))) == IN_PROGRESS
 
@@ -141,4 +141,6 @@ def test_stalled_comes_with_one_event_of_its_cause():
         events = transitions({}, new)
         assert len({(event.type, event.reason) for event in events}) == len(events)
         assert not [event for event in events if event.reason == "Stalled"]
-        assert transitions(new, status(replace(known[0], service={**known[0].service, "status": new}), known[1])) == []
+        assert (
+            transitions(new, status(replace(known[0], resource={**known[0].resource, "status": new}), known[1])) == []
+        )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.operator.recorded import pod
 from unmask_operator.objects import Obj
-from unmask_operator.status.pods import load_seconds
+from unmask_operator.status.pods.pod_status import load_seconds
 
 SCHEDULED = datetime(2030, 1, 1, 0, 0, 2, tzinfo=UTC)
 PROBE = {"periodSeconds": 5, "failureThreshold": 720}  # an hour
@@ -46,10 +46,10 @@ def test_a_ready_pod_took_from_its_node_to_ready_and_a_restarted_engine_from_its
 def test_a_pod_that_is_ready_again_after_a_pause_took_as_long_as_its_engine_tells() -> None:
     later = SCHEDULED + timedelta(days=3)
     assert load_seconds(ready(3000, started=30), later) == 3000
-    assert load_seconds(ready(3000, started=30), later, told=170) == 200
-    assert load_seconds(ready(2 * 86400, started=30), later, told=170) == 200
-    assert load_seconds(ready(7000, restarts=2, started=6000), later, told=170) == 170
-    assert load_seconds(ready(150, started=30), later, told=170) == 150, "the engine may have loaded twice"
+    assert load_seconds(ready(3000, started=30), later, reported=170) == 200
+    assert load_seconds(ready(2 * 86400, started=30), later, reported=170) == 200
+    assert load_seconds(ready(7000, restarts=2, started=6000), later, reported=170) == 170
+    assert load_seconds(ready(150, started=30), later, reported=170) == 150, "the engine may have loaded twice"
 
 
 def test_a_pod_that_loads_has_done_so_until_now() -> None:

@@ -6,11 +6,11 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from tests.operator.samples import carry_out, child, container, edit, kinds, make, observe, resource, settled, template
-from tests.operator.test_pins import NEW, restarted
+from tests.operator.samples import apply, child, container, edit, kinds, make, observe, resource, settled, template
+from tests.operator.test_revisions import NEW, restarted
 from unmask_operator.objects import Obj, Ref
+from unmask_operator.plan.observed import Observed
 from unmask_operator.render.model_revision import key_of
-from unmask_operator.state.observed import Observed
 from unmask_operator.status import status
 
 A, B = "a" * 40, "b" * 40
@@ -26,14 +26,14 @@ def pod(observed: Observed, name: str, created: str) -> Obj:
 
 def hub(**spec: Any) -> Observed:
     observed = observe(resource(model=HUB, **spec))
-    return carry_out(observed, make(observed))
+    return apply(observed, make(observed))
 
 
 def say(observed: Observed, **commits: str) -> Observed:
     """After pods have said what they loaded and the operator has looked; the later the name, the younger the pod."""
     made = [pod(observed, name, str(i)) for i, name in enumerate(commits)]
     observed = replace(observed, pods=[*reversed(made), *observed.pods], revisions={**observed.revisions, **commits})
-    return carry_out(observed, make(observed))
+    return apply(observed, make(observed))
 
 
 def commit(observed: Observed) -> str:
@@ -72,10 +72,10 @@ def test_an_edit_keeps_the_commit_and_a_restart_resolves_it_anew() -> None:
     observed = say(hub(), first=A)
     for change in ({"engine": {"maxNumReqs": 7}}, {"service": {"port": 81}}, {"suspend": True}):
         observed = edit(observed, **change)
-        observed = carry_out(observed, make(observed, NEW))
+        observed = apply(observed, make(observed, NEW))
         assert commit(observed) == f"@{A}"
     observed = restarted(replace(observed, pods=(), revisions={}), "today")
-    observed = carry_out(observed, make(observed))
+    observed = apply(observed, make(observed))
     assert commit(observed) == ""
     observed = say(observed, newer=B)
     assert commit(observed) == f"@{B}"
@@ -84,7 +84,7 @@ def test_an_edit_keeps_the_commit_and_a_restart_resolves_it_anew() -> None:
 def test_going_back_restores_the_commit() -> None:
     observed = say(hub(), first=A)
     observed = replace(edit(observed, model={"uri": "hf://org/other"}), pods=(), revisions={})
-    observed = say(carry_out(observed, make(observed)), other=B)
+    observed = say(apply(observed, make(observed)), other=B)
     assert commit(observed) == f"@{B}"
     back = replace(edit(observed, model=HUB), pods=(), revisions={})
     assert commit(back) == f"@{A}"

@@ -11,11 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from e2e.cluster import kubeconfig
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import NODES
 from unmask_operator.controller.nodes import PAGE, Nodes, slim
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import NODES
 from unmask_operator.objects import SERVICE_LABEL, Key
-from unmask_operator.state.plan import NODES_SECONDS
+from unmask_operator.plan.plan import NODES_SECONDS
 
 
 def pod(reason="Unschedulable"):
@@ -30,12 +30,12 @@ class Lists:
         self.count = 0
         self.fails = False
 
-    async def list(self, kind, keep, page):
+    async def list(self, kind, transform, page):
         assert kind is NODES
         self.count += 1
         if self.fails:
             raise ApiError(403, "Forbidden", "nodes is forbidden")
-        return [keep({"metadata": {"name": f"node-{self.count}"}})], 1
+        return [transform({"metadata": {"name": f"node-{self.count}"}})], 1
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from tests.operator.clients import client_of
-from unmask_operator.client.kinds import NODES
+from unmask_operator.kube.kinds import NODES
 from unmask_operator.controller.nodes import slim
 
 def peak():
@@ -142,7 +142,7 @@ async def run():
         await client.request("GET", "/version")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
         before = peak()
-        nodes, _ = await client.list(NODES, keep=slim, page=int(sys.argv[2]))
+        nodes, _ = await client.list(NODES, transform=slim, page=int(sys.argv[2]))
         grown = peak() - before
     print(len(nodes), grown)
 

@@ -10,8 +10,8 @@ from tools.crd import schema
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.nulls import SELECTOR
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import slim
+from unmask_operator.kube.cache import slim
+from unmask_operator.kube.kinds import DLMS
 from unmask_operator.status import status
 
 CASES = list(null_cases())
@@ -52,7 +52,7 @@ def test_a_null_changes_neither_children_nor_status(case):
 
 def test_a_null_that_is_added_to_a_running_service_is_no_edit():
     observed = running(replicas=2)
-    observed.service["spec"] |= {
+    observed.resource["spec"] |= {
         case.path: None for case in OPTIONAL if "." not in case.path and case.path != "replicas"
     }
     assert settled(make(observed), observed)
@@ -67,7 +67,7 @@ def test_the_cache_holds_no_nulls_and_the_autoscaler_reads_defaults():
     scaling = {"maxReplicas": 4, "minReplicas": None, "provider": None, "targets": None, "behavior": None}
     template = {"spec": {"tolerations": None}}
     obj = resource(autoscaling=scaling, gpu=None, podTemplate=template, resources={"limits": {"cpu": None}})
-    spec = slim(SERVICES, obj)["spec"]
+    spec = slim(DLMS, obj)["spec"]
     assert spec == {
         "model": {"uri": "demo://"},
         "autoscaling": {"maxReplicas": 4},

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unmask_operator.api import SpecError, parse
 from unmask_operator.objects import API_VERSION, KIND
-from unmask_operator.render.beside import networkpolicy
+from unmask_operator.render.children import networkpolicy
 from unmask_operator.settings import Settings
 
 PODS = {"podSelector": {}}

@@ -8,10 +8,10 @@ import pytest
 
 from tests.operator.pod_states import RUNNING, SCHEDULED, container, judge, observe_pod
 from tests.operator.recorded import deployment, pod, reconcile, service
-from tests.operator.samples import carry_out, edit, make
+from tests.operator.samples import apply, edit, make
 from unmask_operator.objects import Obj, Ref
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 
@@ -87,7 +87,7 @@ def test_trouble_of_the_new_pods_is_named_with_the_pause() -> None:
 
 
 def test_a_suspended_service_is_not_called_paused() -> None:
-    found = conditions(pause("created", replicas=0, service=service(suspend=True)))
+    found = conditions(pause("created", replicas=0, resource=service(suspend=True)))
     assert found["Ready"]["reason"] == "Suspended"
     assert "DeploymentPaused" not in {c["reason"] for c in found.values()}
 
@@ -137,7 +137,7 @@ def first_pods(paused: bool = False, generation: int = 1, **spec: Any) -> dict[s
     """The conditions while the first pod of a service loads its model; `generation` is the Deployment's."""
     loading = {"phase": "Running", "conditions": [SCHEDULED], "containerStatuses": [container(state=RUNNING)]}
     observed = observe_pod(loading)
-    observed = carry_out(observed, make(edit(observed, **spec)))
+    observed = apply(observed, make(edit(observed, **spec)))
     live = observed.children[Ref("apps/v1", "Deployment", "demo")]
     live["metadata"]["generation"] = generation
     live["status"] = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "unavailableReplicas": 1}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.operator.samples import (
     SETTINGS,
-    carry_out,
+    apply,
     child,
     edit,
     kinds,
@@ -22,7 +22,7 @@ from tests.operator.samples import (
     template,
 )
 from unmask_operator.objects import Ref, controller_uid
-from unmask_operator.state.plan import NODES_SECONDS, Plan, Problem, last_good, plan
+from unmask_operator.plan.plan import NODES_SECONDS, Plan, Problem, last_accepted, plan
 
 EVERYTHING: dict[str, Any] = {
     "replicas": 2,
@@ -71,13 +71,13 @@ def test_children_of_a_removed_section_go() -> None:
         "PodMonitor",
         "NetworkPolicy",
     ]
-    after = carry_out(observed, made)
+    after = apply(observed, made)
     assert settled(make(after), after)
 
 
 def test_only_what_is_ours_by_uid_and_label_is_deleted() -> None:
     observed = edit(running(**EVERYTHING), networkPolicy=None)
-    observed = carry_out(observed, replace(make(observed), delete=()))
+    observed = apply(observed, replace(make(observed), delete=()))
     (pin,) = make(observed).delete[:1]  # of the same template
     ref = next(ref for ref in observed.children if ref.kind == "NetworkPolicy")
     live = observed.children[ref]
@@ -123,7 +123,7 @@ def test_a_service_that_the_nodes_matter_to_is_looked_at_again(spec: dict[str, A
 
     def made(nodes: Any) -> Plan:
         known = replace(observed, nodes=nodes)
-        return last_good(known, SETTINGS, Problem("Accepted", "InvalidSpec", "")) if spec else make(known)
+        return last_accepted(known, SETTINGS, Problem("Accepted", "InvalidSpec", "")) if spec else make(known)
 
     assert made(None).requeue_seconds is None
     for nodes in ([], [{"metadata": {"name": "gpu-1"}}]):
@@ -135,7 +135,7 @@ def test_suspending_stops_the_pods_and_keeps_all_else() -> None:
     made = make(observed)
     assert made.replicas == child(made, "Deployment")["spec"]["replicas"] == 0
     assert [ref.kind for ref in made.delete] == ["PodDisruptionBudget"]
-    after = edit(carry_out(observed, made), suspend=None)
+    after = edit(apply(observed, made), suspend=None)
     resumed = make(after)
     assert child(resumed, "Deployment")["spec"]["replicas"] == 2
     assert template(resumed) == template(make(running(replicas=2)))
@@ -193,7 +193,7 @@ def test_a_spec_that_cannot_be_read_leaves_what_ran() -> None:
     (problem,) = made.problems
     assert (problem.condition, problem.reason) == ("Accepted", "InvalidSpec")
     assert "spec.engine.pageSize" in problem.message
-    assert last_good(edit(observed, replicas="many"), SETTINGS, problem).children == good.children
+    assert last_accepted(edit(observed, replicas="many"), SETTINGS, problem).children == good.children
 
 
 def test_the_plan_speaks_of_the_resource_given() -> None:

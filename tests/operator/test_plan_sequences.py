@@ -9,13 +9,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.operator.samples import carry_out, child, edit, make, observe, resource, template
+from tests.operator.samples import apply, child, edit, make, observe, resource, template
 from unmask_operator.objects import RESTARTED_AT, Obj, Ref, controller_uid
-from unmask_operator.render.revision import KEPT
+from unmask_operator.plan.drift import differs
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
+from unmask_operator.render.revision import REVISION_HISTORY_LIMIT
 from unmask_operator.settings import Settings
-from unmask_operator.state.drift import differs
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan
 
 OPERATORS = [Settings(version=v, runtime_image=f"unmask-runtime:{v}") for v in ("0.1.0", "0.2.0", "0.3.0")]
 FOREIGN: Obj = {
@@ -46,7 +46,7 @@ deaths = st.lists(st.integers(0, 6), max_size=2)  # after so many writes, each t
 
 def asked(observed: Observed) -> Any:
     """What pods are made of, as far as the resource says it."""
-    service = observed.service
+    service = observed.resource
     spec = {member: value for member, value in service["spec"].items() if member != "replicas"}
     return spec, service["metadata"].get("annotations", {}).get(RESTARTED_AT)
 
@@ -58,9 +58,9 @@ def of_pods(observed: Observed) -> Any:
 
 
 def restart(observed: Observed, value: str | None) -> Observed:
-    service = copy.deepcopy(observed.service)
+    service = copy.deepcopy(observed.resource)
     service["metadata"]["annotations"] = {RESTARTED_AT: value} if value else {}
-    return replace(observed, service=service)
+    return replace(observed, resource=service)
 
 
 def some_writes(observed: Observed, plan: Plan, count: int) -> Observed:
@@ -69,7 +69,7 @@ def some_writes(observed: Observed, plan: Plan, count: int) -> Observed:
         c for c in plan.children if Ref.of(c) not in observed.children or differs(c, observed.children[Ref.of(c)])
     ]
     deleted = plan.delete[: max(0, count - len(changed))]
-    return carry_out(observed, replace(plan, children=tuple(changed[:count]), delete=deleted))
+    return apply(observed, replace(plan, children=tuple(changed[:count]), delete=deleted))
 
 
 def live_template(observed: Observed) -> Any:
@@ -80,7 +80,7 @@ def live_template(observed: Observed) -> Any:
 @given(st.lists(st.tuples(steps, deaths), max_size=8))
 def test_any_history(history: list[tuple[tuple[str, Any], list[int]]]) -> None:
     observed, settings = observe(resource(), FOREIGN), OPERATORS[0]
-    observed = carry_out(observed, make(observed, settings))
+    observed = apply(observed, make(observed, settings))
     good, good_pods = asked(observed), of_pods(observed)
     for (step, value), killed in history:
         before = live_template(observed)
@@ -96,10 +96,10 @@ def test_any_history(history: list[tuple[tuple[str, Any], list[int]]]) -> None:
         for writes in killed:
             observed = some_writes(observed, plan, writes)
             assert make(observed, settings).children == plan.children, "a new start goes on where the last one ended"
-        observed = carry_out(observed, make(observed, settings))
+        observed = apply(observed, make(observed, settings))
 
         accepted = not plan.problems
-        assert accepted == (observed.service["spec"].get("podTemplate") != BAD)
+        assert accepted == (observed.resource["spec"].get("podTemplate") != BAD)
         if step in ("scale", "upgrade") or not accepted or of_pods(observed) == good_pods:
             assert live_template(observed) == before, "nobody asked for other pods"
         if accepted and asked(observed) != good and asked(observed)[1] is not None:
@@ -111,7 +111,7 @@ def test_any_history(history: list[tuple[tuple[str, Any], list[int]]]) -> None:
         assert not any(differs(c, observed.children.get(Ref.of(c))) for c in again.children), "nothing is left to do"
         assert observed.children[Ref.of(FOREIGN)] == FOREIGN
         pins = [ref for ref in observed.children if ref.kind == "ControllerRevision"]
-        assert 1 <= len(pins) <= KEPT
-        wanted = 0 if observed.service["spec"].get("suspend") else observed.service["spec"].get("replicas", 1)
+        assert 1 <= len(pins) <= REVISION_HISTORY_LIMIT
+        wanted = 0 if observed.resource["spec"].get("suspend") else observed.resource["spec"].get("replicas", 1)
         assert child(plan, "Deployment")["spec"]["replicas"] == wanted
         assert all(controller_uid(c) == "uid-1" for ref, c in observed.children.items() if ref != Ref.of(FOREIGN))

@@ -11,7 +11,7 @@ from tools.permissions import RULES
 from tools.status import Status
 from unmask_operator.api import Spec, parse
 from unmask_operator.objects import ADOPT, API_VERSION, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
-from unmask_operator.render import names
+from unmask_operator.render.labels import PORT, labels
 from unmask_operator.status import CONDITIONS
 
 ROOT = Path(__file__).parents[2]
@@ -121,9 +121,9 @@ def test_patches_make_valid_services(page):
 
 def test_every_reason_that_a_condition_can_have_is_explained():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    sources = [*(OPERATOR / "status").glob("*.py"), OPERATOR / "state" / "plan.py"]
+    sources = [*(OPERATOR / "status").rglob("*.py"), OPERATOR / "plan" / "plan.py"]
     source = "\n".join(path.read_text(encoding="utf-8") for path in sources)
-    reasons = set(re.findall(r'\b(?:no|unknown)\(\s*"(\w+)"', source))
+    reasons = set(re.findall(r'\b(?:false|unknown)\(\s*"(\w+)"', source))
     reasons |= set(re.findall(r'\bProblem\(\s*"\w+",\s*"(\w+)"', source))
     assert len(reasons) > 10
     assert {reason for reason in reasons if f"`{reason}`" not in text} == set()
@@ -140,9 +140,9 @@ def test_argo_cds_health_check_asks_for_what_there_is():
 
 def test_every_condition_has_its_heading():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    for path in (OPERATOR / "status").glob("*.py"):
+    for path in (OPERATOR / "status").rglob("*.py"):
         name = "".join(word.capitalize() for word in path.stem.split("_"))
-        if "def verdict(" in path.read_text(encoding="utf-8") and name != "Ready":
+        if "def evaluate(" in path.read_text(encoding="utf-8") and name != "Ready":
             assert f"\n## {name}: " in text, name
 
 
@@ -158,10 +158,10 @@ def test_a_strict_mesh_lets_in_what_the_operator_reads_and_no_more():
     objects = [obj for block in blocks(DOCS / "security.md", "yaml") for obj in yaml.safe_load_all(block)]
     by_kind = {obj.get("kind"): obj.get("spec") for obj in objects if isinstance(obj, dict)}
     peers, policy = by_kind["PeerAuthentication"], by_kind["AuthorizationPolicy"]
-    port = str(names.PORT)
+    port = str(PORT)
     assert (peers["mtls"]["mode"], peers["portLevelMtls"]) == ("STRICT", {port: {"mode": "PERMISSIVE"}})
     for spec in (peers, policy):
-        assert spec["selector"]["matchLabels"].items() <= names.labels("demo").items()
+        assert spec["selector"]["matchLabels"].items() <= labels("demo").items()
     sources = "".join(file.read_text() for file in OPERATOR.rglob("*.py"))
     asked = re.findall(r'get_text\(session, address, "(.*?)"', sources)
     (plain,) = [rule["to"] for rule in policy["rules"] if "from" not in rule]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.operator.pod_states import RUNNING, container, judge, judge_pod, observe_pod, started_pod
 from unmask_operator.objects import Obj
-from unmask_operator.state.observed import Told
+from unmask_operator.plan.observed import PodEvent
 
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
 LIMIT = {"resources": {"limits": {"memory": "1Gi"}}}
@@ -326,12 +326,12 @@ def test_a_probe_of_a_sidecar_names_the_sidecars_field() -> None:
     """The Events name the container; a probe of another one explains nothing."""
     ended = terminated("istio-proxy", "Error", 143)
     events = (
-        Told("Unhealthy", "Liveness probe failed: of the engine", True, "main"),
-        Told("Unhealthy", "Liveness probe failed: connection refused", True, "istio-proxy"),
-        Told("Killing", "Container istio-proxy failed liveness probe, will be restarted", False, "istio-proxy"),
-        Told("Killing", "Container main failed startup probe, will be restarted", False, "main"),
+        PodEvent("Unhealthy", "Liveness probe failed: of the engine", True, "main"),
+        PodEvent("Unhealthy", "Liveness probe failed: connection refused", True, "istio-proxy"),
+        PodEvent("Killing", "Container istio-proxy failed liveness probe, will be restarted", False, "istio-proxy"),
+        PodEvent("Killing", "Container main failed startup probe, will be restarted", False, "main"),
     )
-    observed = replace(observe_pod(started_pod(ended), pod_spec=with_sidecar()), told={"p1": events})
+    observed = replace(observe_pod(started_pod(ended), pod_spec=with_sidecar()), pod_events={"p1": events})
     found = judge(observed)["Ready"]
     assert found["reason"] == "LivenessProbeFailed"
     assert found["message"] == (

@@ -60,7 +60,7 @@ def guarded(admin, namespace):
 
     def holds():
         try:
-            store(admin, namespace, REFUSED[0][1])
+            cache(admin, namespace, REFUSED[0][1])
         except ApiError as error:
             return "platform team" in error.message
         return False
@@ -71,7 +71,7 @@ def guarded(admin, namespace):
     admin.delete(policy)
 
 
-def store(admin, namespace, change):
+def cache(admin, namespace, change):
     obj = changed(change)
     obj["metadata"]["namespace"] = namespace
     return admin.create(obj, fieldValidation="Strict", dryRun="All")
@@ -79,10 +79,10 @@ def store(admin, namespace, change):
 
 def test_the_example_policy_leaves_no_escape(admin, guarded):
     for change in ALLOWED:
-        store(admin, guarded, change)
+        cache(admin, guarded, change)
     for words, change in REFUSED:
         with pytest.raises(ApiError) as caught:
-            store(admin, guarded, change)
+            cache(admin, guarded, change)
         assert words in caught.value.message, change
 
 

@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.operator.samples import resource
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Reconciler
+from unmask_operator.controller.reconciler import Reconciler
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import DLMS
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.observed import Observed
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Observed
 
 KEY = Key("default", "demo")
 
@@ -56,26 +56,26 @@ EDITS = (
 def test_an_edit_that_the_status_answer_brings_is_reconciled_at_once(edit):
     service = resource()
     service["metadata"]["resourceVersion"] = "1"
-    store = Store()
-    store.put(SERVICES, service)
+    cache = Cache()
+    cache.put(DLMS, service)
     api = Api(service, edit)
-    reconciler = Reconciler(api, store, Settings(), observe, Metrics(store, lambda: 0))
+    reconciler = Reconciler(api, cache, Settings(), observe, Metrics(cache, lambda: 0))
     result = asyncio.run(reconciler.reconcile(KEY))
     assert not result.refused
-    assert result.again == (0.0 if edit else None)
-    assert store.put(SERVICES, api.edited) is None, "the watch's word of the edit is no news any more"
+    assert result.requeue_after == (0.0 if edit else None)
+    assert cache.put(DLMS, api.edited) is None, "the watch's word of the edit is no news any more"
 
 
 def test_a_resource_that_has_changed_hands_is_not_taken_back_with_the_status_answer():
     service = resource()
     service["metadata"]["resourceVersion"] = "1"
-    store = Store()
-    store.put(SERVICES, service)
+    cache = Cache()
+    cache.put(DLMS, service)
     api = Api(service, {"metadata": {"labels": {"track": "canary"}}})
-    reconciler = Reconciler(api, store, Settings(), observe, Metrics(store, lambda: 0))
-    assert asyncio.run(reconciler.reconcile(KEY)).again is None
-    assert store.delete(SERVICES, service) == KEY, "the watch's word that it is ours no more, which may come later"
-    assert store.service(KEY) is None
+    reconciler = Reconciler(api, cache, Settings(), observe, Metrics(cache, lambda: 0))
+    assert asyncio.run(reconciler.reconcile(KEY)).requeue_after is None
+    assert cache.delete(DLMS, service) == KEY, "the watch's word that it is ours no more, which may come later"
+    assert cache.resource(KEY) is None
 
 
 class Broken(Api):
@@ -100,16 +100,16 @@ class Broken(Api):
 def test_a_child_that_the_server_fails_on_again_and_again_is_told_with_all_else_that_is_known():
     service = resource(podDisruptionBudget={})
     service["metadata"]["resourceVersion"] = "1"
-    store = Store()
-    store.put(SERVICES, service)
+    cache = Cache()
+    cache.put(DLMS, service)
     api = Broken(service)
-    metrics = Metrics(store, lambda: 0)
-    reconciler = Reconciler(api, store, Settings(), observe, metrics)
+    metrics = Metrics(cache, lambda: 0)
+    reconciler = Reconciler(api, cache, Settings(), observe, metrics)
 
     with pytest.raises(ApiError, match="webhook"):  # the first time it may be over in a second
-        asyncio.run(reconciler.reconcile(KEY, patient=True))
+        asyncio.run(reconciler.reconcile(KEY, first_attempt=True))
     assert (api.status, api.events) == (None, [])
-    assert "Deployment" in {ref.kind for ref in store.children(KEY)}
+    assert "Deployment" in {ref.kind for ref in cache.children(KEY)}
 
     assert asyncio.run(reconciler.reconcile(KEY)).refused, "it is tried again"
     conditions = {c["type"]: (c["status"], c["reason"], c["message"]) for c in api.status["conditions"]}
@@ -124,13 +124,13 @@ def test_a_child_that_the_server_fails_on_again_and_again_is_told_with_all_else_
 
 
 def test_a_list_is_believed_more_than_a_watch_that_knew_no_such_field():
-    store = Store()
+    cache = Cache()
     watched, listed = resource(), resource(suspend=True)
     for obj in (watched, listed):
         obj["metadata"]["resourceVersion"] = "7"
-    assert store.put(SERVICES, watched) == KEY
-    assert store.put(SERVICES, listed, answered=True) == KEY
-    assert store.service(KEY)["spec"]["suspend"]
-    assert store.put(SERVICES, listed, answered=True) is None
-    assert store.put(SERVICES, watched) is None
-    assert store.service(KEY)["spec"]["suspend"]
+    assert cache.put(DLMS, watched) == KEY
+    assert cache.put(DLMS, listed, answered=True) == KEY
+    assert cache.resource(KEY)["spec"]["suspend"]
+    assert cache.put(DLMS, listed, answered=True) is None
+    assert cache.put(DLMS, watched) is None
+    assert cache.resource(KEY)["spec"]["suspend"]

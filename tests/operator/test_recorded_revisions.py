@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.samples import carry_out, child, make, observe, settled, template
-from unmask_operator.client.client import encode
+from tests.operator.samples import apply, child, make, observe, settled, template
+from unmask_operator.kube.client import encode
 from unmask_operator.objects import Obj
-from unmask_operator.render.revision import Pin, pins
+from unmask_operator.render.revision import Revision, controlled_revisions
 from unmask_operator.settings import Settings
 
 RECORDED: list[Obj] = json.loads((Path(__file__).parent / "recorded" / "revisions.json").read_text())
@@ -27,16 +27,16 @@ NEWER = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_e
 def test_a_recorded_revision_is_read_and_its_pods_stay_as_they_are(record: Obj, settings: Settings) -> None:
     resource, revisions = record["resource"], record["revisions"]
     newest = max(revisions, key=lambda revision: revision["revision"])
-    (pin, *_) = pins(copy.deepcopy(revisions), resource["metadata"]["uid"])
-    assert isinstance(pin, Pin)
-    assert (pin.number, pin.form.template) == (newest["revision"], newest["data"]["template"])
+    (pin, *_) = controlled_revisions(copy.deepcopy(revisions), resource["metadata"]["uid"])
+    assert isinstance(pin, Revision)
+    assert (pin.number, pin.rendered_pod.template) == (newest["revision"], newest["data"]["template"])
     observed = observe(copy.deepcopy(resource), *copy.deepcopy(revisions))
     made = make(observed, settings)
     assert made.problems == ()
     assert template(made) == newest["data"]["template"]
     assert child(made, "ControllerRevision")["metadata"]["name"] == newest["metadata"]["name"]
     assert child(made, "ControllerRevision")["data"] == newest["data"]
-    after = carry_out(observed, made)
+    after = apply(observed, made)
     assert settled(make(after, settings), after)
 
 

@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 from tests.operator.samples import SETTINGS, edit, make, observe, resource, running, settled
-from tests.operator.test_writes import Api
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES as DLMS
-from unmask_operator.client.kinds import kind_of
-from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Reconciler
-from unmask_operator.controller.writes import WRITTEN_ONCE, Outcome, Writer, stamped
+from tests.operator.test_apply import Api
+from unmask_operator.controller.apply import WRITTEN_ONCE, Applier, Outcome, with_applied_hash
+from unmask_operator.controller.reconciler import Reconciler
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import DLMS, kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import RESTARTED_AT, Key, Obj, Ref
-from unmask_operator.process.metrics import Metrics
-from unmask_operator.state.drift import clashes
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import last_good, plan
+from unmask_operator.plan.drift import clashes
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import last_accepted, plan
 from unmask_operator.status import status
 
 KEY = Key("default", "demo")
@@ -42,7 +41,7 @@ class Cluster(Api):
         self.wrong: Any = lambda verb, child: None
         self.scaled: list[int] = []
         self.scale_error: ApiError | None = None
-        written = [c if c["kind"] in WRITTEN_ONCE else stamped(c) for c in observed.children.values()]
+        written = [c if c["kind"] in WRITTEN_ONCE else with_applied_hash(c) for c in observed.children.values()]
         for child in written:
             self.put(child)
 
@@ -67,12 +66,12 @@ class Cluster(Api):
         return {"kind": "Scale"}
 
 
-def reconcile(cluster: Cluster, observed: Observed, writer: Writer | None = None) -> Outcome:
+def reconcile(cluster: Cluster, observed: Observed, writer: Applier | None = None) -> Outcome:
     """One reconcile of the resource, whose children are those of the cluster; by default of a new leader."""
-    seen = Observed(observed.service, observed.now, dict(cluster.objects), apis=observed.apis)
-    writer = writer or Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    seen = Observed(observed.resource, observed.now, dict(cluster.objects), apis=observed.apis)
+    writer = writer or Applier(cluster, Cache(), lambda verb: None)  # type: ignore[arg-type]
     return asyncio.run(
-        writer.carry_out(lambda known: plan(known, SETTINGS), lambda known: last_good(known, SETTINGS), seen)
+        writer.apply(lambda known: plan(known, SETTINGS), lambda known: last_accepted(known, SETTINGS), seen)
     )
 
 
@@ -134,7 +133,7 @@ def test_an_edit_that_only_real_writes_refuse_rolls_no_pod_again_at_each_retry()
     cluster = Cluster(observed)
     cluster.wrong = EDITS["a quota that only counts real writes"]
     edited = edit(observed, networkPolicy={}, **PATCHED)
-    writer = Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    writer = Applier(cluster, Cache(), lambda verb: None)  # type: ignore[arg-type]
     assert reconcile(cluster, edited, writer).observed.refusals
     cluster.calls.clear()
     for _ in range(3):
@@ -158,7 +157,7 @@ def test_retries_of_a_refused_edit_write_nothing_but_the_pin(name: str) -> None:
     cluster = Cluster(observed)
     cluster.wrong = EDITS[name]
     edited = edit(observed, serviceAccount={"annotations": {"a": "b"}}, **PATCHED)
-    writer = Writer(cluster, Store(), lambda verb: None)  # type: ignore[arg-type]
+    writer = Applier(cluster, Cache(), lambda verb: None)  # type: ignore[arg-type]
     reconcile(cluster, edited, writer)
     cluster.calls.clear()
     reconcile(cluster, edited, writer)
@@ -212,18 +211,18 @@ def test_replicas_are_written_before_an_error_that_the_queue_retries() -> None:
     cluster = Cluster(observed)
     cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
     edited = edit(observed, replicas=3)
-    edited.service["metadata"]["resourceVersion"] = "1"
-    store = Store()
-    store.put(DLMS, edited.service)
+    edited.resource["metadata"]["resourceVersion"] = "1"
+    cache = Cache()
+    cache.put(DLMS, edited.resource)
     for child in cluster.objects.values():
-        store.put(kind_of(child["apiVersion"], child["kind"]), child)
+        cache.put(kind_of(child["apiVersion"], child["kind"]), child)
 
     async def gather(service: Obj, children: Any, pods: Any) -> Observed:
-        return replace(edited, service=service, children=children, pods=pods)
+        return replace(edited, resource=service, children=children, pods=pods)
 
-    reconciler = Reconciler(cluster, store, SETTINGS, gather, Metrics(store, lambda: 0))  # type: ignore[arg-type]
+    reconciler = Reconciler(cluster, cache, SETTINGS, gather, Metrics(cache, lambda: 0))  # type: ignore[arg-type]
     with pytest.raises(ApiError, match="failed calling webhook"):
-        asyncio.run(reconciler.reconcile(Key("default", "demo"), patient=True))
+        asyncio.run(reconciler.reconcile(Key("default", "demo"), first_attempt=True))
     assert cluster.scaled == [3]
 
 
@@ -418,10 +417,10 @@ def test_a_resource_that_was_never_accepted_gets_no_child() -> None:
 
 def invalid(observed: Observed) -> Observed:
     """A restart of a spec that this operator refuses: no pin can be made, and the one there is cannot be read."""
-    service = copy.deepcopy(observed.service)
+    service = copy.deepcopy(observed.resource)
     service["metadata"]["annotations"] = {RESTARTED_AT: "now"}
     service["spec"]["engine"] = {"blockSize": "no number"}
-    return replace(observed, service=service)
+    return replace(observed, resource=service)
 
 
 def unknown_pin(cluster: Cluster) -> None:

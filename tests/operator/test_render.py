@@ -14,8 +14,8 @@ from runtime import config
 from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, template
 from unmask_operator.api import SpecError, parse
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.render.names import url
-from unmask_operator.render.pod import form
+from unmask_operator.render.labels import url
+from unmask_operator.render.pod import render_pod
 from unmask_operator.render.workload import deployment, startup_budget
 
 GPU = {"gpu": {}, "parallelism": {"data": 2}}
@@ -319,7 +319,7 @@ specs = st.one_of(
 def accepted_form(service: Any) -> Any:
     """None where the podTemplate is refused; any other error fails."""
     try:
-        return form(service, SETTINGS)
+        return render_pod(service, SETTINGS)
     except SpecError:
         return None
 

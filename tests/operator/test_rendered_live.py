@@ -10,12 +10,12 @@ import pytest
 
 from e2e.cluster import ApiError, Kube
 from tests.operator.authorization import restrict
-from tests.operator.samples import SETTINGS, carry_out, child, make, observe, resource
+from tests.operator.samples import SETTINGS, apply, child, make, observe, resource
 from tests.operator.snapshot import examples
 from tools import crd
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.state.drift import differences, differs, field_name
-from unmask_operator.state.plan import Plan
+from unmask_operator.plan.drift import differences, differs, field_name
+from unmask_operator.plan.plan import Plan
 
 pytestmark = pytest.mark.cluster
 
@@ -229,6 +229,6 @@ def test_scaling_through_the_subresource_keeps_the_pin(admin: Kube, namespace: s
     admin.request("PUT", admin.path(API_VERSION, KIND, namespace, "demo", "scale"), scale)
     after = admin.get(API_VERSION, KIND, "demo", namespace)
     assert after["metadata"]["generation"] == service["metadata"]["generation"] + 1
-    again = make(observe(after, *carry_out(observed, plan).children.values(), apis=frozenset()), SETTINGS)
+    again = make(observe(after, *apply(observed, plan).children.values(), apis=frozenset()), SETTINGS)
     assert child(again, "ControllerRevision") == child(plan, "ControllerRevision")
     assert child(again, "Deployment")["spec"]["replicas"] == 4

@@ -8,9 +8,6 @@ import pytest
 
 from tests.simulated_time import now, run_simulated
 from tests.wait import wait_until_async
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import CACHED, CHILDREN, POD_MONITORS, PODS, SERVICES, kind_of
-from unmask_operator.client.store import Store
 from unmask_operator.controller import resync as module
 from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.controller.resync import (
@@ -23,10 +20,13 @@ from unmask_operator.controller.resync import (
     STEP_SECONDS,
     Resync,
 )
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import CACHED, CHILDREN, DLMS, POD_MONITORS, PODS, kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.plan import MISSING_CRD
 from unmask_operator.settings import Settings
-from unmask_operator.state.plan import MISSING_CRD
 
 KEY = Key("ns", "demo")
 NOT_FOUND = ApiError(404, "NotFound", "the server could not find the requested resource")
@@ -53,7 +53,7 @@ class Lists:
         self.tries = []  # time, kind and namespace
         self.at_once = self.most_at_once = 0
 
-    async def list(self, kind, namespace, selector, keep):
+    async def list(self, kind, namespace, selector, transform):
         self.tries.append((now(), kind, namespace))
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
@@ -61,7 +61,7 @@ class Lists:
         self.at_once -= 1
         if kind in self.errors:
             raise self.errors[kind]
-        return [keep(item) for item in self.objects.get(kind, ())], self.version
+        return [transform(item) for item in self.objects.get(kind, ())], self.version
 
     def times(self, kind):
         return [round(at) for at, tried, _ in self.tries if tried is kind]
@@ -70,11 +70,11 @@ class Lists:
 class Scene:
     """A resync that runs, and what it enqueued."""
 
-    def __init__(self, client, store=None, **settings):
-        self.client, self.store, self.enqueued = client, store or Store(), []
-        self.metrics = Metrics(self.store, lambda: 0)
-        events = EventHandler(self.store, lambda key, seconds: self.enqueued.append(key))
-        self.resync = Resync(client, self.store, events, Settings(**settings), self.metrics)
+    def __init__(self, client, cache=None, **settings):
+        self.client, self.cache, self.enqueued = client, cache or Cache(), []
+        self.metrics = Metrics(self.cache, lambda: 0)
+        events = EventHandler(self.cache, lambda key, seconds: self.enqueued.append(key))
+        self.resync = Resync(client, self.cache, events, Settings(**settings), self.metrics)
 
     def run(self, act):
         """`act(self)` while it runs."""
@@ -115,7 +115,7 @@ def test_a_kind_that_cannot_be_listed_is_named_and_holds_up_only_what_needs_it(k
 
 
 def test_a_missing_kind_of_the_operators_own_is_explained(caplog):
-    Scene(Lists(errors={SERVICES: NOT_FOUND})).run(pass_minutes)
+    Scene(Lists(errors={DLMS: NOT_FOUND})).run(pass_minutes)
     assert "cannot list diffusionlmservices: " in caplog.text
     assert "check that its CustomResourceDefinition is installed" in caplog.text
 
@@ -124,10 +124,10 @@ def test_nothing_is_synced_before_every_kind_was_tried():
     """A create would meet a child that is there; but a new leader must not write what is there."""
     client = Lists()
 
-    async def slow(kind, namespace, selector, keep, answer=client.list):
+    async def slow(kind, namespace, selector, transform, answer=client.list):
         if kind is CHILDREN[0]:
             await asyncio.Event().wait()
-        return await answer(kind, namespace, selector, keep)
+        return await answer(kind, namespace, selector, transform)
 
     client.list = slow
     assert not Scene(client).run(pass_minutes).resync.synced.is_set()
@@ -140,11 +140,11 @@ def test_a_list_that_fails_for_ten_minutes_is_tried_after_growing_pauses_and_the
     async def ten_minutes(scene):
         await asyncio.sleep(600)
         assert not scene.resync.synced.is_set()
-        assert not scene.store.pods(KEY)
+        assert not scene.cache.pods(KEY)
         del client.errors[PODS]
         await asyncio.sleep(2 * LONGEST_RETRY_SECONDS)
         assert scene.resync.synced.is_set()
-        assert scene.store.pods(KEY)
+        assert scene.cache.pods(KEY)
 
     Scene(client).run(ten_minutes)
     pauses = [later - earlier for earlier, later in itertools.pairwise(client.times(PODS))]
@@ -158,7 +158,7 @@ def test_every_kind_is_listed_again_by_the_clock():
         assert scene.client.times(kind) == [0, PERIOD_SECONDS, 2 * PERIOD_SECONDS, 3 * PERIOD_SECONDS], kind
 
 
-@pytest.mark.parametrize("kind", [SERVICES, PODS, *CHILDREN], ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", [DLMS, PODS, *CHILDREN], ids=lambda kind: kind.kind)
 def test_what_was_deleted_while_no_watch_was_open_is_removed_after_kopf_has_listed_anew(kind):
     """kopf lists after an expired version, and reports no deletions then."""
     client = Lists({kind: [obj(3, "demo"), obj(4, "gone")]})
@@ -175,8 +175,8 @@ def test_what_was_deleted_while_no_watch_was_open_is_removed_after_kopf_has_list
     if kind is not POD_MONITORS:  # it is listed each minute besides
         first, second = client.times(kind)
         assert (first, second) == (0, pytest.approx(100 + AFTER_KOPF_SECONDS, abs=STEP_SECONDS))
-    assert scene.enqueued == [Key("ns", "gone") if kind is SERVICES else KEY]
-    names = [one["metadata"]["name"] for one in scene.store._objects[kind.api].values()]
+    assert scene.enqueued == [Key("ns", "gone") if kind is DLMS else KEY]
+    names = [one["metadata"]["name"] for one in scene.cache._objects[kind.api].values()]
     assert names == ["demo"]
 
 
@@ -199,7 +199,7 @@ def test_an_empty_namespace_does_not_empty_another():
         scene.resync.kopf_has_listed(PODS.path("other"))
         await asyncio.sleep(60)
 
-    assert len(Scene(client, watch_namespaces=("ns", "other")).run(other).store.pods(KEY)) == 1
+    assert len(Scene(client, watch_namespaces=("ns", "other")).run(other).cache.pods(KEY)) == 1
 
 
 def test_an_etcd_of_older_versions_changes_nothing_that_is_known():
@@ -213,7 +213,7 @@ def test_an_etcd_of_older_versions_changes_nothing_that_is_known():
         scene.resync.kopf_has_listed(PODS.path(None))
         await asyncio.sleep(60)
 
-    (pod,) = Scene(client).run(restored).store.pods(KEY)
+    (pod,) = Scene(client).run(restored).cache.pods(KEY)
     assert pod["metadata"]["resourceVersion"] == "600"
 
 
@@ -224,7 +224,7 @@ def waiting(missing=True):
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_kind_that_is_missing_is_looked_for_soon_where_a_resource_waits_and_else_seldom(waits):
-    client = Lists({SERVICES: [waiting(waits)]}, {POD_MONITORS: NOT_FOUND})
+    client = Lists({DLMS: [waiting(waits)]}, {POD_MONITORS: NOT_FOUND})
     scene = Scene(client).run(lambda scene: pass_minutes(scene, 11))
     assert scene.resync.synced.is_set()
     assert scene.resync.apis == frozenset()
@@ -237,7 +237,7 @@ def test_a_resource_that_begins_to_wait_for_a_kind_need_not_wait_for_the_clock()
 
     async def begin(scene):
         await asyncio.sleep(100)
-        scene.store.put(SERVICES, waiting())
+        scene.cache.put(DLMS, waiting())
         await asyncio.sleep(DISCOVERY_SECONDS)
 
     assert len(Scene(client).run(begin).client.times(POD_MONITORS)) == 2
@@ -250,7 +250,7 @@ def test_a_kind_that_may_be_absent_is_listed_every_minute_while_it_is_used():
 
 
 def test_a_kind_that_comes_and_goes_is_followed_and_every_resource_reconciled():
-    client = Lists({SERVICES: [waiting()], POD_MONITORS: [obj(9, "monitor")]}, {POD_MONITORS: NOT_FOUND})
+    client = Lists({DLMS: [waiting()], POD_MONITORS: [obj(9, "monitor")]}, {POD_MONITORS: NOT_FOUND})
 
     async def come_and_go(scene):
         await asyncio.sleep(5)
@@ -259,12 +259,12 @@ def test_a_kind_that_comes_and_goes_is_followed_and_every_resource_reconciled():
         del client.errors[POD_MONITORS]
         await wait_until_async(lambda: scene.resync.apis, interval=1.0)
         assert scene.resync.apis == {POD_MONITORS.api}
-        assert len(scene.store.children(KEY)) == 1
+        assert len(scene.cache.children(KEY)) == 1
         assert scene.enqueued == [KEY, KEY], "the kind and its object"
         scene.enqueued.clear()
         client.errors[POD_MONITORS] = NOT_FOUND
         await wait_until_async(lambda: not scene.resync.apis, interval=1.0)
-        assert scene.store.children(KEY) == {}
+        assert scene.cache.children(KEY) == {}
         assert scene.enqueued == [KEY, KEY]
 
     Scene(client).run(come_and_go)
@@ -278,17 +278,17 @@ def test_a_failure_is_no_sign_that_a_kind_is_absent():
         client.errors[POD_MONITORS] = REFUSALS[0]
         await asyncio.sleep(2 * PERIOD_SECONDS)
         assert scene.resync.apis == {POD_MONITORS.api}
-        assert len(scene.store.children(KEY)) == 1
+        assert len(scene.cache.children(KEY)) == 1
 
     Scene(client).run(fail)
 
 
 def test_objects_of_a_kind_that_was_not_served_for_a_moment_come_back():
     """The first list is refused as not found, and no list version says what is newer."""
-    store = Store()
+    cache = Cache()
     monitor = {"metadata": {"namespace": "ns", "name": "a", "uid": "u", "resourceVersion": "5", "labels": {}}}
-    store.put(POD_MONITORS, monitor)
-    store.retain(POD_MONITORS, None, set(), sys.maxsize)
-    assert not store.holds(POD_MONITORS)
-    store.put(POD_MONITORS, {"metadata": {**monitor["metadata"], "resourceVersion": "9"}})
-    assert store.holds(POD_MONITORS)
+    cache.put(POD_MONITORS, monitor)
+    cache.replace(POD_MONITORS, None, set(), sys.maxsize)
+    assert not cache.holds(POD_MONITORS)
+    cache.put(POD_MONITORS, {"metadata": {**monitor["metadata"], "resourceVersion": "9"}})
+    assert cache.holds(POD_MONITORS)

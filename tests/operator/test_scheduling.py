@@ -10,8 +10,8 @@ from tests.operator.pod_states import gpu_node, judge_pod, taint, unschedulable
 from tests.operator.recorded import pod, reconcile
 from unmask_operator.objects import Obj
 from unmask_operator.status import status
-from unmask_operator.status.node_fit import is_tolerated, split_nodes
-from unmask_operator.status.scheduler_message import parse_reasons
+from unmask_operator.status.scheduling.node_fit import is_tolerated, split_nodes
+from unmask_operator.status.scheduling.scheduler_message import parse_reasons
 
 GPU_TAINT = taint("nvidia.com/gpu", "present")
 NOT_READY = [{"type": "Ready", "status": "Unknown"}]

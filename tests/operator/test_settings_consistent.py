@@ -9,8 +9,8 @@ import pytest
 from tests.operator.samples import edit, make, observe, resource, running
 from unmask_operator.objects import Obj
 from unmask_operator.status import status
-from unmask_operator.status.conditions import NEEDED
-from unmask_operator.status.settings_consistent import TYPE
+from unmask_operator.status.conditions.basic import NEEDED
+from unmask_operator.status.conditions.settings_consistent import TYPE
 from unmask_operator.status.transitions import transitions
 
 
@@ -195,7 +195,7 @@ def test_a_contradiction_is_one_event_however_often_it_is_seen_and_its_end_remov
     first = status(wrong, make(wrong))
     (event,) = [e for e in transitions(old, first) if e.reason == "DisruptionBudgetBlocksDrains"]
     assert event.type == "Warning"
-    wrong.service["status"] = first
+    wrong.resource["status"] = first
     assert [e for e in transitions(first, status(wrong, make(wrong))) if "Budget" in e.reason] == []
     right = edit(wrong, podDisruptionBudget={"maxUnavailable": 1})
     assert TYPE not in {c["type"] for c in status(right, make(right))["conditions"]}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.operator.samples import (
-    carry_out,
+    apply,
     child,
     container,
     edit,
@@ -19,7 +19,7 @@ from tests.operator.samples import (
     settled,
     template,
 )
-from tests.operator.test_pins import BESIDE, NEW, condition, pinned_by_another
+from tests.operator.test_revisions import BESIDE, NEW, condition, pinned_by_another
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.status import status
 
@@ -75,7 +75,7 @@ def test_a_value_beside_the_pods_that_only_a_newer_operator_knows_stops_nothing(
             0 if "suspend" in change else change.get("replicas", 1)
         )
         assert {ref.kind for ref in made.delete} <= {"PodDisruptionBudget", "ControllerRevision"}
-        after = carry_out(edited, made)
+        after = apply(edited, made)
         for kind in {kind for kind, spec in BESIDE.values() if section in spec} & {*kinds(live)} - {"Deployment"}:
             assert kind not in kinds(made)
             assert [obj for ref, obj in after.children.items() if ref.kind == kind] == [child(live, kind)]
@@ -97,8 +97,8 @@ def test_a_value_beside_the_pods_that_only_a_newer_operator_knows_stops_nothing(
 def test_the_url_is_that_of_the_service_as_it_stays() -> None:
     before = running()
     observed = edit(before, service=STRANGE["service"])
-    observed.service["status"] = status(before, make(before))
-    assert observed.service["status"]["url"] == status(observed, make(observed))["url"] == "http://demo.default.svc/v1"
+    observed.resource["status"] = status(before, make(before))
+    assert observed.resource["status"]["url"] == status(observed, make(observed))["url"] == "http://demo.default.svc/v1"
 
 
 def test_what_has_never_run_with_such_a_value_is_refused() -> None:
@@ -120,7 +120,7 @@ def test_nobody_scales_by_a_rule_that_only_a_newer_operator_knows(change: dict[s
     assert Rules.read({"autoscaling": {"maxReplicas": 4}}) is not None
     assert Rules.read({"autoscaling": {"maxReplicas": 4, "ofTomorrow": 1}}) is not None
     observed = edit(running(autoscaling={"maxReplicas": 4}), autoscaling={"maxReplicas": 4, **change})
-    assert Rules.read(observed.service["spec"]) is None
+    assert Rules.read(observed.resource["spec"]) is None
     told = condition(observed, make(observed), "ScalingReady")
     assert (told["status"], told["reason"]) == ("Unknown", "UnknownValue")
     assert "spec.autoscaling" in told["message"]

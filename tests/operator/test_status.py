@@ -11,8 +11,8 @@ import pytest
 from tests.operator.recorded import NOW, STATES, deployment, load, owned, pod, reconcile, service
 from tools.status import Status
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref
-from unmask_operator.state.observed import Decision, Load, Observed
-from unmask_operator.state.plan import Plan, Problem
+from unmask_operator.plan.observed import Decision, Load, Observed
+from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 
@@ -104,15 +104,17 @@ def test_ready() -> None:
 def test_a_load_balancer_that_asks_for_no_key_is_told_of() -> None:
     keys = {"auth": {"apiKeySecretRef": {"name": "keys", "key": "keys"}}}
     for spec, protected in (({}, ("False", "NoAuth")), (keys, ("True", "KeyRequired"))):
-        found = _judge(reconcile("complete", pod("ready"), service=service(service={"type": "LoadBalancer"}, **spec)))
+        found = _judge(reconcile("complete", pod("ready"), resource=service(service={"type": "LoadBalancer"}, **spec)))
         assert _says(found["Protected"])[:2] == protected
         assert found["Ready"]["status"] == "True"
-    assert "Protected" not in _judge(reconcile("complete", pod("ready"), service=service(service={"type": "NodePort"})))
+    assert "Protected" not in _judge(
+        reconcile("complete", pod("ready"), resource=service(service={"type": "NodePort"}))
+    )
 
 
 def test_an_open_load_balancer_is_a_warning() -> None:
     before, after = (
-        status(*reconcile("complete", pod("ready"), service=service(service={"type": kind})))
+        status(*reconcile("complete", pod("ready"), resource=service(service={"type": kind})))
         for kind in ("ClusterIP", "LoadBalancer")
     )
     assert [(event.type, event.reason) for event in transitions(before, after)] == [("Warning", "NoAuth")]
@@ -120,7 +122,7 @@ def test_an_open_load_balancer_is_a_warning() -> None:
 
 def test_names_come_from_the_spec() -> None:
     spec = {"model": {"uri": "demo://", "name": "poet"}, "service": {"port": 8080}}
-    new = status(*reconcile("complete", pod("ready"), service=service(**spec)))
+    new = status(*reconcile("complete", pod("ready"), resource=service(**spec)))
     assert (new["modelName"], new["url"]) == ("poet", "http://demo.models.svc:8080/v1")
 
 
@@ -142,7 +144,9 @@ def test_conditions_keep_their_time_until_their_status_flips() -> None:
     first = status(*reconcile("created"))
     later = service()
     later["status"] = first
-    second = _conditions(status(*reconcile("progressing", pod("loading"), service=later, now=NOW + timedelta(hours=1))))
+    second = _conditions(
+        status(*reconcile("progressing", pod("loading"), resource=later, now=NOW + timedelta(hours=1)))
+    )
     assert second["ModelLoaded"]["reason"] == "Starting"
     assert second["ModelLoaded"]["lastTransitionTime"] == "2030-01-01T03:00:00Z"
     assert second["Scheduled"]["lastTransitionTime"] == "2030-01-01T04:00:00Z"
@@ -152,7 +156,7 @@ def test_conditions_keep_their_time_until_their_status_flips() -> None:
 def test_the_same_again_is_no_change(state: str) -> None:
     autoscaled = service(autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}})
     decision = Decision(1, "the load fits the replicas", True, NOW)
-    observed, plan = reconcile("progressing", pod(state), service=autoscaled, decision=decision)
+    observed, plan = reconcile("progressing", pod(state), resource=autoscaled, decision=decision)
     autoscaled["status"] = status(observed, plan)
     later = replace(observed, now=NOW + timedelta(hours=1), decision=None)  # another leader
     assert status(later, plan) == autoscaled["status"]
@@ -207,7 +211,7 @@ def test_scaling_up_does_not_undo_ready() -> None:
 @pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 3}}])
 def test_replicas_that_are_added_and_wait_for_a_node_leave_ready(spec: dict[str, Any]) -> None:
     decision = Decision(3, "scaled up", True) if spec else None
-    known = {"service": service(**spec), "decision": decision, "nodes": load("nodes")}
+    known = {"resource": service(**spec), "decision": decision, "nodes": load("nodes")}
     found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, **known))
     for condition in ("Scheduled", "RolloutComplete", "Available", "Ready"):
         assert found[condition]["status"] == "True"
@@ -226,7 +230,7 @@ def test_replicas_that_a_quota_refuses_leave_ready() -> None:
 
 
 def test_an_autoscaler_that_sees_nothing_is_told_before_replicas_that_wait() -> None:
-    known = {"service": service(autoscaling={"maxReplicas": 3}), "decision": Decision(3, "no metrics", False)}
+    known = {"resource": service(autoscaling={"maxReplicas": 3}), "decision": Decision(3, "no metrics", False)}
     found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, **known))
     assert found["ScalingReady"]["reason"] == "MetricsMissing"
 
@@ -299,7 +303,7 @@ def test_scaling_does_not_undo_ready_before_the_deployments_controller_looks(sta
     before = status(*reconcile(stage, pod("ready"), children=[_pin(1)]))
     assert before["currentRevision"] == "demo-r1"
     scaled = service(2, replicas=replicas) | {"status": before}
-    new = status(*_unseen(stage, replicas, service=scaled, children=[_pin(1)]))
+    new = status(*_unseen(stage, replicas, resource=scaled, children=[_pin(1)]))
     assert _conditions(new)["Ready"]["status"] == "True"
     assert transitions(before, new) == []
 
@@ -307,11 +311,11 @@ def test_scaling_does_not_undo_ready_before_the_deployments_controller_looks(sta
 def test_an_edit_undoes_ready_before_the_deployments_controller_looks() -> None:
     before = status(*reconcile("complete", pod("ready"), children=[_pin(1)]))
     edited = service(2) | {"status": before}
-    new = status(*_unseen("complete", service=edited, children=[_pin(1), _pin(2)]))
+    new = status(*_unseen("complete", resource=edited, children=[_pin(1), _pin(2)]))
     assert _says(_conditions(new)["Ready"])[:2] == ("False", "Progressing")
     assert new["currentRevision"] == "demo-r1"
     again = service(2) | {"status": new}
-    rolled_out = status(*reconcile("complete", pod("ready"), service=again, children=[_pin(1), _pin(2)]))
+    rolled_out = status(*reconcile("complete", pod("ready"), resource=again, children=[_pin(1), _pin(2)]))
     assert rolled_out["currentRevision"] == "demo-r2"
 
 
@@ -320,7 +324,7 @@ def test_an_edit_that_leaves_the_pods_as_they_are_does_not_undo_ready(stage: str
     """Of `rolloutStrategy`, say: the pin is another, its template and so its pods are not."""
     before = status(*reconcile(stage, pod("ready"), children=[_pin(1)]))
     edited = service(2) | {"status": before}
-    new = status(*_unseen(stage, service=edited, children=[_pin(1), _pin(2, template=1)]))
+    new = status(*_unseen(stage, resource=edited, children=[_pin(1), _pin(2, template=1)]))
     assert _conditions(new)["Ready"]["status"] == "True"
     assert transitions(before, new) == []
     assert new["currentRevision"] == "demo-r2"
@@ -330,7 +334,7 @@ def test_a_revision_that_is_refused_is_not_the_current_one() -> None:
     before = status(*reconcile("complete", pod("ready"), children=[_pin(1)]))
     refused = Plan(reconcile("complete")[1].children, 1, problems=(Problem("Accepted", "Refused", "no"),))
     edited = service(2) | {"status": before}
-    new = status(*reconcile("complete", pod("ready"), service=edited, children=[_pin(1), _pin(2)], plan=refused))
+    new = status(*reconcile("complete", pod("ready"), resource=edited, children=[_pin(1), _pin(2)], plan=refused))
     assert new["currentRevision"] == "demo-r1"
 
 
@@ -343,7 +347,7 @@ def test_an_evicted_pod_matters_only_until_its_successor_comes() -> None:
 
 
 def test_suspended() -> None:
-    found = _judge(reconcile("created", replicas=0, service=service(suspend=True)))
+    found = _judge(reconcile("created", replicas=0, resource=service(suspend=True)))
     assert list(found) == ["Accepted", "UpToDate", "Available", "Ready", "Stalled"]
     assert _says(found["Ready"])[:2] == ("False", "Suspended")
     assert _judge(reconcile("created", replicas=0))["Ready"]["reason"] == "NoReplicas"
@@ -351,11 +355,11 @@ def test_suspended() -> None:
 
 def test_a_spec_that_is_not_accepted_says_so_and_what_runs_goes_on() -> None:
     problem = Problem("Accepted", "InvalidSpec", "spec.engine.blockSize: must be at least 1")
-    found = _judge(reconcile("complete", pod("ready"), service=service(2, model=7), plan=Plan(problems=(problem,))))
+    found = _judge(reconcile("complete", pod("ready"), resource=service(2, model=7), plan=Plan(problems=(problem,))))
     assert _says(found["Ready"]) == ("False", "InvalidSpec", problem.message)
     assert found["Available"]["status"] == found["RolloutComplete"]["status"] == "True"
     assert {c["observedGeneration"] for c in found.values()} == {2}
-    new = status(Observed(service=service(), now=NOW), Plan(problems=(problem,)))
+    new = status(Observed(resource=service(), now=NOW), Plan(problems=(problem,)))
     assert [c["type"] for c in new["conditions"]] == ["Accepted", "Available", "Ready", "Stalled"]
     assert new["selector"] == "serving.unmask.dev/service=demo"
 
@@ -401,7 +405,7 @@ _SCALING: dict[str, Any] = {"minReplicas": 1, "maxReplicas": 3, "targets": {"run
     ],
 )
 def test_the_builtin_autoscaler(decision: Decision | None, says: tuple[str, str, str]) -> None:
-    known = reconcile("complete", pod("ready"), service=service(autoscaling=_SCALING), decision=decision)
+    known = reconcile("complete", pod("ready"), resource=service(autoscaling=_SCALING), decision=decision)
     assert _says(_judge(known)["ScalingReady"]) == says
     assert _judge(known)["Ready"]["status"] == "True"
     expected = {"desired": 2, "reason": decision.reason} if decision else None
@@ -418,7 +422,7 @@ def test_the_hpas_own_message() -> None:
 
     def of(found: list[Obj]) -> Obj:
         hpa = owned("autoscaling/v2", "HorizontalPodAutoscaler", "demo-engine", status={"conditions": found})
-        return _judge(reconcile("complete", pod("ready"), service=scaled, children=[hpa]))["ScalingReady"]
+        return _judge(reconcile("complete", pod("ready"), resource=scaled, children=[hpa]))["ScalingReady"]
 
     assert _says(of(conditions)) == ("False", "FailedGetPodsMetric", message)
     assert of([])["status"] == "Unknown"
@@ -433,6 +437,6 @@ def test_the_hpas_own_message() -> None:
 def test_what_argo_cd_looks_at_holds_while_a_service_scales(state: str) -> None:
     """docs/argo-cd.md: pods are added to a version that serves, and one has no node yet or loads."""
     scaled = service(replicas=2)
-    observed, plan = reconcile("complete", pod("ready"), pod(state, "second"), service=scaled, replicas=2)
+    observed, plan = reconcile("complete", pod("ready"), pod(state, "second"), resource=scaled, replicas=2)
     found = _judge((observed, plan))
     assert {found[kind]["status"] for kind in ("Accepted", "Available", "RolloutComplete")} == {"True"}

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from tests.operator.samples import make, observe, resource, running, template
 from tests.operator.structural import violations
 from tools.crd import schema
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import SERVICES
-from unmask_operator.client.store import Store
-from unmask_operator.controller.reconcile import Reconciler, Result, _event
+from unmask_operator.controller.reconciler import Reconciler, Result, _event
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import DLMS
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key, Obj, Ref
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.observed import Adapter, Decision, Load, Observed, PodEvent
+from unmask_operator.plan.plan import Problem
 from unmask_operator.settings import Settings
-from unmask_operator.state.observed import Adapter, Decision, Load, Observed, Told
-from unmask_operator.state.plan import Problem
 from unmask_operator.status import status
+from unmask_operator.status.condition import LONGEST_MESSAGE, false, true, unknown
 from unmask_operator.status.limits import EVENT_REASON_LENGTH, conform, minimal, valid_reason, valid_text
 from unmask_operator.status.transitions import Event, transitions
-from unmask_operator.status.verdict import LONGEST_MESSAGE, no, unknown, yes
 
 STATUS = schema()["properties"]["status"]
 CONDITION = STATUS["properties"]["conditions"]["items"]["properties"]
@@ -53,7 +53,7 @@ REASONS = {
 @pytest.mark.parametrize(("reason", "valid"), REASONS.items())
 def test_a_foreign_reason_becomes_a_valid_one_and_stands_in_the_message(reason: str, valid: str) -> None:
     assert valid_reason(reason) == valid
-    for made in (no(reason, "the pod failed"), unknown(reason, "the pod failed"), yes(reason, "the pod failed")):
+    for made in (false(reason, "the pod failed"), unknown(reason, "the pod failed"), true(reason, "the pod failed")):
         assert made.reason == valid
         assert made.message.startswith("the pod failed")
         assert valid == reason or " ".join(reason.split()) in made.message
@@ -69,7 +69,7 @@ def test_every_reason_is_valid_for_a_condition_and_an_event(reason: str) -> None
 
 @given(st.text(max_size=3000), st.text(max_size=3000))
 def test_a_message_with_the_original_reason_is_bounded(reason: str, message: str) -> None:
-    made = no(reason, message)
+    made = false(reason, message)
     assert len(made.message) <= LONGEST_MESSAGE
     made.message.encode()
 
@@ -146,7 +146,7 @@ SPECS = st.sampled_from(
 )
 
 
-POD_EVENT = st.builds(Told, NAMES, ANY, BOOLS)
+POD_EVENT = st.builds(PodEvent, NAMES, ANY, BOOLS)
 
 
 @st.composite
@@ -183,7 +183,7 @@ def worlds(draw: st.DrawFn) -> Observed:
         "loads": {uid: Load(draw(ANY), draw(st.floats(0, 100))) for uid in uids if draw(BOOLS)},
         "revisions": {uid: draw(ANY) for uid in uids if draw(BOOLS)},
         "adapters": {uid: {"a": draw(adapter)} for uid in uids if draw(BOOLS)},
-        "told": {uid: draw(st.lists(POD_EVENT, max_size=3)) for uid in uids if draw(BOOLS)},
+        "pod_events": {uid: draw(st.lists(POD_EVENT, max_size=3)) for uid in uids if draw(BOOLS)},
         "decision": draw(st.one_of(st.none(), st.builds(Decision, st.integers(0, 9), ANY, BOOLS))),
         "refusals": {Ref("v1", "Service", "demo"): draw(ANY)} if draw(BOOLS) else {},
         "failures": {Ref("v1", "Service", "demo"): draw(ANY)} if draw(BOOLS) else {},
@@ -292,11 +292,11 @@ class Operator:
     def __init__(self) -> None:
         service = resource(replicas=3)
         service["metadata"]["resourceVersion"] = "1"
-        self.store = Store()
-        self.store.put(SERVICES, service)
+        self.cache = Cache()
+        self.cache.put(DLMS, service)
         self.api = Api(service)
-        self.metrics = Metrics(self.store, lambda: 0)
-        self.reconciler = Reconciler(self.api, self.store, Settings(), self._observe, self.metrics)  # type: ignore[arg-type]
+        self.metrics = Metrics(self.cache, lambda: 0)
+        self.reconciler = Reconciler(self.api, self.cache, Settings(), self._observe, self.metrics)  # type: ignore[arg-type]
 
     async def _observe(self, service: Obj, children: Any, pods: Any) -> Observed:
         return Observed(service, datetime.now(UTC), children, pods)
@@ -350,13 +350,13 @@ def test_a_refusal_that_lasts_is_reported_once_and_ends() -> None:
     assert len(operator.api.patches) == 1, "the minimal status is written once"
     assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 1
     operator.api.refuses = lambda patch: False
-    operator.store.put(SERVICES, operator.api.service, answered=True)
+    operator.cache.put(DLMS, operator.api.service, answered=True)
     assert not operator.reconcile().refused
     assert "url" in operator.api.service["status"]
     operator.api.refuses = lambda patch: True
     stored = copy.deepcopy(operator.api.service)
     stored["metadata"] |= {"generation": 2, "resourceVersion": "99"}
-    operator.store.put(SERVICES, stored)
+    operator.cache.put(DLMS, stored)
     with pytest.raises(ApiError, match="Invalid value"):
         operator.reconcile()
     assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 2

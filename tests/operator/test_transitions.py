@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tests.operator.recorded import NOW, pod, reconcile, service
-from unmask_operator.state.observed import Decision, Load, Observed
-from unmask_operator.state.plan import Plan
+from unmask_operator.plan.observed import Decision, Load, Observed
+from unmask_operator.plan.plan import Plan
 from unmask_operator.status import status
 from unmask_operator.status.transitions import Event, transitions
 
@@ -56,8 +56,8 @@ def test_a_rollout_and_an_outage() -> None:
             reconcile("surging", pod("ready"), new),
             reconcile("complete", pod("ready", "new")),
             reconcile("progressing", pod("oom_killed")),
-            reconcile("complete", pod("ready"), replicas=0, service=service(suspend=True)),  # its pod drains
-            reconcile("progressing", replicas=0, service=service(suspend=True)),
+            reconcile("complete", pod("ready"), replicas=0, resource=service(suspend=True)),  # its pod drains
+            reconcile("progressing", replicas=0, resource=service(suspend=True)),
         )[1:]
         == [
             [("Normal", "RolloutStarted")],
@@ -79,7 +79,7 @@ def test_a_scaling_is_told_with_its_reason() -> None:
 
     def at(desired: int, reason: str, scaled_at: datetime | None = None) -> tuple[Observed, Plan]:
         decision = Decision(desired, reason, True, scaled_at)
-        return reconcile("complete", pod("ready"), service=scaled, decision=decision)
+        return reconcile("complete", pod("ready"), resource=scaled, decision=decision)
 
     minute_ago = NOW - timedelta(minutes=1)
     old, new = (

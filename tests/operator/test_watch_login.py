@@ -12,9 +12,9 @@ from aiohttp import web
 from e2e.cluster.pki import Authority
 from tests.operator.clients import ScriptedCredentials
 from tests.simulated_time import now, run_simulated
-from unmask_operator.client import watch_login
-from unmask_operator.client.credentials import LoginError
-from unmask_operator.client.watch_login import LONGEST_PAUSE_SECONDS, WatchLogin
+from unmask_operator.kube import watch_login
+from unmask_operator.kube.credentials import LoginError
+from unmask_operator.kube.watch_login import LONGEST_PAUSE_SECONDS, WatchLogin
 
 
 def logins(*tokens, server="http://127.0.0.1:1", clock=now):

@@ -13,11 +13,11 @@ from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
 from tests.server.harness import FAKE, serving
 from tests.wait import wait_until
-from unmask_operator.api.autoscaling import BESIDES, GAUGES
+from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES
 
 
 def test_what_the_operator_reads_is_bare_and_all_else_has_the_models_name() -> None:
-    assert {gauge for gauge, _ in (GAUGES | BESIDES).values()} == UNLABELLED
+    assert {gauge for gauge, _ in (GAUGES | EXTRA_GAUGES).values()} == UNLABELLED
     observed = Observed()
     metrics = Metrics('a "strange" name', observed)
     metrics.engine(0, EngineStats(step_seconds=[0.1]))

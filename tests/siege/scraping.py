@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import psutil
 
 from unmask_operator.autoscaler.scrape import scrape
-from unmask_operator.controller.progress import Progress
+from unmask_operator.controller.pod_progress import PodProgress
 from unmask_operator.objects import Key
 from unmask_operator.pod_http import TIMEOUT_SECONDS, PodSlots, pod_session
 
@@ -124,7 +124,7 @@ async def _read(kind: str, port: int, timeout: float) -> int:
             (Key("default", "service"), {"metadata": {"uid": str(number)}, "spec": {}, "status": status})
             for number in range(PODS)
         ]
-        progress = Progress(lambda: found, lambda _: None, lambda _: {}, port)
+        progress = PodProgress(lambda: found, lambda _: None, lambda _: {}, port)
         await progress.poll(session)
         return len(progress.loads)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.siege.scraping import PODS, Cost, answers, measure
 from tests.wait import TIMEOUT
-from unmask_operator.controller import progress
+from unmask_operator.controller import pod_progress as progress
 
 CHEAP = Cost("metrics of short rows", 1.0, 0.5, 0.05, 10.0, 0)
 

@@ -14,7 +14,7 @@ GAUGES = {
     "kvCacheUtilizationPercent": ("unmask_kv_usage_ratio", 100),
 }
 # What a pod tells besides, in our words: how many requests it runs at most, and seconds that its model took to load.
-BESIDES = {"room": ("unmask_requests_running_most", 1), "loaded": ("unmask_model_load_seconds", 1)}
+EXTRA_GAUGES = {"room": ("unmask_requests_running_most", 1), "loaded": ("unmask_model_load_seconds", 1)}
 DEFAULT_TARGETS = {"queuedRequestsPerReplica": 2}  # of a spec that names none
 
 _Replicas = Annotated[int, Field(ge=1, le=1000)]

@@ -16,9 +16,9 @@ class SpecError(ValueError):
         self.message = message  # what is wrong and the fix, completing "FIELD: ..."
 
 
-def field_path(root: str, place: Iterable[int | str]) -> str:
+def field_path(root: str, location: Iterable[int | str]) -> str:
     """A place below `root` as people write it: spec.imagePullSecrets[0].name."""
-    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
 
 
 def spec_errors(error: ValidationError, root: str) -> dict[str, SpecError]:

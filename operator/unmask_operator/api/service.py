@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from unmask_operator.api.errors import SpecError, field_path, spec_errors
 from unmask_operator.api.nulls import without_nulls
-from unmask_operator.api.spec import BESIDE_PINNED, BESIDE_PODS, SCALE, Spec
+from unmask_operator.api.spec import OUTSIDE_POD_TEMPLATE, READ_WHEN_PINNED, SCALE, Spec
 from unmask_operator.objects import Obj
 
 
@@ -48,8 +48,8 @@ def parse(obj: Mapping[str, Any], *, runs: bool = False, pods_are_pinned: bool =
     Args:
         runs: a value of a section beside the pods that this operator does not know is no mistake but another version's:
             what there is of that section can be left alone.
-        pods_are_pinned: it runs, and only the sections of BESIDE_PINNED have a say in what is rendered: what is wrong
-            in the others is no matter.
+        pods_are_pinned: it runs, and only the sections of READ_WHEN_PINNED have a say in what is rendered: what is
+            wrong in the others is no matter.
     """
     metadata: Obj = {"namespace": "default", "uid": "", **obj["metadata"]}
     asked: Any = obj.get("spec")
@@ -61,14 +61,14 @@ def parse(obj: Mapping[str, Any], *, runs: bool = False, pods_are_pinned: bool =
         unknown = [wrong["loc"] for wrong in error.errors(include_url=False) if wrong["type"] == "extra_forbidden"]
     unread: dict[str, SpecError] = {}
     if pods_are_pinned and isinstance(asked, Mapping):
-        asked = {"model": {"uri": "demo://"}, **{name: asked[name] for name in asked if name in BESIDE_PINNED}}
+        asked = {"model": {"uri": "demo://"}, **{name: asked[name] for name in asked if name in READ_WHEN_PINNED}}
     try:
         spec = Spec.model_validate(asked, extra="ignore")
     except ValidationError as error:
         unread = spec_errors(error, "spec")
-        other = BESIDE_PINNED if pods_are_pinned else BESIDE_PODS if runs else frozenset()
+        other = READ_WHEN_PINNED if pods_are_pinned else OUTSIDE_POD_TEMPLATE if runs else frozenset()
         if unread.keys() - (other - SCALE):
             raise next(iter(unread.values())) from None
         read = {name: value for name, value in asked.items() if name not in unread}
         spec = Spec.model_validate(read, extra="ignore")
-    return DiffusionLMService(metadata, spec, tuple(field_path("spec", place) for place in unknown), unread)
+    return DiffusionLMService(metadata, spec, tuple(field_path("spec", location) for location in unknown), unread)

@@ -33,9 +33,9 @@ CHILD_OF = {
 }
 SCALE = frozenset({"replicas", "suspend"})  # what others than the spec's author write
 # What no pod is made of, these of the Deployment included; all else of a spec is pinned with the pods.
-BESIDE_PODS = SCALE | CHILD_OF.keys() | {"rolloutStrategy"}
+OUTSIDE_POD_TEMPLATE = SCALE | CHILD_OF.keys() | {"rolloutStrategy"}
 # What is read where the pods stay as they are: also the list of adapters, and the metadata of all children.
-BESIDE_PINNED = BESIDE_PODS | {"lora", "commonLabels", "commonAnnotations"}
+READ_WHEN_PINNED = OUTSIDE_POD_TEMPLATE | {"lora", "commonLabels", "commonAnnotations"}
 DRAIN_DELAY = 10
 
 

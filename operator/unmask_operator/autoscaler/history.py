@@ -14,7 +14,7 @@ Reading = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class View:
+class Sample:
     """One look at a service. Pods are named; `readings` and `failures` have those that are Ready, and not going."""
 
     time: datetime
@@ -38,7 +38,7 @@ class Recommendation:
 class History:
     since: datetime | None = None  # begin of the unbroken record
     seen: datetime | None = None  # when every Ready pod was last read (or the record's begin)
-    blank: bool = True  # no look since the record's begin has read every Ready pod
+    warming_up: bool = True  # no look since the record's begin has read every Ready pod
     recommendations: tuple[Recommendation, ...] = ()
     changes: tuple[tuple[datetime, int], ...] = ()  # (time, replicas added or removed) that were written
     # Seconds that pods took to load, as they showed when they were first seen Ready.
@@ -54,27 +54,29 @@ class History:
                 return self
         return History(since=now, seen=now, last_scale_time=self.last_scale_time)
 
-    def with_loads(self, view: View) -> History:
+    def with_loads(self, sample: Sample) -> History:
         """A pod that is Ready once more after a pause did not load for as long as its status then says."""
-        loads = {pod: self.loaded.get(pod, seconds) for pod, seconds in view.loads.items()}
-        ready = self.loaded.keys() | view.readings.keys() | view.failures.keys()
+        loads = {pod: self.loaded.get(pod, seconds) for pod, seconds in sample.loads.items()}
+        ready = self.loaded.keys() | sample.readings.keys() | sample.failures.keys()
         loaded = {pod: seconds for pod, seconds in loads.items() if pod in ready}
         return replace(self, loaded=loaded, longest_load=max(loads.values(), default=0.0))
 
     def with_recommendation(self, entry: Recommendation, keep_seconds: float) -> History:
-        kept = tuple(r for r in self.recommendations if _age(r.time, entry.time) < keep_seconds)
+        recent = tuple(r for r in self.recommendations if _age(r.time, entry.time) < keep_seconds)
         seen = entry.time if entry.complete else self.seen
-        return replace(self, recommendations=(*kept, entry), seen=seen, blank=self.blank and not entry.complete)
+        return replace(
+            self, recommendations=(*recent, entry), seen=seen, warming_up=self.warming_up and not entry.complete
+        )
 
     def scaled(self, now: datetime, change: int, keep_seconds: float = 1800) -> History:
         """After a write. autoscaling/v2 allows periods of at most 1800 s, so nothing older matters."""
-        kept = tuple(c for c in self.changes if _age(c[0], now) < keep_seconds)
-        return replace(self, changes=(*kept, (now, change)), last_scale_time=now)
+        recent = tuple(c for c in self.changes if _age(c[0], now) < keep_seconds)
+        return replace(self, changes=(*recent, (now, change)), last_scale_time=now)
 
     def covers(self, now: datetime, seconds: float) -> bool:
         return self.since is not None and _age(self.since, now) >= seconds
 
-    def blind(self, now: datetime) -> bool:
+    def is_stale(self, now: datetime) -> bool:
         """Some Ready pod has given no metrics for longer than patience lasts."""
         return self.seen is not None and _age(self.seen, now) > PATIENCE_SECONDS
 

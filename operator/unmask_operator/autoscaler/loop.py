@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from unmask_operator.autoscaler.decide import decide
-from unmask_operator.autoscaler.history import History, Reading, View
+from unmask_operator.autoscaler.history import History, Reading, Sample
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.objects import Key, Obj
-from unmask_operator.state.observed import Decision
-from unmask_operator.status.facts import section
-from unmask_operator.status.pods import is_live, is_ready, load_seconds, name
+from unmask_operator.plan.observed import Decision
+from unmask_operator.status.pods.pod_status import is_live, is_ready, load_seconds, name
+from unmask_operator.status.status_input import section
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ Scrape = Callable[[Mapping[str, str], Collection[str]], Awaitable[tuple[dict[str
 class Autoscaler:
     """Decides for every service of provider Builtin at its polling interval."""
 
-    services: Callable[[], Iterable[tuple[Key, Obj]]]  # every resource as last seen
-    service: Callable[[Key], Obj | None]  # one of them
+    resources: Callable[[], Iterable[tuple[Key, Obj]]]  # every resource as last seen
+    resource: Callable[[Key], Obj | None]  # one of them
     pods: Callable[[Key], Sequence[Obj]]  # those of a resource, in any phase
     # Writes `spec.replicas` through the scale subresource. Any exception means that it was not written.
     scale: Callable[[Key, int], Awaitable[None]]
@@ -67,11 +67,11 @@ class Autoscaler:
             Seconds until the next service is due, at most `LONGEST_SLEEP`.
         """
         rules = {}
-        services = {}
-        for key, service in self.services():
-            found = Rules.read(section(service, "spec"))
-            if found is not None and not service["metadata"].get("deletionTimestamp"):
-                rules[key], services[key] = found, service
+        resources = {}
+        for key, resource in self.resources():
+            found = Rules.read(section(resource, "spec"))
+            if found is not None and not resource["metadata"].get("deletionTimestamp"):
+                rules[key], resources[key] = found, resource
         for gone in set(self._histories) - set(rules):
             for memory in (self._histories, self._decisions, self._due):
                 memory.pop(gone, None)
@@ -79,7 +79,7 @@ class Autoscaler:
         for key in rules:
             if key not in self._tasks and self._due.get(key, start) <= start:
                 self._due[key] = start + timedelta(seconds=rules[key].polling)
-                task = asyncio.create_task(self._look(key, services[key], rules[key]))
+                task = asyncio.create_task(self._look(key, resources[key], rules[key]))
                 self._tasks[key] = task
                 task.add_done_callback(functools.partial(self._ended, key))
         if self._tasks:
@@ -93,31 +93,31 @@ class Autoscaler:
         if not task.cancelled() and (error := task.exception()):  # one service's failure must not end the others'
             log.error("%s: autoscaling failed", key, exc_info=error)
 
-    async def _look(self, key: Key, service: Obj, rules: Rules) -> None:
+    async def _look(self, key: Key, resource: Obj, rules: Rules) -> None:
         pods = [pod for pod in self.pods(key) if is_live(pod)]
         readings, failures = await self.scrape(ready_addresses(pods), rules.targets)
-        fresh = self.service(key)
+        fresh = self.resource(key)
         fresh_rules = None if fresh is None else Rules.read(section(fresh, "spec"))
-        if fresh is None or fresh_rules is None or fresh["metadata"].get("uid") != service["metadata"].get("uid"):
+        if fresh is None or fresh_rules is None or fresh["metadata"].get("uid") != resource["metadata"].get("uid"):
             return  # it was deleted, replaced or is no longer scaled here since the pods were requested
-        service, rules = fresh, fresh_rules
+        resource, rules = fresh, fresh_rules
         now = self.now()
         loads = {name(pod): load_seconds(pod, now, readings.get(name(pod), {}).get("loaded", 0.0)) for pod in pods}
-        view = View(now, service["spec"].get("replicas", 1), readings, failures, loads)
-        decision, history = decide(rules, view, self._histories.get(key, History()))
-        if decision.desired != view.replicas:
+        sample = Sample(now, resource["spec"].get("replicas", 1), readings, failures, loads)
+        decision, history = decide(rules, sample, self._histories.get(key, History()))
+        if decision.desired != sample.replicas:
             try:
                 await self.scale(key, decision.desired)
             except Exception as error:  # whatever a client may raise; the next look tries again
-                log.warning("%s: replicas %d -> %d not written: %s", key, view.replicas, decision.desired, error)
+                log.warning("%s: replicas %d -> %d not written: %s", key, sample.replicas, decision.desired, error)
                 reason = f"spec.replicas could not be written: {error}"
                 decision = replace(decision, reason=reason, healthy=False)
             else:
-                log.info("%s: replicas %d -> %d: %s", key, view.replicas, decision.desired, decision.reason)
-                history = history.scaled(view.time, decision.desired - view.replicas)
+                log.info("%s: replicas %d -> %d: %s", key, sample.replicas, decision.desired, decision.reason)
+                history = history.scaled(sample.time, decision.desired - sample.replicas)
                 decision = replace(decision, last_scale_time=history.last_scale_time)
         self._histories[key] = history
-        if history.blank and decision.healthy and decision.desired == view.replicas:
+        if history.warming_up and decision.healthy and decision.desired == sample.replicas:
             return  # nothing was read yet: what the last leader said of it stands until patience is over
         if self._decisions.get(key) != decision:
             self._decisions[key] = decision

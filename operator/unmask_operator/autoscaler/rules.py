@@ -31,13 +31,13 @@ class Direction:
     select: str = "Max"  # the policy that lets most change; Min, or Disabled (never this way)
 
     @classmethod
-    def read(cls, given: ScalingRules | None, default: Self) -> Self:
-        if given is None:
+    def read(cls, scaling_rules: ScalingRules | None, default: Self) -> Self:
+        if scaling_rules is None:
             return default
-        policies = tuple(Policy(p.type, p.value, p.period_seconds) for p in given.policies or ())
-        window = given.stabilization_window_seconds
+        policies = tuple(Policy(p.type, p.value, p.period_seconds) for p in scaling_rules.policies or ())
+        window = scaling_rules.stabilization_window_seconds
         window = default.window if window is None else window
-        return cls(window, policies or default.policies, given.select_policy or default.select)
+        return cls(window, policies or default.policies, scaling_rules.select_policy or default.select)
 
 
 UP = Direction(0, (Policy("Pods", 4, 15), Policy("Percent", 100, 15)))

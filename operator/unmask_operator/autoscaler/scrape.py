@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 import aiohttp
 
-from unmask_operator.api.autoscaling import BESIDES, GAUGES
+from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.pod_http import TIMEOUT_SECONDS, PodRequestError, PodSlots, get_text
-from unmask_operator.render.names import PORT
+from unmask_operator.render.labels import PORT
 
 LONGEST_VALUE = 64  # characters of a gauge's value
 
@@ -33,7 +33,7 @@ def parse(text: str, targets: Collection[str]) -> Reading:
     """
     text = "\n" + text
     reading = {}
-    for target, (gauge, unit) in {**GAUGES, **BESIDES}.items():
+    for target, (gauge, unit) in {**GAUGES, **EXTRA_GAUGES}.items():
         try:
             reading[target] = _load(gauge, text) * unit
         except ScrapeError:

@@ -3,13 +3,13 @@
 import logging
 from dataclasses import replace
 
-from unmask_operator.client.client import MERGE, Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import kind_of
-from unmask_operator.client.store import Store
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.client import MERGE, Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import kind_of
 from unmask_operator.objects import FIELD_MANAGER, Key, Obj, Ref
-from unmask_operator.state.adoption import orphans, owner_reference
-from unmask_operator.state.observed import Observed
+from unmask_operator.plan.adoption import orphans, owner_reference
+from unmask_operator.plan.observed import Observed
 from unmask_operator.status.transitions import Event
 
 ADOPTED = "Adopted"  # an Event's reason
@@ -17,7 +17,7 @@ ADOPTED = "Adopted"  # an Event's reason
 log = logging.getLogger(__name__)
 
 
-async def adopt(client: Client, store: Store, observed: Observed) -> tuple[Observed, list[Ref]]:
+async def adopt(client: Client, cache: Cache, observed: Observed) -> tuple[Observed, list[Ref]]:
     """Adopts what the resource's annotation asks for.
 
     Returns:
@@ -27,7 +27,7 @@ async def adopt(client: Client, store: Store, observed: Observed) -> tuple[Obser
     Raises:
         ApiError: the API server as a whole does not answer.
     """
-    meta = observed.service["metadata"]
+    meta = observed.resource["metadata"]
     adopted: dict[Ref, Obj] = {}
     failed: dict[Ref, str] = {}
     for child in orphans(observed):
@@ -42,7 +42,7 @@ async def adopt(client: Client, store: Store, observed: Observed) -> tuple[Obser
             if not (error.not_found or error.conflict):
                 failed[ref] = error.message
             continue
-        store.put(kind_of(ref.api_version, ref.kind), adopted[ref])
+        cache.put(kind_of(ref.api_version, ref.kind), adopted[ref])
     observed = replace(observed, children={**observed.children, **adopted}, not_adopted=failed)
     return observed, list(adopted)
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Set
 
-from unmask_operator.client.kinds import PODS, SERVICES, ApiKind
-from unmask_operator.client.store import Store
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.kinds import DLMS, PODS, ApiKind
 from unmask_operator.objects import Key, Obj
-from unmask_operator.status.pods import is_ready
+from unmask_operator.status.pods.pod_status import is_ready
 
 # Children and pods change in bursts: one reconcile, and one status write, per burst. The pause is shorter where the
 # burst ends with a Ready pod, which users wait for.
-SETTLE_SECONDS = 1.0
-SETTLE_READY_SECONDS = 0.25
+DEBOUNCE_SECONDS = 1.0
+DEBOUNCE_READY_SECONDS = 0.25
 
 
 class EventHandler:
@@ -21,8 +21,8 @@ class EventHandler:
         enqueue: Called with a resource's key and the seconds until its reconcile.
     """
 
-    def __init__(self, store: Store, enqueue: Callable[[Key, float], None]) -> None:
-        self._store = store
+    def __init__(self, cache: Cache, enqueue: Callable[[Key, float], None]) -> None:
+        self._cache = cache
         self._enqueue = enqueue
 
     def on_event(self, kind: ApiKind, change: str | None, obj: Obj) -> None:
@@ -34,11 +34,11 @@ class EventHandler:
             obj: The object.
         """
         if change == "DELETED":
-            key = self._store.delete(kind, obj)
+            key = self._cache.delete(kind, obj)
         else:
-            key = self._store.put(kind, obj, answered=change is None)
+            key = self._cache.put(kind, obj, answered=change is None)
         if key is not None:
-            self._enqueue(key, settle_seconds(kind, obj))
+            self._enqueue(key, debounce_seconds(kind, obj))
 
     def on_list(self, kind: ApiKind, namespace: str | None, found: Set[tuple[Key, str]], version: int) -> None:
         """Removes what a complete list did not contain.
@@ -49,17 +49,17 @@ class EventHandler:
             found: Names and uids of the list's objects.
             version: The list's resource version.
         """
-        for key in self._store.retain(kind, namespace, found, version):
+        for key in self._cache.replace(kind, namespace, found, version):
             self._enqueue(key, 0.0)
 
     def enqueue_all(self) -> None:
         """Enqueues every resource."""
-        for key, _ in self._store.services():
+        for key, _ in self._cache.resources():
             self._enqueue(key, 0.0)
 
 
-def settle_seconds(kind: ApiKind, obj: Obj) -> float:
+def debounce_seconds(kind: ApiKind, obj: Obj) -> float:
     """The debounce pause after a change of an object, in seconds: none for a resource itself."""
-    if kind is SERVICES:
+    if kind is DLMS:
         return 0.0
-    return SETTLE_READY_SECONDS if kind is PODS and is_ready(obj) else SETTLE_SECONDS
+    return DEBOUNCE_READY_SECONDS if kind is PODS and is_ready(obj) else DEBOUNCE_SECONDS

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unmask_operator.objects import FIELD_MANAGER, GROUP, Key, Obj, Ref, digest
-from unmask_operator.state.drift import FieldPath, ListKey, differences, field_name
-from unmask_operator.state.observed import FieldConflict
+from unmask_operator.plan.drift import FieldPath, ListKey, differences, field_name
+from unmask_operator.plan.observed import FieldConflict
 
 APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from unmask_operator.client.client import Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import NODES
-from unmask_operator.client.store import owner_key
+from unmask_operator.kube.cache import owner_key
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import NODES
 from unmask_operator.objects import Key, Obj
-from unmask_operator.state.plan import NODES_SECONDS
-from unmask_operator.status.pods import condition
+from unmask_operator.plan.plan import NODES_SECONDS
+from unmask_operator.status.pods.pod_status import condition
 
 _TAINT = ("key", "value", "effect")
 PAGE = 25  # nodes in memory at a time, each of which may have 20 kB and more
@@ -27,12 +27,12 @@ class Nodes:
 
     client: Client
     granted: bool  # the operator may read nodes
-    again: Callable[[Key, float], None]  # told which resource to look at again, and when, after a list that failed
+    requeue: Callable[[Key, float], None]  # told which resource to look at again, and when, after a list that failed
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._nodes: Sequence[Obj] | None = None
-        self._asked = float("-inf")
+        self._requested_at = float("-inf")
         self._listing = asyncio.Lock()  # one list serves all workers
 
     async def needed(self, pods: Sequence[Obj]) -> Sequence[Obj] | None:
@@ -42,14 +42,14 @@ class Nodes:
         if not (self.granted and homeless):
             return None
         async with self._listing:
-            if self.clock() - self._asked > NODES_SECONDS:
-                self._asked = self.clock()
+            if self.clock() - self._requested_at > NODES_SECONDS:
+                self._requested_at = self.clock()
                 try:
-                    self._nodes, _ = await self.client.list(NODES, keep=slim, page=PAGE)
+                    self._nodes, _ = await self.client.list(NODES, transform=slim, page=PAGE)
                 except ApiError as error:
                     log.warning("cannot list nodes: %s", error)
         if self._nodes is None and (key := owner_key(homeless[0])):
-            self.again(key, NODES_SECONDS)
+            self.requeue(key, NODES_SECONDS)
         return self._nodes
 
 

@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from unmask_operator.client.client import Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import EVENTS
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import EVENTS
 from unmask_operator.objects import Key, Obj
-from unmask_operator.state.observed import Told
-from unmask_operator.status.told import is_silent
+from unmask_operator.plan.observed import PodEvent
+from unmask_operator.status.pods.event_messages import is_silent
 
 AGAIN_SECONDS = 30.0  # between the first two looks at one pod; each pause is twice the one before
 LONGEST_SECONDS = 240.0  # of those pauses: pulling a large image keeps many pods silent for long
 
-HEEDED = ("kubelet", "attachdetach-controller")  # who prepare and end pods; others' Events explain nothing here
+REPORTERS = ("kubelet", "attachdetach-controller")  # who prepare and end pods; others' Events explain nothing here
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class PodEvents:
-    """What was last told. `told` is by pod uid and holds only pods that are silent still."""
+    """What was last told. `events` is by pod uid and holds only pods that are silent still."""
 
     client: Client
     pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all there are, each with its resource's key
@@ -31,41 +31,41 @@ class PodEvents:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._asked: dict[str, tuple[float, float]] = {}  # when, and how long until the next look
-        self.told: Mapping[str, Sequence[Told]] = {}
+        self._requested: dict[str, tuple[float, float]] = {}  # when, and how long until the next look
+        self.events: Mapping[str, Sequence[PodEvent]] = {}
 
     async def poll(self) -> None:
         """Ask about the silent pods that are due. While none is silent the API server is asked nothing."""
         now = datetime.now(UTC)
         silent = {pod["metadata"]["uid"]: key for key, pod in self.pods() if is_silent(pod, now)}
-        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in silent}
-        self.told = {uid: told for uid, told in self.told.items() if uid in silent}
+        self._requested = {uid: requested for uid, requested in self._requested.items() if uid in silent}
+        self.events = {uid: found for uid, found in self.events.items() if uid in silent}
         for uid, key in silent.items():
-            asked, pause = self._asked.get(uid, (float("-inf"), AGAIN_SECONDS / 2))
-            if self.clock() - asked < pause:
+            requested, pause = self._requested.get(uid, (float("-inf"), AGAIN_SECONDS / 2))
+            if self.clock() - requested < pause:
                 continue
-            self._asked[uid] = self.clock(), min(2 * pause, LONGEST_SECONDS)
+            self._requested[uid] = self.clock(), min(2 * pause, LONGEST_SECONDS)
             try:
                 events, _ = await self.client.list(EVENTS, key.namespace, fields=f"regarding.uid={uid}")
             except ApiError as error:
                 log.warning("Events of a pod cannot be read: %s", error)
                 continue
-            if (told := in_order(events)) != self.told.get(uid, ()):
-                self.told = {**self.told, uid: told}
+            if (found := in_order(events)) != self.events.get(uid, ()):
+                self.events = {**self.events, uid: found}
                 self.changed(key)
 
 
-def in_order(events: Iterable[Obj]) -> tuple[Told, ...]:
+def in_order(events: Iterable[Obj]) -> tuple[PodEvent, ...]:
     """Those of the node and its volumes, oldest first, by when each was last seen."""
     return tuple(
-        Told(
+        PodEvent(
             str(event.get("reason") or ""),
             str(event.get("note") or ""),
             event.get("type") == "Warning",
             _container(event),
         )
         for event in sorted(events, key=_last_seen)
-        if _reporter(event) in HEEDED
+        if _reporter(event) in REPORTERS
     )
 
 

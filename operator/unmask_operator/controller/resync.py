@@ -10,19 +10,19 @@ import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
-from unmask_operator.client.client import Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import CACHED, OPTIONAL, PODS, REVISIONS, SERVICES, ApiKind, kind_of
-from unmask_operator.client.store import Store
 from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import CACHED, DLMS, OPTIONAL, PODS, REVISIONS, ApiKind, kind_of
+from unmask_operator.metrics import Metrics
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj
-from unmask_operator.process.metrics import Metrics
+from unmask_operator.plan.plan import MISSING_CRD
 from unmask_operator.settings import Settings
-from unmask_operator.state.plan import MISSING_CRD
 
 # The cache counts as synced once these were listed. A child of another kind that is missing from the cache is met by
 # its create; pods would be created without their pin.
-NEEDED = {SERVICES, PODS, REVISIONS, kind_of("apps/v1", "Deployment")}
+NEEDED = {DLMS, PODS, REVISIONS, kind_of("apps/v1", "Deployment")}
 LISTS_AT_ONCE = 2  # each holds a page in memory
 PERIOD_SECONDS = 600.0  # between two lists of a kind
 AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to the next list here
@@ -53,16 +53,16 @@ class Resync:
     """Lists all kinds: before anything is written, after each list by kopf, after failures, and every 10 minutes."""
 
     def __init__(
-        self, client: Client, store: Store, events: EventHandler, settings: Settings, metrics: Metrics
+        self, client: Client, cache: Cache, events: EventHandler, settings: Settings, metrics: Metrics
     ) -> None:
         self._client = client
-        self._store = store
+        self._cache = cache
         self._events = events
         self._metrics = metrics
         self._slots = asyncio.Semaphore(LISTS_AT_ONCE)
         self.synced = asyncio.Event()  # every kind was tried and those of NEEDED were listed
         self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that are served (ApiKind.api)
-        selectors = {SERVICES: ",".join(settings.watch_selector)}
+        selectors = {DLMS: ",".join(settings.watch_selector)}
         self._sources = {
             kind.path(namespace): Source(kind, namespace, selectors.get(kind, SERVICE_LABEL))
             for kind in CACHED
@@ -97,8 +97,8 @@ class Resync:
         if source.kind not in OPTIONAL:
             return PERIOD_SECONDS
         if source.kind.api in self.apis:
-            return OPTIONAL_SECONDS if self._store.holds(source.kind) else PERIOD_SECONDS
-        return DISCOVERY_SECONDS if any(lacks_crd(one) for _, one in self._store.services()) else PERIOD_SECONDS
+            return OPTIONAL_SECONDS if self._cache.holds(source.kind) else PERIOD_SECONDS
+        return DISCOVERY_SECONDS if any(lacks_crd(one) for _, one in self._cache.resources()) else PERIOD_SECONDS
 
     async def _list(self, source: Source) -> None:
         def apply(item: Obj) -> Obj:
@@ -107,7 +107,9 @@ class Resync:
 
         try:
             async with self._slots:
-                listed, version = await self._client.list(source.kind, source.namespace, source.selector, keep=apply)
+                listed, version = await self._client.list(
+                    source.kind, source.namespace, source.selector, transform=apply
+                )
         except ApiError as error:
             self._failed(source, error)
         else:
@@ -139,7 +141,7 @@ class Resync:
             self._events.enqueue_all()
 
 
-def lacks_crd(service: Obj) -> bool:
+def lacks_crd(resource: Obj) -> bool:
     """Whether a resource's status reports a missing CustomResourceDefinition."""
-    conditions = (service.get("status") or {}).get("conditions") or ()
+    conditions = (resource.get("status") or {}).get("conditions") or ()
     return any(c["reason"] == MISSING_CRD for c in conditions)

@@ -4,29 +4,31 @@ from collections.abc import Mapping
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render import adapters, beside
+from unmask_operator.render import adapters, children
 from unmask_operator.render.model_revision import config_map
-from unmask_operator.render.revision import Pin, revision
+from unmask_operator.render.revision import Revision, controller_revision
 from unmask_operator.render.workload import deployment
 from unmask_operator.settings import Settings
 
 
-def render(service: DiffusionLMService, settings: Settings, pin: Pin, commits: Mapping[str, str]) -> list[Obj]:
+def render(
+    resource: DiffusionLMService, settings: Settings, revision: Revision, commits: Mapping[str, str]
+) -> list[Obj]:
     """The children that the spec asks for, in the order of their creation: what pods need comes before them.
 
-    Pods are made from `pin`; the ControllerRevision that keeps it is created before the workload that follows it.
+    Pods are made from `revision`; the ControllerRevision that keeps it is created before the workload that follows it.
     `commits` is what hub models were resolved to, by key.
     """
-    wanted = [
-        beside.serviceaccount(service),
-        revision(service, pin),
-        config_map(service, commits),
-        adapters.config_map(service),
-        beside.networkpolicy(service, settings),
-        beside.service(service),
-        deployment(service, pin.form.template),
-        beside.pdb(service),
-        beside.hpa(service),
-        beside.podmonitor(service),
+    rendered = [
+        children.serviceaccount(resource),
+        controller_revision(resource, revision),
+        config_map(resource, commits),
+        adapters.config_map(resource),
+        children.networkpolicy(resource, settings),
+        children.service(resource),
+        deployment(resource, revision.rendered_pod.template),
+        children.pdb(resource),
+        children.hpa(resource),
+        children.podmonitor(resource),
     ]
-    return [child for child in wanted if child]
+    return [child for child in rendered if child]

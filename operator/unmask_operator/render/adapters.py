@@ -9,8 +9,8 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService, Spec
 from unmask_operator.objects import Obj, Ref
-from unmask_operator.render import sources
-from unmask_operator.render.names import adapters_config, child
+from unmask_operator.render import model_source
+from unmask_operator.render.labels import adapters_config, child
 
 VOLUME = "adapters"
 MOUNT = "/etc/unmask/adapters"
@@ -27,18 +27,18 @@ def arguments(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "spec.lora", f"--lora-config={MOUNT}"
     for merged in spec.lora.adapters if spec.lora and spec.lora.pre_merge else ():
         yield "spec.lora.adapters[0].name", f"--served-model-name={merged.name}"  # besides the model's own
-        yield "spec.lora.adapters[0].uri", f"--lora-path={sources.adapter(merged)}"
+        yield "spec.lora.adapters[0].uri", f"--lora-path={model_source.adapter(merged)}"
         yield "spec.lora.adapters[0]", "--use-lora=true"
         yield "spec.lora.preMerge", "--pre-merge-lora=true"
 
 
-def config_map(service: DiffusionLMService) -> Obj | None:
+def config_map(resource: DiffusionLMService) -> Obj | None:
     """The list: where each adapter is, by its name."""
-    spec = service.spec
+    spec = resource.spec
     if not spec.lora or not are_followed(spec):
         return None
-    data = {one.name: sources.adapter(one) for one in spec.lora.adapters}
-    return child(service, "v1", "ConfigMap", adapters_config(service.name), data=data)
+    data = {one.name: model_source.adapter(one) for one in spec.lora.adapters}
+    return child(resource, "v1", "ConfigMap", adapters_config(resource.name), data=data)
 
 
 def listed(children: Mapping[Ref, Obj], name: str) -> dict[str, str]:

@@ -13,8 +13,8 @@ from runtime.errors import ConfigError
 from unmask_operator.api import DiffusionLMService, SpecError
 from unmask_operator.api.engine import RESERVED
 from unmask_operator.api.flags import flag_argument, flag_of
-from unmask_operator.render import adapters, sources
-from unmask_operator.render.names import KEYS_FILE, KEYS_MOUNT
+from unmask_operator.render import adapters, model_source
+from unmask_operator.render.labels import KEYS_FILE, KEYS_MOUNT
 from unmask_operator.settings import Settings
 
 _EXTRA = "spec.engine.extraArgs"
@@ -24,29 +24,29 @@ _FREE = {*_FLAG_NAMES.values()} - {*RESERVED}
 _OVERRIDABLE = {"device", "log-format"}  # a pretend GPU runs on CPU; logs are the reader's taste
 
 
-def engine_arguments(service: DiffusionLMService, settings: Settings) -> list[str]:
+def engine_arguments(resource: DiffusionLMService, settings: Settings) -> list[str]:
     """The arguments of ``python -m runtime.server``, the spec's fields first and extraArgs last.
 
     SpecError where an extra argument repeats a flag that the spec sets elsewhere, or where the runtime's own parser
     refuses the whole line; the latter is only asked for an image of the operator's own version, whose flags it knows.
     """
-    written = dict(_written(service))
-    extra = service.spec.engine.extra_args
+    written = dict(_written(resource))
+    extra = resource.spec.engine.extra_args
     _refuse_reserved(extra)
     _refuse_repetitions(extra, written)
-    image = service.spec.image or settings.runtime_image
+    image = resource.spec.image or settings.runtime_image
     if extra and dataclasses.replace(settings, runtime_image=image).runtime_is_own_version:
         here = (argument for field, argument in written.items() if field != _AUTH)  # the keys' file is in the pod alone
         _ask_the_runtime([*here, *extra])
     return [*written.values(), *extra]
 
 
-def _written(service: DiffusionLMService) -> Iterator[tuple[str, str]]:
+def _written(resource: DiffusionLMService) -> Iterator[tuple[str, str]]:
     """The field of the spec, or the flag where it follows from several, and its argument."""
-    spec = service.spec
-    if path := sources.model(spec):
+    spec = resource.spec
+    if path := model_source.model(spec):
         yield "spec.model.uri", f"--model={path}"
-    yield "spec.model.name", f"--served-model-name={service.model_name}"
+    yield "spec.model.name", f"--served-model-name={resource.model_name}"
     if spec.model.family:
         yield "spec.model.family", f"--model-name={spec.model.family}"
     yield "spec.gpu", f"--device={'cuda' if spec.gpu else 'cpu'}"
@@ -97,9 +97,9 @@ def _refuse_reserved(extra: list[str]) -> None:
         spelling = name.removeprefix("--").replace("_", "-")
         if not spelling or not name.startswith("--") or spelling in _FREE:
             continue
-        if whole := next((flag for flag in RESERVED if flag.startswith(spelling)), None):
-            said = "is" if whole == spelling else f"abbreviates --{whole}, which is"
-            raise SpecError(_EXTRA, f"{name} {said} the operator's own; remove it")
+        if reserved := next((flag for flag in RESERVED if flag.startswith(spelling)), None):
+            verb = "is" if reserved == spelling else f"abbreviates --{reserved}, which is"
+            raise SpecError(_EXTRA, f"{name} {verb} the operator's own; remove it")
 
 
 def _ask_the_runtime(arguments: list[str]) -> None:

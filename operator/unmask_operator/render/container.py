@@ -3,10 +3,10 @@
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
 from unmask_operator.objects import Obj
-from unmask_operator.render import adapters, sources, trust
+from unmask_operator.render import adapters, ca_bundle, model_source
 from unmask_operator.render.arguments import engine_arguments
+from unmask_operator.render.labels import KEYS_MOUNT, MAIN, PORT, PORT_NAME
 from unmask_operator.render.model_revision import variable
-from unmask_operator.render.names import KEYS_MOUNT, MAIN, PORT, PORT_NAME
 from unmask_operator.settings import Settings
 
 _COMPILE_CACHE = "/var/cache/unmask"
@@ -14,16 +14,16 @@ _MODEL_CACHE = "/var/cache/models"
 _DISK = "ephemeral-storage"
 
 
-def main(service: DiffusionLMService, settings: Settings, image: str, restarted_at: str) -> Obj:
-    spec = service.spec
+def main(resource: DiffusionLMService, settings: Settings, image: str, restarted_at: str) -> Obj:
+    spec = resource.spec
     return {
         "name": MAIN,
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
-        "args": engine_arguments(service, settings),
-        "env": [*_env(service, settings), *variable(service, restarted_at)],
+        "args": engine_arguments(resource, settings),
+        "env": [*_env(resource, settings), *variable(resource, restarted_at)],
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
-        "resources": _resources(service),
+        "resources": _resources(resource),
         "startupProbe": _probe("/startup", spec.startup_probe),
         "readinessProbe": _probe("/ready", spec.readiness_probe),
         "livenessProbe": _probe("/health", spec.liveness_probe),
@@ -33,11 +33,11 @@ def main(service: DiffusionLMService, settings: Settings, image: str, restarted_
             "readOnlyRootFilesystem": True,
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the runtime's last line says why it ended
-        "volumeMounts": _mounts(service, settings),
+        "volumeMounts": _mounts(resource, settings),
     }
 
 
-def _env(service: DiffusionLMService, settings: Settings) -> list[Obj]:
+def _env(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
     """The chart's variables first: what the engine needs to run in this pod has the last word."""
     values = {
         **settings.engine_env,
@@ -46,23 +46,23 @@ def _env(service: DiffusionLMService, settings: Settings) -> list[Obj]:
         "TRITON_CACHE_DIR": f"{_COMPILE_CACHE}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{_COMPILE_CACHE}/inductor",
         "HF_HOME": _MODEL_CACHE,
-        **trust.environment(settings),
+        **ca_bundle.environment(settings),
     }
     env: list[Obj] = [{"name": name, "value": values[name]} for name in sorted(values)]
     # As many threads as the CPU limit grants, rounded up; the node's cores where there is none. Else torch takes a
     # thread for each core of the node, and pods that share it starve each other.
     threads = {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
     env.append({"name": "OMP_NUM_THREADS", "valueFrom": threads})
-    if token := service.spec.model.token_secret_ref:
+    if token := resource.spec.model.token_secret_ref:
         env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}})
     return env
 
 
-def _resources(service: DiffusionLMService) -> Obj:
-    limits, requests = dict(service.spec.resources.limits), dict(service.spec.resources.requests)
-    if service.spec.gpu:
-        limits[service.spec.gpu.resource_name] = service.spec.gpus_per_pod
-    size = service.spec.model_cache.empty_dir.size_limit
+def _resources(resource: DiffusionLMService) -> Obj:
+    limits, requests = dict(resource.spec.resources.limits), dict(resource.spec.resources.requests)
+    if resource.spec.gpu:
+        limits[resource.spec.gpu.resource_name] = resource.spec.gpus_per_pod
+    size = resource.spec.model_cache.empty_dir.size_limit
     # what was stored before, as the default of an older schema, nobody has asked for
     if size not in (None, CACHE_SIZE) and _DISK not in {*limits, *requests}:
         requests[_DISK] = size
@@ -73,17 +73,17 @@ def _probe(path: str, probe: StartupProbe | ReadinessProbe | LivenessProbe) -> O
     return {"httpGet": {"path": path, "port": PORT_NAME}, **probe.model_dump(by_alias=True)}
 
 
-def _mounts(service: DiffusionLMService, settings: Settings) -> list[Obj]:
+def _mounts(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
     mounts: list[Obj] = [
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "compile-cache", "mountPath": _COMPILE_CACHE},
         {"name": "model-cache", "mountPath": _MODEL_CACHE},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
-    read_only = sources.mounts(service.spec)
-    if adapters.are_followed(service.spec):  # as directories, both: what is mounted by subPath never changes
+    read_only = model_source.mounts(resource.spec)
+    if adapters.are_followed(resource.spec):  # as directories, both: what is mounted by subPath never changes
         read_only[adapters.MOUNT] = adapters.VOLUME
-    if service.spec.auth:
+    if resource.spec.auth:
         read_only[KEYS_MOUNT] = "api-keys"
     mounts += [{"name": volume, "mountPath": path, "readOnly": True} for path, volume in read_only.items()]
-    return mounts + trust.mounts(settings)
+    return mounts + ca_bundle.mounts(settings)

@@ -5,7 +5,7 @@ from typing import Any
 
 from unmask_operator.api.errors import SpecError
 from unmask_operator.objects import SERVICE_LABEL, Obj
-from unmask_operator.render.names import MAIN, PORT, PORT_NAME
+from unmask_operator.render.labels import MAIN, PORT, PORT_NAME
 
 ROOT = "spec.podTemplate"
 LIST_KEYS: Mapping[str, str] = {

@@ -13,25 +13,25 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render.names import MAIN, child, model_config
+from unmask_operator.render.labels import MAIN, child, model_config
 
 VARIABLE = "MODEL_REVISION"  # not UNMASK_: the runtime refuses what is no flag of its own
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def key(service: DiffusionLMService, restarted_at: str) -> str | None:
-    """The ConfigMap's key for the pods of `service`; None for a model that has no commit to resolve."""
-    model = service.spec.model
+def key(resource: DiffusionLMService, restarted_at: str) -> str | None:
+    """The ConfigMap's key for the pods of `resource`; None for a model that has no commit to resolve."""
+    model = resource.spec.model
     if not model.uri.startswith("hf://") or model.revision:
         return None
     return hashlib.sha256(f"{model.uri}\n{restarted_at}".encode()).hexdigest()[:16]
 
 
-def variable(service: DiffusionLMService, restarted_at: str) -> list[Obj]:
+def variable(resource: DiffusionLMService, restarted_at: str) -> list[Obj]:
     """The engine's variable with the commit."""
-    if (found := key(service, restarted_at)) is None:
+    if (found := key(resource, restarted_at)) is None:
         return []
-    return [{"name": VARIABLE, "valueFrom": {"configMapKeyRef": {"name": model_config(service.name), "key": found}}}]
+    return [{"name": VARIABLE, "valueFrom": {"configMapKeyRef": {"name": model_config(resource.name), "key": found}}}]
 
 
 def key_of(pod: Mapping[str, Any]) -> str | None:
@@ -44,12 +44,12 @@ def key_of(pod: Mapping[str, Any]) -> str | None:
     return None
 
 
-def config_map(service: DiffusionLMService, commits: Mapping[str, str]) -> Obj | None:
+def config_map(resource: DiffusionLMService, commits: Mapping[str, str]) -> Obj | None:
     """The ConfigMap of the commits by key ("": not known yet); None where there is no key."""
     if not commits:
         return None
     data = {name: f"@{commit}" if commit else "" for name, commit in commits.items()}
-    return child(service, "v1", "ConfigMap", model_config(service.name), data=data)
+    return child(resource, "v1", "ConfigMap", model_config(resource.name), data=data)
 
 
 def recorded(live: Mapping[str, Any]) -> dict[str, str]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE
 from unmask_operator.objects import RESTARTED_AT, TEMPLATE_LABEL, Obj, digest
-from unmask_operator.render import adapters, container, sources, trust
+from unmask_operator.render import adapters, ca_bundle, container, model_source
+from unmask_operator.render.labels import KEYS_FILE, MAIN, adapters_config, engine_name, labels, selector
 from unmask_operator.render.merge import merge_template
-from unmask_operator.render.names import KEYS_FILE, MAIN, adapters_config, engine, labels, selector
 from unmask_operator.settings import Settings
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
@@ -15,41 +15,41 @@ END_SECONDS = 10  # for the process to end after its last request
 
 
 @dataclass(frozen=True)
-class Form:
+class RenderedPod:
     """What pods are made of: the resolved image and the whole pod template."""
 
     image: str
     template: Obj
 
 
-def form(service: DiffusionLMService, settings: Settings, restarted_at: str = "") -> Form:
-    """The form that this operator gives the pods of `service`, restarted when the annotation said so last ("": never).
+def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: str = "") -> RenderedPod:
+    """The form that this operator gives the pods of `resource`, restarted when the annotation said so last ("": never).
 
     SpecError: a wrong podTemplate or extraArgs.
     """
-    image = service.spec.image or settings.runtime_image
-    base = {"metadata": _metadata(service, restarted_at), "spec": _spec(service, settings, image, restarted_at)}
-    patch = {"metadata": service.spec.pod_template.metadata, "spec": service.spec.pod_template.spec}
+    image = resource.spec.image or settings.runtime_image
+    base = {"metadata": _metadata(resource, restarted_at), "spec": _spec(resource, settings, image, restarted_at)}
+    patch = {"metadata": resource.spec.pod_template.metadata, "spec": resource.spec.pod_template.spec}
     template = merge_template(base, patch)
     marked = {**template["metadata"]["labels"], TEMPLATE_LABEL: digest(template)}
-    return Form(image, {**template, "metadata": {**template["metadata"], "labels": marked}})
+    return RenderedPod(image, {**template, "metadata": {**template["metadata"], "labels": marked}})
 
 
-def _metadata(service: DiffusionLMService, restarted_at: str) -> Obj:
+def _metadata(resource: DiffusionLMService, restarted_at: str) -> Obj:
     marks = {RESTARTED_AT: restarted_at} if restarted_at else {}
     # cluster-autoscaler keeps a node with a pod that has emptyDirs, unless the pod says that it may go.
     own = {"kubectl.kubernetes.io/default-container": MAIN, SAFE_TO_EVICT: "true"}
     return {
-        "labels": {**service.spec.common_labels, **labels(service.name)},
-        "annotations": {**own, **service.spec.common_annotations, **marks},
+        "labels": {**resource.spec.common_labels, **labels(resource.name)},
+        "annotations": {**own, **resource.spec.common_annotations, **marks},
     }
 
 
-def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted_at: str) -> Obj:
-    main = container.main(service, settings, image, restarted_at)
-    ending = (service.spec.drain_delay, service.spec.drain_timeout_seconds, END_SECONDS)
+def _spec(resource: DiffusionLMService, settings: Settings, image: str, restarted_at: str) -> Obj:
+    main = container.main(resource, settings, image, restarted_at)
+    ending = (resource.spec.drain_delay, resource.spec.drain_timeout_seconds, END_SECONDS)
     spec: Obj = {
-        "serviceAccountName": engine(service.name),
+        "serviceAccountName": engine_name(resource.name),
         "automountServiceAccountToken": False,  # the engine never talks to the API server
         "enableServiceLinks": False,  # a Service called "unmask" would inject UNMASK_PORT, which the runtime reads
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -59,25 +59,25 @@ def _spec(service: DiffusionLMService, settings: Settings, image: str, restarted
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
                 "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": selector(service.name)},
+                "labelSelector": {"matchLabels": selector(resource.name)},
             }
         ],
         "containers": [main],
-        "volumes": _volumes(service, settings),
-        **_scheduling(service, settings),
+        "volumes": _volumes(resource, settings),
+        **_scheduling(resource, settings),
     }
-    plain = service.spec.resources.model_dump(exclude_defaults=True)
-    if before := trust.init_containers(main, settings, plain):
+    resources = resource.spec.resources.model_dump(exclude_defaults=True)
+    if before := ca_bundle.init_containers(main, settings, resources):
         spec["initContainers"] = before
-    secrets = dict.fromkeys((*settings.image_pull_secrets, *(s.name for s in service.spec.image_pull_secrets)))
+    secrets = dict.fromkeys((*settings.image_pull_secrets, *(s.name for s in resource.spec.image_pull_secrets)))
     if secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in secrets]
     return spec
 
 
-def _scheduling(service: DiffusionLMService, settings: Settings) -> Obj:
+def _scheduling(resource: DiffusionLMService, settings: Settings) -> Obj:
     """What the chart sets for all engines and for those with GPUs; empty values add no member."""
-    has_gpu = service.spec.gpu is not None
+    has_gpu = resource.spec.gpu is not None
     members: Obj = {
         "nodeSelector": {**settings.engine_node_selector, **(settings.gpu_node_selector if has_gpu else {})},
         "tolerations": [dict(toleration) for toleration in settings.gpu_tolerations] if has_gpu else [],
@@ -85,22 +85,22 @@ def _scheduling(service: DiffusionLMService, settings: Settings) -> Obj:
     return {member: value for member, value in members.items() if value}
 
 
-def _volumes(service: DiffusionLMService, settings: Settings) -> list[Obj]:
-    size, shared = service.spec.model_cache.empty_dir.size_limit, service.spec.shared_memory_size
+def _volumes(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
+    size, shared = resource.spec.model_cache.empty_dir.size_limit, resource.spec.shared_memory_size
     if shared is None:
-        shared = "8Gi" if service.spec.parallelism.tensor > 1 else "1Gi"
+        shared = "8Gi" if resource.spec.parallelism.tensor > 1 else "1Gi"
     volumes: list[Obj] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "compile-cache", "emptyDir": {}},
         {"name": "model-cache", "emptyDir": {"sizeLimit": CACHE_SIZE if size is None else size}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
     ]
-    for volume, claim in sources.volumes(service.spec).items():
+    for volume, claim in model_source.volumes(resource.spec).items():
         volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim}})
-    if adapters.are_followed(service.spec):
-        volumes.append({"name": adapters.VOLUME, "configMap": {"name": adapters_config(service.name)}})
-    if auth := service.spec.auth:
+    if adapters.are_followed(resource.spec):
+        volumes.append({"name": adapters.VOLUME, "configMap": {"name": adapters_config(resource.name)}})
+    if auth := resource.spec.auth:
         ref = auth.api_key_secret_ref
         secret = {"secretName": ref.name, "items": [{"key": ref.key, "path": KEYS_FILE}]}
         volumes.append({"name": "api-keys", "secret": secret})
-    return volumes + trust.volumes(settings)
+    return volumes + ca_bundle.volumes(settings)

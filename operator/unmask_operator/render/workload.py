@@ -5,15 +5,15 @@ from typing import Any
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
-from unmask_operator.render.names import MAIN, child, selector
+from unmask_operator.render.labels import MAIN, child, selector
 
 _PROBE_PERIOD, _PROBE_FAILURES = 10, 3  # Kubernetes' own defaults
 _PROGRESS_SLACK = 600  # seconds for scheduling and pulling, beside the startup budget
 
 
-def replicas(service: DiffusionLMService) -> int:
+def replicas(resource: DiffusionLMService) -> int:
     """Engine pods asked for now: 0 while suspended, within the autoscaler's bounds where there is one."""
-    spec = service.spec
+    spec = resource.spec
     if spec.suspend:
         return 0
     if spec.autoscaling:
@@ -21,11 +21,11 @@ def replicas(service: DiffusionLMService) -> int:
     return spec.replicas
 
 
-def deployment(service: DiffusionLMService, template: Obj) -> Obj:
-    rollout = service.spec.rollout_strategy
+def deployment(resource: DiffusionLMService, template: Obj) -> Obj:
+    rollout = resource.spec.rollout_strategy
     spec = {
-        "replicas": replicas(service),
-        "selector": {"matchLabels": selector(service.name)},
+        "replicas": replicas(resource),
+        "selector": {"matchLabels": selector(resource.name)},
         "strategy": {
             "type": "RollingUpdate",
             "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
@@ -35,7 +35,7 @@ def deployment(service: DiffusionLMService, template: Obj) -> Obj:
         "revisionHistoryLimit": 3,
         "template": template,
     }
-    return child(service, "apps/v1", "Deployment", service.name, spec=spec)
+    return child(resource, "apps/v1", "Deployment", resource.name, spec=spec)
 
 
 def progress_deadline(pod: Mapping[str, Any]) -> int:

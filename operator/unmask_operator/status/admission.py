@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref
-from unmask_operator.render.names import MAIN
-from unmask_operator.state.observed import FieldConflict, Observed
-from unmask_operator.state.plan import Plan, Problem
+from unmask_operator.plan.observed import FieldConflict, Observed
+from unmask_operator.plan.plan import Plan, Problem
+from unmask_operator.render.labels import MAIN
 
 FIELD_CONFLICT = "FieldConflict"  # a condition's reason
 NAMED = 4  # fields, or changes of pods, that a message names

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from unmask_operator.autoscaler.decide import decide
-from unmask_operator.autoscaler.history import History, View
+from unmask_operator.autoscaler.history import History, Sample
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.state.observed import Decision
+from unmask_operator.plan.observed import Decision
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -56,7 +56,7 @@ class Simulation:
             "room": self.room,
         }
         whole = self.births[: max(len(self.births) - self.broken, 0)]
-        view = View(
+        view = Sample(
             START + timedelta(seconds=self.second),
             self.replicas,
             {str(n): reading for n in seen},

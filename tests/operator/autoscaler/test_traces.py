@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.autoscaler.simulation import START, Simulation
 from unmask_operator.autoscaler import decide as words
-from unmask_operator.autoscaler.history import History, View
+from unmask_operator.autoscaler.history import History, Sample
 from unmask_operator.autoscaler.rules import Direction, Policy, Rules
 
 RULES = Rules(1, 8, {"queuedRequestsPerReplica": 10}, polling=15)
@@ -130,9 +130,9 @@ def test_replicas_that_load_are_not_taken_back_before_they_serve() -> None:
 
 
 def test_a_pod_that_is_ready_again_after_a_pause_did_not_load_for_so_long() -> None:
-    view = View(START, 1, {"a": {}}, loads={"a": 20})
-    later = View(START, 1, {"a": {}}, loads={"a": 3000})
-    history = History().with_loads(view).with_loads(View(START, 1, loads={"a": 2000})).with_loads(later)
+    view = Sample(START, 1, {"a": {}}, loads={"a": 20})
+    later = Sample(START, 1, {"a": {}}, loads={"a": 3000})
+    history = History().with_loads(view).with_loads(Sample(START, 1, loads={"a": 2000})).with_loads(later)
     assert history.longest_load == 20
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from e2e.cluster import Kube
-from unmask_operator.client.kinds import CHILDREN, OPTIONAL
+from unmask_operator.kube.kinds import CHILDREN, OPTIONAL
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, controller_uid
 
 Obj = dict[str, Any]

@@ -12,17 +12,17 @@ import time
 from pathlib import Path
 
 from unmask_operator import __main__ as program
+from unmask_operator import health, leaderelection
 from unmask_operator.autoscaler import scrape
-from unmask_operator.controller import leader, progress, resync
-from unmask_operator.process import health, lease
+from unmask_operator.controller import manager, pod_progress, resync
 
 CLOCK = Path(sys.argv[1])
 
-lease.DEADLINE_SECONDS = 3600.0
-lease.LEASE_SECONDS = 7200
-lease.RELEASE_SECONDS = 120.0
+leaderelection.DEADLINE_SECONDS = 3600.0
+leaderelection.LEASE_SECONDS = 7200
+leaderelection.RELEASE_SECONDS = 120.0
 health.API_SILENCE_SECONDS = 3600.0
-progress.TIMEOUT_SECONDS = 60.0
+pod_progress.TIMEOUT_SECONDS = 60.0
 resync.AFTER_KOPF_SECONDS = 1.0
 resync.OPTIONAL_SECONDS = 5.0
 
@@ -32,6 +32,6 @@ def clock() -> float:
 
 
 if __name__ == "__main__":
-    vars(program)["Lease"] = functools.partial(lease.Lease, clock=clock)
-    vars(leader)["scrape"] = functools.partial(scrape.scrape, timeout=60.0)
+    vars(program)["Lease"] = functools.partial(leaderelection.Lease, clock=clock)
+    vars(manager)["scrape"] = functools.partial(scrape.scrape, timeout=60.0)
     sys.exit(program.main())

@@ -13,7 +13,7 @@ from e2e.cluster import ApiServer, Kube
 from tests.operator.live.kubelet import bind, engine, first_pod, make_node, run
 from tests.operator.live.objects import Obj, condition, demo, read, wait_condition
 from tests.operator.live.process import OperatorProcess, cluster_wide
-from unmask_operator.controller.lists import LIST
+from unmask_operator.controller.adapters import LIST_HASH
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 
@@ -40,10 +40,10 @@ def workload(kube: Kube, resource: Obj) -> Obj:
 def told_of(kube: Kube, pod: Obj) -> Any:
     """Which list the operator has told a pod's kubelet of."""
     meta = pod["metadata"]
-    return (kube.get("v1", "Pod", meta["name"], meta["namespace"])["metadata"].get("annotations") or {}).get(LIST)
+    return (kube.get("v1", "Pod", meta["name"], meta["namespace"])["metadata"].get("annotations") or {}).get(LIST_HASH)
 
 
-class Told:
+class PodEvent:
     """What the engine says of its adapters: all that the ConfigMap lists are served, but for WRONG."""
 
     def __init__(self, kube: Kube, resource: Obj) -> None:
@@ -65,7 +65,7 @@ def test_adapters_come_and_go_while_the_pod_serves(
     node = make_node(admin, "0")
     resource = admin.create(demo(namespace, lora={"adapters": [ROMAN]}))
     wait_condition(admin, resource, "Accepted", "True")
-    with engine({"/startup": Told(admin, resource)}) as address:
+    with engine({"/startup": PodEvent(admin, resource)}) as address:
         pod = first_pod(admin, resource)
         assert listed(admin, resource) == {"roman": "demo://roman"}
         bind(admin, pod, node)

@@ -16,11 +16,11 @@ from tests.operator.clients import client_of
 from tests.operator.live.objects import Obj, wait_condition, wait_settled
 from tests.operator.live.process import OperatorProcess
 from tests.operator.test_recorded_revisions import RECORDED
-from unmask_operator.client.client import Client
-from unmask_operator.client.errors import ApiError
-from unmask_operator.client.kinds import REVISIONS, kind_of
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import REVISIONS, kind_of
 from unmask_operator.objects import SERVICE_LABEL
-from unmask_operator.state.drift import differs
+from unmask_operator.plan.drift import differs
 
 pytestmark = pytest.mark.cluster
 
@@ -83,7 +83,7 @@ def test_a_revision_may_be_patched_whatever_its_data_hold(
         await client.create(made, dry_run=True)
         created = await client.create(made)
         assert created["data"] == data
-        owned = await client.own_created_fields(created)
+        owned = await client.upgrade_managed_fields(created)
         applied = await client.apply(relabelled(made), owned["metadata"]["uid"])
         assert applied["metadata"]["labels"]["changed"] == "yes"
         assert applied["data"] == data
@@ -108,7 +108,7 @@ def test_an_applied_object_holds_any_text(api_server: ApiServer, admin: Kube, na
 
     async def act(client: Client) -> None:
         created = await client.create({**made, "data": {"text": "before"}})
-        created = await client.own_created_fields(created)
+        created = await client.upgrade_managed_fields(created)
         await client.apply({**made, "data": {"text": TEXTS[name], "more": "1"}}, created["metadata"]["uid"])
 
     run(api_server, act)

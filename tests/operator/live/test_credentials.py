@@ -19,10 +19,10 @@ from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import ACCOUNT, OperatorProcess, install
 from tests.operator.proxy import FaultProxy
 from tests.wait import wait_until_async
-from unmask_operator.client.client import Client
-from unmask_operator.client.credentials import Credentials
-from unmask_operator.client.kinds import PODS
-from unmask_operator.client.watch_login import WatchLogin
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.credentials import Credentials
+from unmask_operator.kube.kinds import PODS
+from unmask_operator.kube.watch_login import WatchLogin
 
 pytestmark = pytest.mark.cluster
 

@@ -11,7 +11,7 @@ from e2e.cluster import ApiServer, Kube
 from tests.operator.live.objects import children, demo, wait_condition, wait_settled
 from tests.operator.live.process import OperatorProcess, install
 from tests.operator.proxy import WRITES, FaultProxy
-from unmask_operator.controller.leader import WORKERS
+from unmask_operator.controller.manager import WORKERS
 
 pytestmark = pytest.mark.cluster
 

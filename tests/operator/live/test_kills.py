@@ -20,7 +20,7 @@ from e2e.cluster import ApiServer, Kube
 from tests.operator.live.objects import Obj, demo, labelled, wait_settled
 from tests.operator.live.process import OperatorProcess, install, reset_lease
 from tests.operator.proxy import WRITES, FaultProxy
-from unmask_operator.controller.leader import WORKERS
+from unmask_operator.controller.manager import WORKERS
 from unmask_operator.objects import API_VERSION, KIND, controller_uid
 
 pytestmark = pytest.mark.cluster

@@ -9,7 +9,7 @@ import pytest
 from tests.operator.clients import client_of
 from tests.operator.live.objects import demo
 from tests.operator.live.process import ACCOUNT, install
-from unmask_operator.client.kinds import SERVICES
+from unmask_operator.kube.kinds import DLMS
 
 pytestmark = pytest.mark.cluster
 
@@ -22,7 +22,7 @@ def test_pages_make_the_whole_list_and_one_that_expires_is_begun_anew(api_server
 
     async def scene():
         async with client_of(file) as client:
-            return await client.list(SERVICES, namespace, page=2)
+            return await client.list(DLMS, namespace, page=2)
 
     items, version = asyncio.run(scene())
     assert [item["metadata"]["name"] for item in items] == [f"s{number}" for number in range(5)]

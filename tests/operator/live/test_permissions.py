@@ -9,8 +9,8 @@ from tests.operator.live.objects import demo, wait_condition
 from tests.operator.live.process import ACCOUNT, OperatorProcess, install, reset_lease
 from tests.operator.live.test_refused_edits import policy, updates
 from tools.permissions import RULES
-from unmask_operator.client.kinds import CHILDREN, ApiKind, kind_of
-from unmask_operator.controller.lists import LIST
+from unmask_operator.controller.adapters import LIST_HASH
+from unmask_operator.kube.kinds import CHILDREN, ApiKind, kind_of
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
@@ -142,7 +142,7 @@ def a_pod_that_follows_a_list(admin: Kube, namespace: str) -> None:
     pod = admin.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     admin.patch(pod, {"status": ready}, subresource="status")
-    admin.wait("its annotation", lambda: LIST in (_live(admin, pod)["metadata"].get("annotations") or {}))
+    admin.wait("its annotation", lambda: LIST_HASH in (_live(admin, pod)["metadata"].get("annotations") or {}))
 
 
 def a_deployment_of_which_only_replicas_are_taken(admin: Kube, namespace: str) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
-from unmask_operator.state.observed import Observed
-from unmask_operator.state.plan import Plan
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
 
 NOW = datetime(2030, 1, 1, 3, 0, 0, tzinfo=UTC)
 UID = "0b6e1c1e-3a4c-4a51-8f6e-0d9b1f3a9c11"
@@ -64,5 +64,5 @@ def reconcile(
     others = known.pop("children", ())
     children = {Ref.of(child): child for child in (live, *others)}
     wanted = {k: v for k, v in live.items() if k != "status"}
-    fields = {"service": service(), "now": NOW} | known
+    fields = {"resource": service(), "now": NOW} | known
     return Observed(children=children, pods=pods, **fields), plan or Plan((wanted,), replicas=replicas)

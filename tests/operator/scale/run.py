@@ -52,7 +52,7 @@ class Run:
     """The phases, to be called in order. Each returns its figures."""
 
     def __init__(self, api: ApiServer, kube: Kube, leader: OperatorProcess, standby: OperatorProcess) -> None:
-        self._kube, self._leader, self._standby = kube, leader, standby
+        self._kube, self._manager, self._standby = kube, leader, standby
         assert api.audit_log is not None
         self._audit = AuditLog(api.audit_log, f"system:serviceaccount:{OWN}:{ACCOUNT}")
         self._processes = {**api.processes, "leader": leader.pid, "standby": standby.pid}
@@ -64,7 +64,7 @@ class Run:
         for service in services:
             self._kube.create(service)
         applied = time.monotonic() - begun
-        _wait("all services are Ready", lambda: self.ready() == count, self._leader, self._standby)
+        _wait("all services are Ready", lambda: self.ready() == count, self._manager, self._standby)
         taken, used = time.monotonic() - begun, cpu.since()
         each = sorted(self._seconds_to_ready())
         self._until_quiet(count)
@@ -77,7 +77,7 @@ class Run:
             "requests_per_service": round(len(about) / count, 2),
             "other_requests": tally(request for request in requests if request.namespace != NAMESPACE),
             "requests": tally(about),
-            "reconciles_per_service": round(self._leader.metric(RECONCILES) / count, 2),
+            "reconciles_per_service": round(self._manager.metric(RECONCILES) / count, 2),
             "refused": tally(request for request in requests if request.status >= 400),
             "cpu_seconds": used,
             "memory": self.memory(),
@@ -101,9 +101,9 @@ class Run:
         """The leader ends; the standby takes over and looks at everything."""
         start, begun = time.time(), time.monotonic()
         if kill:
-            self._leader.kill()
+            self._manager.kill()
         else:
-            self._leader.terminate()
+            self._manager.terminate()
         _wait("the standby reconciles", lambda: self._reconciled() > 0, self._standby)
         first = time.monotonic() - begun
         _wait("the standby has looked at all services", lambda: self._reconciled() >= count, self._standby)
@@ -150,7 +150,7 @@ class Run:
             missing = sum(found.get("reason") == "MetricsMissing" for found in scaling)
             return missing == autoscaled and rolled_out and not writes
 
-        _wait("the operator writes no more", quiet, self._leader, self._standby)
+        _wait("the operator writes no more", quiet, self._manager, self._standby)
 
     def _reconciled(self) -> float:
         return self._standby.metric(RECONCILES)

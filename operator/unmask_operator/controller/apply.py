@@ -1,0 +1,366 @@
+"""Applies a plan: what differs from the live objects is tried as a dry run, then written."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from unmask_operator.controller.field_conflicts import APPLIED, FieldConflicts
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import kind_of
+from unmask_operator.objects import Key, Obj, Ref, controller_uid, digest
+from unmask_operator.plan.drift import clashes, differs
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
+from unmask_operator.render.labels import adapters_config
+
+# Kinds whose content never changes. They are written without a trial, for no field of the spec can make one invalid,
+# and without a digest, a reason to write them again: the API server refuses the same content in another spelling.
+WRITTEN_ONCE = ("ControllerRevision",)
+
+# A pin says that its spec was accepted, and pods are made of pins alone: neither is written where the other failed.
+ATOMIC_GROUP = ("ControllerRevision", "Deployment")
+
+# A round finds obstacles (an object in the way, one that has gone, a refusal) and plans again: more than there can be
+# children.
+MAX_RETRIES = 20
+
+# The API server's validation of a value with two alternatives.
+CLASH = re.compile("Duplicate value|may not specify more than|may not be specified when|cannot be both set")
+
+log = logging.getLogger(__name__)
+
+MakePlan = Callable[[Observed], Plan]
+
+
+class OwnershipError(Exception):
+    """A plan that would touch a foreign object: a mistake of ours, which is stopped here."""
+
+
+@dataclass
+class Outcome:
+    """What applying a plan led to.
+
+    Attributes:
+        plan: the plan that it ended with.
+        observed: what is known now.
+        writes: number of objects written or deleted.
+        failures: children on which the API server gave no verdict. They are left alone this time, all others written.
+        refused: children as the API server refused them; each is tried once.
+        written: children that were created or applied.
+        created: those of them that were created.
+    """
+
+    plan: Plan
+    observed: Observed
+    writes: int = 0
+    failures: dict[Ref, ApiError] = field(default_factory=dict)
+    refused: dict[Ref, list[Obj]] = field(default_factory=dict)
+    written: dict[Ref, Obj] = field(default_factory=dict)
+    created: dict[Ref, Obj] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        meta = self.observed.resource["metadata"]
+        return Key(meta["namespace"], meta["name"])
+
+    def failed(self, ref: Ref, error: ApiError) -> None:
+        """ApiError again where it is about no single child."""
+        if error.general:
+            raise error
+        self.failures[ref] = error
+        self.observed = replace(self.observed, failures={**self.observed.failures, ref: error.message})
+
+    def has_failed(self, ref: Ref) -> bool:
+        in_failed_group = ref.kind in ATOMIC_GROUP and any(failed.kind in ATOMIC_GROUP for failed in self.failures)
+        return in_failed_group or ref in self.failures
+
+    def skips(self, child: Obj) -> bool:
+        """Whether the child is not to be sent: it failed, or was refused in this form."""
+        return self.has_failed(Ref.of(child)) or child in self.refused.get(Ref.of(child), ())
+
+
+@dataclass(frozen=True)
+class _Conflict:
+    """Why a round stopped: what stands in a child's way (None: nothing any more), or the server's refusal."""
+
+    children: Mapping[Ref, Obj | None] = field(default_factory=dict)
+    refusals: Mapping[Ref, str] = field(default_factory=dict)
+
+    def merge(self, other: _Conflict) -> _Conflict:
+        return _Conflict({**self.children, **other.children}, {**self.refusals, **other.refusals})
+
+    def update(self, observed: Observed) -> Observed:
+        children = {ref: obj for ref, obj in {**observed.children, **self.children}.items() if obj is not None}
+        return replace(observed, children=children, refusals={**observed.refusals, **self.refusals})
+
+
+def with_applied_hash(child: Obj) -> Obj:
+    """The child with a digest of itself. It tells a field that was removed, which comparing with the live object, full
+    of the server's defaults, cannot."""
+    meta = child["metadata"]
+    return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest(child)}}}
+
+
+@dataclass(frozen=True)
+class Applier:
+    """Applies plans.
+
+    Attributes:
+        client: requests to the API server.
+        store: gets every object that was written.
+        count: called with the verb of each write.
+        conflicts: which fields something else keeps changing.
+        refused_writes: by resource, children whose last write was refused although their dry run was not. They are
+            written first, so that each retry of the edit does not roll pods to its template and back.
+    """
+
+    client: Client
+    cache: Cache
+    count: Callable[[str], None]
+    conflicts: FieldConflicts = field(default_factory=FieldConflicts)
+    refused_writes: dict[Key, set[Ref]] = field(default_factory=dict)
+
+    def forget(self, key: Key) -> None:
+        """Drops what is in memory of a resource."""
+        self.conflicts.forget(key)
+        self.refused_writes.pop(key, None)
+
+    async def apply(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
+        """Writes what differs, and deletes what the plan does not have.
+
+        All but the first change are tried as a dry run before the first write, which is its own trial. A spec of which
+        the API server refuses a part changes nothing: the children of the last accepted spec are written instead, and
+        of those each that the API server takes. The replicas of the Deployment are written in any case.
+
+        Raises:
+            ApiError: the API server as a whole does not answer.
+        """
+        outcome = await self._apply_with_retries(make_plan, last_accepted, observed)
+        if not outcome.observed.refusals:
+            self.refused_writes.pop(outcome.key, None)
+        await self._scale(outcome)
+        outcome.observed = replace(outcome.observed, conflicts=self.conflicts.of(outcome.key))
+        return outcome
+
+    async def _apply_with_retries(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
+        outcome, conflict = Outcome(make_plan(observed), observed), None
+        self.conflicts.look(outcome.key, outcome.plan.children, observed.children, _written_form)
+        for _ in range(MAX_RETRIES):
+            conflict = await self._apply_once(outcome)
+            if conflict is None:
+                return outcome
+            if conflict.refusals and not outcome.observed.refusals:
+                await self._delete_refused(outcome)
+            outcome.observed = conflict.update(outcome.observed)
+            outcome.plan = last_accepted(outcome.observed) if outcome.observed.refusals else make_plan(outcome.observed)
+        for ref in conflict.children if conflict else ():
+            outcome.failed(ref, ApiError(409, "Conflict", "it kept changing while it was written"))
+        return outcome
+
+    async def _delete_refused(self, outcome: Outcome) -> None:
+        """Deletes the ControllerRevision of a spec that turned out to be refused after it was created.
+
+        The newest one has to be the last accepted spec. A dry run does not find everything: it does not reach etcd,
+        which limits the size of objects.
+        """
+        for ref, revision in outcome.created.items():
+            if ref.kind not in WRITTEN_ONCE or ref not in outcome.observed.children:
+                continue
+            kind, meta = kind_of(ref.api_version, ref.kind), revision["metadata"]
+            try:
+                await self.client.delete(kind, meta["namespace"], ref.name, meta["uid"])
+            except ApiError as error:
+                outcome.failed(ref, error)
+                continue
+            self.count("delete")
+            self.cache.delete(kind, revision)
+            self.conflicts.note_delete(outcome.key, ref)
+            outcome.observed = _Conflict(children={ref: None}).update(outcome.observed)
+
+    async def _scale(self, outcome: Outcome) -> None:
+        """Writes the Deployment's replicas alone where the rest of it could not be written.
+
+        Suspending, scaling and the autoscaler have to work whatever the API server refuses of the other fields.
+        """
+        meta = outcome.observed.resource["metadata"]
+        ref = Ref("apps/v1", "Deployment", meta["name"])
+        live = outcome.observed.children.get(ref)
+        if live is None or ref in outcome.written or controller_uid(live) != meta["uid"]:
+            return
+        replicas = outcome.plan.replicas
+        if (live.get("spec") or {}).get("replicas", replicas) == replicas:
+            return
+        planned = next((_written_form(child) for child in outcome.plan.children if Ref.of(child) == ref), None)
+        if planned is not None and not outcome.skips(planned):
+            return  # nothing but the pause of a conflict keeps it from being written
+        if self.conflicts.is_scale_held(outcome.key, ref, replicas):
+            return
+        try:
+            await self.client.patch_deployment_scale(meta["namespace"], ref.name, live["metadata"]["uid"], replicas)
+        except ApiError as error:
+            if error.not_found or error.conflict:
+                return  # it was deleted meanwhile, which a watch reports
+            before = outcome.observed.failures.get(ref)
+            sentence = f"{f'{before}; ' if before else ''}its replicas cannot be written either: {error.message}"
+            outcome.failed(ref, ApiError(error.status, error.reason, sentence, error.retry_after))
+        else:
+            self.count("scale")
+            self.conflicts.note_scale(outcome.key, ref, replicas)
+            outcome.writes += 1
+
+    async def _apply_once(self, outcome: Outcome) -> _Conflict | None:
+        """One look at what differs from the plan, and its writes; None when all is as planned."""
+        uid = outcome.observed.resource["metadata"]["uid"]
+        live = outcome.observed.children
+        planned = [_written_form(child) for child in outcome.plan.children]
+        changes = [child for child in planned if Ref.of(child) not in live or differs(child, live[Ref.of(child)])]
+        ordered = _ordered(changes, outcome.observed, self.refused_writes.get(outcome.key, frozenset()))
+        changes = [child for child in ordered if not self._skips(outcome, child)]
+        trials = [child for child in changes[1:] if child["kind"] not in WRITTEN_ONCE]
+        for child in changes:
+            existing = live.get(Ref.of(child))
+            if existing is not None and controller_uid(existing) != uid:
+                raise OwnershipError(f"the plan writes over {Ref.of(child)}, which another one controls")
+        if found := await self._dry_run(outcome, trials):
+            first = await self._dry_run(outcome, changes[:1])
+            return found.merge(first) if first else found
+        for child in changes:
+            conflict = await self._write(outcome, child, dry_run=False)
+            if conflict is not None:
+                return conflict
+        for ref in outcome.plan.delete:
+            if outcome.has_failed(ref):
+                continue
+            gone = outcome.observed.children[ref]
+            if controller_uid(gone) != uid:
+                raise OwnershipError(f"the plan deletes {ref}, which another one controls")
+            meta = gone["metadata"]
+            try:
+                await self.client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
+            except ApiError as error:
+                outcome.failed(ref, error)
+            else:
+                self.count("delete")
+                self.conflicts.note_delete(outcome.key, ref)
+                outcome.writes += 1
+        return None
+
+    def _skips(self, outcome: Outcome, child: Obj) -> bool:
+        live = outcome.observed.children.get(Ref.of(child))
+        return outcome.skips(child) or (live is not None and self.conflicts.is_held(outcome.key, child, live))
+
+    async def _dry_run(self, outcome: Outcome, trials: list[Obj]) -> _Conflict | None:
+        """Dry runs of all, so that everything that stands in the way is told at once."""
+        found = [await self._write(outcome, child, dry_run=True) for child in trials]
+        conflict = [one for one in found if one]
+        return functools.reduce(_Conflict.merge, conflict) if conflict else None
+
+    async def _write(self, outcome: Outcome, child: Obj, dry_run: bool) -> _Conflict | None:
+        if outcome.has_failed(Ref.of(child)):
+            return None
+        try:
+            return await self._send(outcome, child, dry_run)
+        except ApiError as error:
+            outcome.failed(Ref.of(child), error)
+            return None
+
+    async def _send(self, outcome: Outcome, child: Obj, dry_run: bool) -> _Conflict | None:
+        ref = Ref.of(child)
+        live = outcome.observed.children.get(ref)
+        if live is not None and not dry_run and self.conflicts.is_contested(outcome.key, child, live):
+            await self._note_managers(outcome.key, child)
+        try:
+            if live is None:
+                written = await self.client.create(child, dry_run)
+            else:
+                owned = await self.client.upgrade_managed_fields(live)  # a trial without it would find fields twice
+                outcome.observed = _Conflict(children={ref: owned}).update(outcome.observed)
+                written = await self._apply_child(child, owned, dry_run)
+        except ApiError as error:
+            if error.exists or error.conflict:
+                return _Conflict(children={ref: await self._read(ref, child["metadata"]["namespace"])})
+            if error.refusal:
+                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
+                outcome.refused.setdefault(ref, []).append(child)
+                if not dry_run:
+                    self.refused_writes.setdefault(outcome.key, set()).add(ref)
+                return _Conflict(refusals={ref: error.message})
+            raise
+        if not dry_run:
+            self.cache.put(kind_of(ref.api_version, ref.kind), written)
+            self.count("create" if live is None else "apply")
+            outcome.written[ref] = written
+            if live is None:
+                outcome.created[ref] = written
+            self.conflicts.note_write(outcome.key, child, live, written)
+            outcome.observed = _Conflict(children={ref: written}).update(outcome.observed)
+            outcome.writes += 1
+        return None
+
+    async def _apply_child(self, child: Obj, live: Obj, dry_run: bool) -> Obj:
+        """Applies a child, and replaces what another client's alternative keeps the API server from accepting."""
+        uid = live["metadata"]["uid"]
+        try:
+            return await self.client.apply(child, uid, dry_run)
+        except ApiError as error:
+            found = list(clashes(child, live)) if error.status == 422 and CLASH.search(error.message) else []
+            if not found:
+                raise
+        replaced = await self.client.replace(live, found, dry_run)
+        if dry_run:
+            return replaced
+        await self.client.upgrade_managed_fields(replaced)
+        return await self.client.apply(child, uid)
+
+    async def _note_managers(self, key: Key, child: Obj) -> None:
+        """Reads who manages the child's fields, of which the store has nothing. Without an answer nobody is named."""
+        kind, meta = kind_of(child["apiVersion"], child["kind"]), child["metadata"]
+        try:
+            live = await self.client.get(kind, meta["namespace"], meta["name"])
+        except ApiError as error:
+            log.info("field managers of %s %s not read: %s", child["kind"], meta["name"], error, extra={"service": key})
+        else:
+            self.conflicts.note_managers(key, child, live)
+
+    async def _read(self, ref: Ref, namespace: str) -> Obj | None:
+        """The object that made a write fail, as it is now; None when it is gone."""
+        kind = kind_of(ref.api_version, ref.kind)
+        try:
+            return await self.client.get(kind, namespace, ref.name)
+        except ApiError as error:
+            if error.not_found:
+                return None
+            raise
+
+
+def _written_form(child: Obj) -> Obj:
+    return child if child["kind"] in WRITTEN_ONCE else with_applied_hash(child)
+
+
+def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -> list[Obj]:
+    """The order of writing changes.
+
+    Creating a resource keeps the order of rendering: what pods need comes before them. In an edit what pods need is
+    followed by the pin and the Deployment, the most likely ones to be refused: then nothing else was changed yet.
+    Children in `refused` come before all others, the pin and the Deployment together.
+    """
+    name = observed.resource["metadata"]["name"]
+    is_edit = Ref("apps/v1", "Deployment", name) in observed.children
+    kinds = ATOMIC_GROUP if any(ref.kind in ATOMIC_GROUP for ref in refused) else ()
+
+    def position(child: Obj) -> int:
+        if Ref.of(child) in refused or child["kind"] in kinds:
+            return 0
+        needed = child["kind"] in ("ServiceAccount", "ConfigMap")
+        follows_list = child["metadata"]["name"] == adapters_config(name) and Ref.of(child) in observed.children
+        if not is_edit or (needed and not follows_list):
+            return 1
+        return 2 if child["kind"] in ATOMIC_GROUP else 3
+
+    return sorted(changes, key=position)

@@ -1,0 +1,142 @@
+"""What the leading pod does: sync the cache, run kopf and the queue's workers, poll loading pods, scale."""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from unmask_operator.autoscaler.loop import Autoscaler
+from unmask_operator.autoscaler.scrape import scrape
+from unmask_operator.controller.cold_starts import ColdStarts
+from unmask_operator.controller.event_handler import EventHandler
+from unmask_operator.controller.nodes import Nodes
+from unmask_operator.controller.pod_events import PodEvents
+from unmask_operator.controller.pod_progress import PodProgress
+from unmask_operator.controller.reconciler import Reconciler
+from unmask_operator.controller.resync import Resync
+from unmask_operator.controller.workqueue import WorkQueue
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import DLMS
+from unmask_operator.metrics import Metrics
+from unmask_operator.objects import Key, Obj, Ref
+from unmask_operator.plan.observed import Observed
+from unmask_operator.pod_http import PodSlots, pod_session
+from unmask_operator.render.adapters import listed
+from unmask_operator.settings import Backoffs, Settings
+
+WORKERS = 16
+REQUEUE_ALL_SECONDS = 300.0  # between looks at every resource, by what is known: nothing is read
+POLL_SECONDS = 5.0  # between looks at pods that load or say nothing
+
+log = logging.getLogger(__name__)
+
+
+# Watches every kind until it fails or is cancelled. It reports each event to the first and each list to the second.
+Watch = Callable[[EventHandler, Resync], Awaitable[None]]
+
+
+class Manager:
+    """One leadership, which begins from lists of its own."""
+
+    def __init__(
+        self, client: Client, cache: Cache, queue: WorkQueue[Key], settings: Settings, metrics: Metrics, watch: Watch
+    ) -> None:
+        self._client = client
+        self._cache = cache
+        self._queue = queue
+        self._metrics = metrics
+        self._watch = watch
+        self._events = EventHandler(cache, queue.add)
+        self._resync = Resync(client, cache, self._events, settings, metrics)
+        self.synced = self._resync.synced  # nothing is written before
+        self._nodes = Nodes(client, settings.read_nodes, queue.add)
+        self._slots = PodSlots()
+        self._pod_progress = PodProgress(
+            cache.all_pods, queue.add, lambda key: listed(cache.children(key), key.name), slots=self._slots
+        )
+        self._pod_events = PodEvents(client, cache.all_pods, queue.add)
+        self._autoscaler: Autoscaler | None = None
+        self._cold_starts = ColdStarts(metrics.cold_starts.observe, datetime.now(UTC))
+        self._reconciler = Reconciler(client, cache, settings, self._observe, metrics)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with pod_session() as session:
+            poll = functools.partial(scrape, session, slots=self._slots)
+            cache, now = self._cache, functools.partial(datetime.now, UTC)
+            self._autoscaler = Autoscaler(
+                cache.resources, cache.resource, cache.pods, self._scale, self._queue.add, poll, now
+            )
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._resync.run())
+                await self.synced.wait()
+                for _ in range(WORKERS):
+                    group.create_task(self._work())
+                group.create_task(_every(REQUEUE_ALL_SECONDS, self._requeue_all))
+                group.create_task(_every(POLL_SECONDS, functools.partial(self._pod_progress.poll, session)))
+                group.create_task(_every(POLL_SECONDS, self._pod_events.poll))
+                group.create_task(self._autoscaler.run())
+                await self._discovered()
+                await self._watch(self._events, self._resync)
+
+    async def _discovered(self) -> None:
+        """Waits until discovery shows the resource's kind. kopf reads it once and never watches what is missing."""
+        for pause in Backoffs():
+            try:
+                if await self._client.discovers(DLMS):
+                    return
+            except ApiError as error:
+                log.warning("cannot read the API server's discovery: %s", error)
+            await asyncio.sleep(pause)
+
+    async def _requeue_all(self) -> None:
+        for key, _ in self._cache.resources():
+            self._queue.add(key)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            try:
+                self._cold_starts.look(key, self._cache.pods(key))
+                result = await self._reconciler.reconcile(key, first_attempt=not self._queue.num_requeues(key))
+            except ApiError as error:
+                pause = self._queue.add_rate_limited(key, error.retry_after or 0.0)
+                log.warning("again in %.0f s: %s", pause, error, extra={"service": key})
+            except Exception:  # a mistake of ours in one resource must not stop the others
+                pause = self._queue.add_rate_limited(key)
+                log.exception("again in %.0f s", pause, extra={"service": key})
+            else:
+                if result.refused:
+                    self._queue.add_rate_limited(key)
+                else:
+                    self._queue.done(key, result.requeue_after)
+
+    async def _observe(self, resource: Obj, children: Mapping[Ref, Obj], pods: Sequence[Obj]) -> Observed:
+        """A resource and its objects, with all else that is known of them now."""
+        key = Key(resource["metadata"]["namespace"], resource["metadata"]["name"])
+        return Observed(
+            resource=resource,
+            now=datetime.now(UTC),
+            children=children,
+            pods=pods,
+            apis=self._resync.apis,
+            nodes=await self._nodes.needed(pods),
+            loads=self._pod_progress.loads,
+            revisions=self._pod_progress.revisions,
+            adapters=self._pod_progress.adapters,
+            pod_events=self._pod_events.events,
+            decision=self._autoscaler.decision(key) if self._autoscaler else None,
+        )
+
+    async def _scale(self, key: Key, replicas: int) -> None:
+        await self._client.patch_scale(*key, replicas)
+        self._metrics.writes.labels("scale").inc()
+
+
+async def _every(seconds: float, poll: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await poll()
+        await asyncio.sleep(seconds)

@@ -1,0 +1,188 @@
+"""How far loading the model is, what was loaded, and which adapters are served: asked of pods by ``/startup``."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from unmask_operator.objects import Key, Obj
+from unmask_operator.plan.observed import Adapter, Load
+from unmask_operator.pod_http import PodSlots, ServiceSlots, get_text
+from unmask_operator.render.adapters import follows
+from unmask_operator.render.labels import PORT
+from unmask_operator.render.model_revision import COMMIT, key_of
+from unmask_operator.status.pods.pod_status import is_live, is_ready
+
+TIMEOUT_SECONDS = 2.0
+POLL_SECONDS = 10.0  # for all pods, which wait for slots
+SILENT_SECONDS = 5.0  # until a pod that gave no answer is asked again; each pause is twice the one before
+LONGEST_SECONDS = 60.0  # of those pauses: where a firewall drops what is sent, each question takes the whole timeout
+FAILED_SECONDS = 30.0  # until a pod whose adapters failed is asked again: it tries them again as often
+SETTLED_SECONDS = 1200.0  # and one that serves them all, since a process of it that starts anew may fail at one
+STEP_PERCENT = 5  # smaller advances are no news: each one is a write of the status
+MAX_REVISIONS = 10_000  # remembered; a pod that is forgotten is asked again
+LONGEST_PHASE = 64  # characters that the status has room for
+LONGEST_WORD = 1024  # characters of what is kept of an adapter
+_MEMBERS = ("uri", "state", "message")
+_ENDS = {"ready", "failed"}  # states that stay as they are while nothing is done
+
+
+@dataclass(frozen=True)
+class StartupReport:
+    """A pod's answer: how far it is, or the commit that it has loaded ("" for none) and its adapters."""
+
+    load: Load | None = None
+    revision: str = ""
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+
+
+@dataclass
+class PodProgress:
+    """What pods last said, by their uid."""
+
+    pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all there are, each with its resource's key
+    changed: Callable[[Key], None]  # told whose pods have news
+    expected_adapters: Callable[[Key], Mapping[str, str]]  # where the adapters are that pods are to serve, by name
+    port: int = PORT
+    clock: Callable[[], float] = time.monotonic
+    slots: PodSlots = field(default_factory=PodSlots)  # shared with what else reads from pods
+
+    def __post_init__(self) -> None:
+        self._parsing = asyncio.Lock()
+        # When to ask again, and the pause until that: of pods as Ready as they were then, to serve what they were.
+        self._due: dict[tuple[str, bool, int], tuple[float, float]] = {}
+        self.loads: Mapping[str, Load] = {}  # of pods that are still loading
+        self.revisions: dict[str, str] = {}  # the hub's commit that each has loaded, "" for one that names none
+        self.adapters: Mapping[str, Mapping[str, Adapter]] = {}  # of Ready pods: those that they are to serve
+
+    def needs_revision(self, pod: Obj) -> bool:
+        """Whether a pod whose model's commit is to be recorded has yet to say it."""
+        return runs(pod) and pod["metadata"]["uid"] not in self.revisions and key_of(pod) is not None
+
+    async def poll(self, session: aiohttp.ClientSession) -> None:
+        """Ask every pod that loads, has yet to say what, or has adapters, where that is due; one that does not answer
+        keeps what it last said. No API request is made."""
+        slots, limits = self.slots, dict[Key, ServiceSlots]()
+        end = asyncio.get_running_loop().time() + max(POLL_SECONDS, TIMEOUT_SECONDS)
+        before, due = self._due, dict[tuple[str, bool, int], tuple[float, float]]()
+
+        async def ask(key: Key, pod: Obj, expected: Mapping[str, str]) -> StartupReport | None:
+            mark = pod["metadata"]["uid"], is_ready(pod), hash(frozenset(expected.items()))
+            when, pause = before.get(mark, (0.0, SILENT_SECONDS / 2))
+            if mark in before and self.clock() < when:
+                due[mark] = before[mark]
+                return None
+            try:
+                async with asyncio.timeout_at(end), limits.setdefault(key, slots.of_service()):
+                    report = await startup(session, pod["status"]["podIP"], self.port, expected, self._parsing)
+            except TimeoutError:  # other pods of its service were slow
+                return None
+            pause = (
+                min(2 * pause, LONGEST_SECONDS)
+                if report is None
+                else next_poll(report, expected)
+                if is_ready(pod)
+                else 0.0
+            )
+            if pause:
+                due[mark] = self.clock() + pause, pause
+            return report
+
+        due_pods = [
+            (key, pod, self.expected_adapters(key) if follows(pod) else {})
+            for key, pod in self.pods()
+            if is_loading(pod) or self.needs_revision(pod) or (runs(pod) and follows(pod))
+        ]
+        reports = await asyncio.gather(*(ask(*each) for each in due_pods))
+        self._due = due
+        self._update(due_pods, reports)
+
+    def _update(
+        self, due_pods: Iterable[tuple[Key, Obj, Mapping[str, str]]], reports: Iterable[StartupReport | None]
+    ) -> None:
+        loads, adapters, changed_keys = dict[str, Load](), dict[str, Mapping[str, Adapter]](), set[Key]()
+        for (key, pod, expected), report in zip(due_pods, reports, strict=True):
+            uid = pod["metadata"]["uid"]
+            load, served = self.loads.get(uid), self.adapters.get(uid)
+            if report is not None and report.load is not None:
+                if load is None or is_significant_change(load, report.load):
+                    changed_keys.add(key)
+                    load = report.load
+            elif report is not None:
+                if self.revisions.get(uid) != report.revision:
+                    self.revisions[uid] = report.revision
+                    changed_keys.add(key)
+                now = {name: report.adapters[name] for name in expected if name in report.adapters}
+                if follows(pod) and is_ready(pod) and now != served:
+                    changed_keys.add(key)
+                    served = now
+            if load is not None:
+                loads[uid] = load
+            if served is not None:
+                adapters[uid] = served
+        self.loads, self.adapters = loads, adapters
+        while len(self.revisions) > MAX_REVISIONS:
+            del self.revisions[next(iter(self.revisions))]
+        for key in sorted(changed_keys):
+            self.changed(key)
+
+
+def is_significant_change(old: Load, new: Load) -> bool:
+    return old.phase != new.phase or abs(new.percent - old.percent) >= STEP_PERCENT
+
+
+def next_poll(report: StartupReport, expected: Mapping[str, str]) -> float:
+    """Seconds for which a Ready pod need not be asked about its adapters; 0 while it has yet to follow the list."""
+    held = [report.adapters.get(name, Adapter("", "", "")) for name in expected]
+    if report.load or [one.uri for one in held] != [*expected.values()] or not {one.state for one in held} <= _ENDS:
+        return 0.0
+    return FAILED_SECONDS if any(one.state == "failed" for one in held) else SETTLED_SECONDS
+
+
+async def startup(
+    session: aiohttp.ClientSession, address: str, port: int, adapters: Collection[str], parsing: asyncio.Lock
+) -> StartupReport | None:
+    """Reads one pod's ``/startup``.
+
+    Args:
+        session: From `pod_session`.
+        address: The pod's IP address.
+        port: The pod's port.
+        adapters: Names of the adapters whose state is of interest.
+        parsing: Held while the answer is parsed, so that one answer per iteration of the event loop is.
+
+    Returns:
+        What the pod reports; None without a usable answer.
+    """
+    try:
+        text = await get_text(session, address, "/startup", port, TIMEOUT_SECONDS, (200, 503))
+        async with parsing:
+            await asyncio.sleep(0)
+            return parse_startup(text, adapters)
+    except Exception:  # whatever a pod answers, and anybody may label one, must not end the operator
+        return None
+
+
+def parse_startup(text: str, adapters: Collection[str]) -> StartupReport:
+    """Parses the body of ``/startup``. Any exception means that it is no answer of a runtime."""
+    report = json.loads(text)
+    if report.get("status") != "started":
+        return StartupReport(Load(str(report["phase"])[:LONGEST_PHASE], min(100.0, max(0.0, float(report["percent"])))))
+    revision = str(report.get("model_revision"))
+    reported = report.get("adapters") or {}
+    found = {name: reported[name] for name in adapters if name in reported}
+    states = {n: Adapter(*(str(one.get(m, ""))[:LONGEST_WORD] for m in _MEMBERS)) for n, one in found.items()}
+    return StartupReport(None, revision if COMMIT.fullmatch(revision) else "", states)
+
+
+def is_loading(pod: Obj) -> bool:
+    """A pod whose main container runs, and that has an address, but is not Ready nor on its way out."""
+    return runs(pod) and not is_ready(pod)
+
+
+def runs(pod: Obj) -> bool:
+    status = pod.get("status") or {}
+    return is_live(pod) and status.get("phase") == "Running" and bool(status.get("podIP"))

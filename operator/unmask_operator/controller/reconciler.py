@@ -1,0 +1,236 @@
+"""One reconcile: what is known -> plan -> writes -> lists told -> status -> Events."""
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from unmask_operator.controller import adapters, adoption
+from unmask_operator.controller.apply import Applier, Outcome
+from unmask_operator.controller.field_conflicts import FieldConflicts
+from unmask_operator.kube.cache import Cache, slim
+from unmask_operator.kube.client import Client
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import DLMS, EVENTS, PODS, kind_of
+from unmask_operator.kube.merge_patch import merge_patch
+from unmask_operator.metrics import Metrics
+from unmask_operator.objects import API_VERSION, FIELD_MANAGER, KIND, Key, Obj, Ref, controller_uid
+from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import last_accepted, plan
+from unmask_operator.settings import Settings
+from unmask_operator.status import status
+from unmask_operator.status.limits import (
+    EVENT_NOTE_LENGTH,
+    EVENT_REASON_LENGTH,
+    minimal,
+    valid_bytes,
+    valid_reason,
+)
+from unmask_operator.status.transitions import Event, transitions
+
+STATUS_REFUSED = "StatusRefused"  # an Event's reason
+
+log = logging.getLogger(__name__)
+
+# A resource, its children and its pods -> with all else that is known.
+Observe = Callable[[Obj, Mapping[Ref, Obj], Sequence[Obj]], Awaitable[Observed]]
+
+
+@dataclass(frozen=True)
+class Result:
+    refused: bool = False  # the API server did not take a child or the status, which may heal by itself (a quota)
+    requeue_after: float | None = None  # seconds until the plan wants another look (None: not needed)
+
+
+class Reconciler:
+    """Brings one resource at a time to what its spec says. It is called for a key at most once at a time."""
+
+    def __init__(
+        self,
+        client: Client,
+        cache: Cache,
+        settings: Settings,
+        observe: Observe,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._cache = cache
+        self._settings = settings
+        self._observe = observe
+        self._metrics = metrics
+        self._conflicts = FieldConflicts(clock)
+        self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
+        self._status_refusals: dict[Key, str] = {}  # message of the last refused status, where the last one was
+
+    async def reconcile(self, key: Key, first_attempt: bool = False) -> Result:
+        """ApiError when the API server failed in a way that is worth trying again; where that is about one child alone,
+        it is so only for the `first_attempt`, and else in the status: most such failures are over in a moment."""
+        start = time.perf_counter()
+        try:
+            result = await self._reconcile(key, first_attempt)
+        except Exception as error:
+            if isinstance(error, ApiError):
+                self._metrics.api_errors.labels(str(error.status)).inc()
+            self._metrics.reconciles.labels("error").inc()
+            raise
+        self._metrics.reconciles.labels("ok").inc()
+        self._metrics.durations.observe(time.perf_counter() - start)
+        return result
+
+    async def _reconcile(self, key: Key, first_attempt: bool) -> Result:
+        resource = self._cache.resource(key)
+        if resource is None or resource["metadata"].get("deletionTimestamp"):
+            self._status_refusals.pop(key, None)
+            self._applier.forget(key)
+            return Result()  # the children go with their owner
+        children = await self._children(key, resource["metadata"]["uid"])
+        observed = await self._observe(resource, children, self._cache.pods(key))
+        observed, adopted = await adoption.adopt(self._client, self._cache, observed)
+        if adopted:
+            log.info("%d objects adopted", len(adopted), extra={"service": key})
+            self._metrics.writes.labels("adopt").inc(len(adopted))
+            await self._write_events(key, resource, [adoption.event(adopted)], observed.now)
+        outcome = await self._applier.apply(
+            lambda known: plan(known, self._settings), lambda known: last_accepted(known, self._settings), observed
+        )
+        if outcome.writes:
+            log.info("%d writes to children", outcome.writes, extra={"service": key})
+        for ref, error in outcome.failures.items():
+            log.warning("the API server failed on %s %s: %s", ref.kind, ref.name, error, extra={"service": key})
+            if first_attempt:
+                raise error
+            self._metrics.api_errors.labels(str(error.status)).inc()
+        annotate_after = await self._annotate_pods(outcome)
+        if await self._write_status(key, outcome):
+            return Result(requeue_after=0.0)
+        observed = outcome.observed
+        refused = any((observed.refusals, outcome.failures, observed.not_adopted, key in self._status_refusals))
+        delays = (annotate_after, outcome.plan.requeue_seconds, self._conflicts.next_look(key))
+        return Result(refused, min((seconds for seconds in delays if seconds is not None), default=None))
+
+    async def _annotate_pods(self, outcome: Outcome) -> float | None:
+        """Seconds until pods are to be told of a list that was just written, None where no pod is left to be told."""
+        pods = adapters.outdated_pods(outcome.observed)
+        if pods and outcome.writes:
+            return adapters.PAUSE_SECONDS
+        for pod in await adapters.annotate(self._client, outcome.observed, pods):
+            self._metrics.writes.labels("annotate").inc()
+            self._cache.put(PODS, pod)
+        return None
+
+    async def _children(self, key: Key, uid: str) -> Mapping[Ref, Obj]:
+        """As the store has them. One that another controls would stop everything: whether it still stands is asked."""
+        children = self._cache.children(key)
+        for ref, obj in list(children.items()):
+            if controller_uid(obj) == uid:
+                continue
+            kind = kind_of(ref.api_version, ref.kind)
+            try:
+                children[ref] = await self._client.get(kind, key.namespace, ref.name)
+                self._cache.put(kind, children[ref])
+            except ApiError as error:
+                if error.general:
+                    raise
+                if error.not_found:  # otherwise what was last seen of it is told
+                    del children[ref]
+                    self._cache.delete(kind, obj)
+        return children
+
+    async def _write_status(self, key: Key, outcome: Outcome) -> bool:
+        """Whether the answer shows another resource than the one that was reconciled. It goes into the store, and what
+        the watch tells of it afterwards is no news.
+
+        Somebody may have edited it meanwhile; and for a moment after its CustomResourceDefinition has got a new field,
+        watches that began before still leave that field out.
+        """
+        resource = outcome.observed.resource
+        old = resource.get("status") or {}
+        new = status(outcome.observed, outcome.plan)
+        if not merge_patch(old, new):
+            self._status_refusals.pop(key, None)
+            return False
+        events: list[Event] = []
+        try:
+            written = await self._patch_status(key, resource, new)
+            self._status_refusals.pop(key, None)
+        except ApiError as error:
+            if error.not_found or error.conflict:
+                log.info("the resource went away while it was reconciled", extra={"service": key})
+                self._cache.delete(DLMS, resource)
+                return False
+            if not error.refusal:
+                raise
+            events, new = self._status_refused(key, error), minimal(new)
+            written = await self._write_minimal(key, resource, new, events, outcome.observed.now)
+        if written is None:
+            return False
+        self._metrics.writes.labels("status").inc()
+        same_labels = written["metadata"].get("labels") == resource["metadata"].get("labels")
+        if same_labels:  # by others it may be another operator's now, and only the watch knows whose
+            self._cache.put(DLMS, written, answered=True)
+        await self._write_events(key, resource, [*events, *transitions(old, new)], outcome.observed.now)
+        return same_labels and _user_fields(slim(DLMS, written)) != _user_fields(resource)
+
+    async def _patch_status(self, key: Key, resource: Obj, new: Obj) -> Obj | None:
+        """The resource as the API server answers; None if its status was this one already."""
+        patch = merge_patch(resource.get("status") or {}, new)
+        return await self._client.patch_status(*key, resource["metadata"]["uid"], patch) if patch else None
+
+    def _status_refused(self, key: Key, error: ApiError) -> list[Event]:
+        """Logs and counts a refused status. Returns the Event of a refusal that is a new one."""
+        self._metrics.status_refusals.inc()
+        log.error("status refused by the API server, writing a minimal one: %s", error, extra={"service": key})
+        before, self._status_refusals[key] = self._status_refusals.get(key), error.message
+        if before == error.message:
+            return []
+        sentence = (
+            f"the API server refused the status; only counts and shortened conditions are written: {error.message}"
+        )
+        return [Event("Warning", STATUS_REFUSED, sentence)]
+
+    async def _write_minimal(
+        self, key: Key, resource: Obj, new: Obj, events: Sequence[Event], now: datetime
+    ) -> Obj | None:
+        """Writes the status in place of a refused one. An Event that reports the refusal is written in any case."""
+        try:
+            written = await self._patch_status(key, resource, new)
+        except ApiError:
+            await self._write_events(key, resource, events, now)
+            raise
+        if written is None:
+            await self._write_events(key, resource, events, now)
+        return written
+
+    async def _write_events(self, key: Key, resource: Obj, events: Sequence[Event], now: datetime) -> None:
+        for event in events:
+            try:
+                await self._client.create(_event(resource, event, self._settings.pod_name, now))
+            except ApiError as error:  # an Event is a courtesy
+                log.warning("an Event was not written: %s", error, extra={"service": key})
+
+
+def _user_fields(resource: Obj) -> list[object]:
+    """What people ask for with a resource."""
+    meta = resource["metadata"]
+    return [resource.get("spec"), *(meta.get(member) for member in ("annotations", "deletionTimestamp"))]
+
+
+def _event(resource: Obj, transition: Event, instance: str, now: datetime) -> Obj:
+    """The Event of a transition, about the resource, reported by the pod `instance`."""
+    meta = resource["metadata"]
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"namespace": meta["namespace"], "name": f"{meta['name']}.{uuid.uuid4().hex[:16]}"},
+        "regarding": {"apiVersion": API_VERSION, "kind": KIND, **{m: meta[m] for m in ("namespace", "name", "uid")}},
+        "type": transition.type,
+        "reason": valid_reason(transition.reason),
+        "note": valid_bytes(transition.message, EVENT_NOTE_LENGTH),
+        "action": "Reconcile",
+        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": FIELD_MANAGER,
+        "reportingInstance": valid_bytes(instance, EVENT_REASON_LENGTH),
+    }

@@ -1,0 +1,175 @@
+"""The last seen state of resources, children and pods, filled by lists, by watches and by our own writes."""
+
+import sys
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
+
+from unmask_operator.api.nulls import without_nulls
+from unmask_operator.kube.kinds import DLMS, PODS, ApiKind
+from unmask_operator.objects import SERVICE_LABEL, Key, Obj, Ref
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # the whole resource again, as text
+_OF_A_MANAGER = ("manager", "operation", "subresource")
+MAX_TOMBSTONES = 5_000  # deletions remembered, so that no late answer brings a deleted object back
+
+
+class Cache:
+    """Objects by kind, namespace and name. Whatever is older than what it has is ignored, so order does not matter."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._objects: dict[str, dict[Key, Obj]] = defaultdict(dict)  # by ApiKind.api
+        self._by_resource: dict[Key, dict[tuple[str, str], Obj]] = defaultdict(
+            dict
+        )  # a service's, by ApiKind.api and name
+        self._tombstones: OrderedDict[str, int] = OrderedDict()  # uid -> resource version of its deletion
+        self._last_seen: dict[str, float] = {}
+
+    def put(self, kind: ApiKind, obj: Mapping[str, Any], *, answered: bool = False) -> Key | None:
+        """Keep an object; returns the resource it concerns, None when it is no news.
+
+        `answered` by a request, it wins over what a watch has brought of the same version: a watch that began before
+        a CustomResourceDefinition got a new field leaves that field out of what it brings.
+        """
+        self.mark_seen(kind)
+        meta = obj["metadata"]
+        name = Key(meta["namespace"], meta["name"])
+        if _version(obj) <= self._tombstones.get(meta["uid"], -1):
+            return None
+        cached = self._objects[kind.api].get(name)
+        if cached is not None and _version(cached) >= _version(obj):
+            fuller = answered and kind is DLMS and _version(cached) == _version(obj) and cached != slim(kind, obj)
+            if not fuller:
+                return None
+        if cached is not None and cached["metadata"]["uid"] != meta["uid"]:
+            self._add_tombstone(cached["metadata"]["uid"], _version(cached))
+        slimmed = slim(kind, obj)
+        self._objects[kind.api][name] = slimmed
+        return self._index(kind, name, cached, slimmed)
+
+    def delete(self, kind: ApiKind, obj: Mapping[str, Any]) -> Key | None:
+        """Forget an object; returns the resource it concerns, None when that is no news.
+
+        A watch by label also calls an object deleted that lost the label. It may come back, with a later version.
+        """
+        self.mark_seen(kind)
+        meta = obj["metadata"]
+        name = Key(meta["namespace"], meta["name"])
+        cached = self._objects[kind.api].get(name)
+        self._add_tombstone(meta["uid"], _version(obj))
+        if cached is None or cached["metadata"]["uid"] != meta["uid"] or _version(cached) > _version(obj):
+            return None
+        return self._remove(kind, name, cached)
+
+    def replace(self, kind: ApiKind, namespace: str | None, listed: Set[tuple[Key, str]], version: int) -> set[Key]:
+        """Forget what a list made at a resource version did not have: `listed` are the names and uids that it had.
+        Returns the resources whose objects went."""
+        changed = set()
+        for name, cached in list(self._objects[kind.api].items()):
+            inside = namespace is None or name.namespace == namespace
+            if inside and (name, cached["metadata"]["uid"]) not in listed and _version(cached) <= version:
+                # Without a list, of a kind that is not served, a later version may come back.
+                self._add_tombstone(cached["metadata"]["uid"], _version(cached) if version == sys.maxsize else version)
+                changed.add(self._remove(kind, name, cached))
+        self.mark_seen(kind)
+        return {key for key in changed if key is not None}
+
+    def mark_seen(self, kind: ApiKind) -> None:
+        """The API server has told of a kind, if only that nothing happened."""
+        self._last_seen[kind.api] = self._clock()
+
+    def resource(self, key: Key) -> Obj | None:
+        return self._objects[DLMS.api].get(key)
+
+    def resources(self) -> Iterator[tuple[Key, Obj]]:
+        yield from list(self._objects[DLMS.api].items())
+
+    def holds(self, kind: ApiKind) -> bool:
+        """Whether any object of a kind is known."""
+        return bool(self._objects[kind.api])
+
+    def children(self, key: Key) -> dict[Ref, Obj]:
+        """Objects with the resource's label, pods apart."""
+        objects = self._by_resource.get(key, {})
+        return {Ref.of(obj): obj for (api, _), obj in objects.items() if api != PODS.api}
+
+    def pods(self, key: Key) -> list[Obj]:
+        objects = self._by_resource.get(key, {})
+        return [obj for (api, _), obj in sorted(objects.items()) if api == PODS.api]
+
+    def all_pods(self) -> Iterator[tuple[Key, Obj]]:
+        """The pods of all resources, each with its resource's key."""
+        for key, _ in self.resources():
+            for pod in self.pods(key):
+                yield key, pod
+
+    def ages(self) -> dict[str, float]:
+        """Seconds since each kind was last heard of."""
+        now = self._clock()
+        return {api: now - mark_seen for api, mark_seen in self._last_seen.items()}
+
+    def _index(self, kind: ApiKind, name: Key, cached: Obj | None, slimmed: Obj) -> Key | None:
+        if kind is DLMS:
+            return name
+        old, new = owner_key(cached) if cached else None, owner_key(slimmed)
+        if old is not None and old != new:
+            self._unindex(kind, old, name)
+        if new is not None:
+            self._by_resource[new][kind.api, name.name] = slimmed
+        return new or old
+
+    def _remove(self, kind: ApiKind, name: Key, cached: Obj) -> Key | None:
+        del self._objects[kind.api][name]
+        if kind is DLMS:
+            return name
+        key = owner_key(cached)
+        if key is not None:
+            self._unindex(kind, key, name)
+        return key
+
+    def _unindex(self, kind: ApiKind, key: Key, name: Key) -> None:
+        self._by_resource[key].pop((kind.api, name.name), None)
+        if not self._by_resource[key]:
+            del self._by_resource[key]
+
+    def _add_tombstone(self, uid: str, version: int) -> None:
+        self._tombstones[uid] = max(version, self._tombstones.get(uid, -1))
+        while len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
+
+
+def owner_key(obj: Mapping[str, Any]) -> Key | None:
+    """The resource that an object's service label names."""
+    meta = obj["metadata"]
+    resource = (meta.get("labels") or {}).get(SERVICE_LABEL)
+    return Key(meta["namespace"], resource) if resource else None
+
+
+def _version(obj: Mapping[str, Any]) -> int:
+    return int(obj["metadata"]["resourceVersion"])
+
+
+def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
+    """Without what nobody reads: which fields are managed, of a resource and a pod by whom, and what was applied.
+    A resource's fields that are null are not set."""
+    meta = dict(obj["metadata"])
+    if kind is DLMS and isinstance(obj.get("spec"), dict):
+        obj = {**obj, "spec": without_nulls(obj["spec"])}
+    fields = meta.pop("managedFields", None)
+    if fields and kind not in (DLMS, PODS):
+        meta["managedFields"] = [{k: f[k] for k in _OF_A_MANAGER if k in f} for f in fields]  # all: places count
+    if LAST_APPLIED in (annotations := meta.get("annotations") or {}):
+        meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
+    slimmed: Obj = _shared({"apiVersion": kind.api_version, "kind": kind.kind, **obj, "metadata": meta})
+    return slimmed
+
+
+def _shared(value: Any) -> Any:
+    """The same value of texts that all objects share: most of what they hold is alike."""
+    if isinstance(value, str):
+        return sys.intern(value)
+    if isinstance(value, dict):
+        return {sys.intern(name): _shared(inner) for name, inner in value.items()}
+    return [_shared(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,351 @@
+"""Requests to the API server, sent by the official client: plain objects in, plain objects out."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+
+from unmask_operator.kube.credentials import BEARER, Credentials, Identity, LoginError
+from unmask_operator.kube.errors import ApiError, api_error
+from unmask_operator.kube.kinds import DLMS, LEASES, PODS, REVISIONS, ApiKind, kind_of
+from unmask_operator.objects import FIELD_MANAGER, Obj
+from unmask_operator.plan.drift import Clash
+
+PAGE = 100  # objects of one answer to a list: parsing it must neither hold the event loop up nor take much memory
+LIST_TRIES = 5  # how often a list is begun
+TIMEOUT_SECONDS = 30.0
+THROTTLED_TRIES = 4  # how often a request is sent that the server throttles (429)
+LONGEST_WAIT_SECONDS = 30.0  # the longest Retry-After that is waited for here; the work queue waits longer ones
+
+JSON = "application/json"
+MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+# The official client sends text as it is, but for media types that it encodes by itself: those with "json" in their
+# name and exactly application/apply-patch+yaml, for which its escapes of characters beyond the BMP are no YAML.
+YAML = "application/yaml"
+APPLY = "application/apply-patch+yaml; charset=utf-8"
+
+_ESCAPED = re.compile("[<>&\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+class WriteWithheld(Exception):
+    """A write was withheld: another pod may lead."""
+
+
+class Client:
+    """Reads and writes objects.
+
+    Every method raises ApiError when the server refuses or does not answer. A 429 is waited for and sent again here,
+    since the server did nothing yet. Nothing else is repeated: only the caller knows what a second time would do.
+
+    Attributes:
+        last_answer: Monotonic seconds of the last answer below 500.
+        may_write: Called when the first byte of a write is about to be sent, but for writes of Leases. False withholds
+            the write.
+    """
+
+    def __init__(self, credentials: Credentials, user_agent: str = FIELD_MANAGER) -> None:
+        self.last_answer = 0.0
+        self.may_write: Callable[[], bool] = lambda: True
+        self._credentials = credentials
+        self._agent = user_agent
+        self._api: ApiClient | None = None
+        self._tls: tuple[bytes, ...] = ()
+        trace = aiohttp.TraceConfig()
+        trace.on_request_chunk_sent.append(self._fence)
+        credentials.configuration.trace_configs = [trace]
+
+    async def close(self) -> None:
+        api, self._api = self._api, None
+        if api is not None:
+            await api.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = JSON,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> Obj:
+        """Sends a request and returns the object of its answer. A write needs a body, which the fence can withhold."""
+        assert method == "GET" or body is not None
+        for _ in range(THROTTLED_TRIES - 1):
+            identity = self._credentials.current
+            try:
+                return await self._send(method, path, params, body, content_type, timeout)
+            except ApiError as error:
+                if error.status == 401 and await self._renew(identity):
+                    continue
+                wait = error.retry_after or 1.0
+                if error.status != 429 or error.refusal or wait > LONGEST_WAIT_SECONDS:
+                    raise
+                await asyncio.sleep(wait)
+        return await self._send(method, path, params, body, content_type, timeout)
+
+    async def _send(
+        self, method: str, path: str, params: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
+    ) -> Obj:
+        api = await self._connect()
+        _, url, headers, *_ = await api.param_serialize(
+            method,
+            path,
+            query_params=list((params or {}).items()),
+            header_params={"Content-Type": content_type, "Accept": JSON},
+            auth_settings=[BEARER],
+        )
+        if content_type in (YAML, APPLY):
+            body = encode(body)
+        try:
+            answer = await api.call_api(
+                method, url, headers, body, _request_timeout=aiohttp.ClientTimeout(total=timeout)
+            )
+            content = await answer.read()
+        except (aiohttp.ClientError, OSError, WriteWithheld) as error:
+            if _was_withheld(error):
+                raise ApiError(0, "NotLeading", f"{method} {path}: not sent, because another pod may lead") from None
+            raise await self._unanswered(api, method, path, error) from error
+        if answer.status < 500:
+            self.last_answer = time.monotonic()
+        if answer.status >= 400:
+            raise api_error(answer.status, content, answer.headers)
+        try:
+            parsed: Obj = json.loads(content)
+        except ValueError:
+            raise ApiError(answer.status, "Unreadable", f"{method} {path}: the answer is not JSON") from None
+        return parsed
+
+    async def _unanswered(self, api: ApiClient, method: str, path: str, error: Exception) -> ApiError:
+        if isinstance(error, aiohttp.ClientSSLError) and api is self._api:
+            await self.close()  # the cluster's CA may have been replaced: the next connection reads it again
+        sentence = f"{method} {path}: no answer from the API server: {str(error) or type(error).__name__}"
+        return ApiError(0, "Unreachable", sentence)
+
+    async def _connect(self) -> ApiClient:
+        """Returns the client of the current credentials. New certificates need a new one."""
+        await self._credentials.refresh()
+        if self._api is not None and self._tls != self._credentials.current.tls:
+            await self.close()
+        if self._api is None:
+            try:
+                self._api = ApiClient(self._credentials.configuration)
+            except OSError as error:
+                raise ApiError(0, "NoLogin", f"the certificates cannot be used: {error}") from error
+            self._api.user_agent = self._agent
+            self._tls = self._credentials.current.tls
+        return self._api
+
+    async def _renew(self, refused: Identity) -> bool:
+        try:
+            return await self._credentials.renew(refused)
+        except LoginError as error:
+            raise ApiError(0, "NoLogin", str(error)) from error
+
+    async def _fence(
+        self, session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestChunkSentParams
+    ) -> None:
+        """Withholds a write unless this pod leads. aiohttp calls it in the very step that sends the body's chunk.
+
+        A process that was frozen resumes wherever it was, before any of its tasks can learn that another pod leads.
+        Between the call of a request and its first byte lie several steps of the event loop, also without a new
+        connection: a check at the call is too early. aiohttp sends the headers together with the body's first chunk,
+        and the API server ignores a request without its complete body. So every write has a body.
+        """
+        if f"{LEASES.root}/" not in params.url.path and not self.may_write():
+            raise WriteWithheld
+
+    async def get(self, kind: ApiKind, namespace: str, name: str) -> Obj:
+        return await self.request("GET", kind.path(namespace, name))
+
+    async def list(
+        self,
+        kind: ApiKind,
+        namespace: str | None = None,
+        selector: str = "",
+        fields: str = "",
+        transform: Callable[[Obj], Obj] = lambda item: item,
+        page: int = PAGE,
+    ) -> tuple[Sequence[Obj], int]:
+        """The objects of a namespace (of the cluster for None), as they are now, and the list's resource version.
+
+        They come page by page, and of each only what `transform` makes of it is held on to. A list that the server
+        could not keep until its last page (410) is begun anew.
+        """
+        query = {"labelSelector": selector, "fieldSelector": fields, "limit": str(page)}
+        query = {name: text for name, text in query.items() if text}
+        for _ in range(LIST_TRIES - 1):
+            try:
+                return await self._pages(kind, kind.path(namespace), query, transform)
+            except ApiError as error:
+                if error.status != 410:
+                    raise
+        return await self._pages(kind, kind.path(namespace), query, transform)
+
+    async def _pages(
+        self, kind: ApiKind, path: str, query: Mapping[str, str], transform: Callable[[Obj], Obj]
+    ) -> tuple[Sequence[Obj], int]:
+        items: Sequence[Obj] = ()
+        continuation: Mapping[str, str] = {}
+        while True:
+            answer = await self.request("GET", path, params={**query, **continuation})
+            page = answer.get("items") or ()
+            items = [*items, *(transform({"apiVersion": kind.api_version, "kind": kind.kind, **item}) for item in page)]
+            meta = answer["metadata"]
+            if not meta.get("continue"):
+                return items, int(meta["resourceVersion"])
+            continuation = {"continue": meta["continue"]}
+
+    async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
+        """A POST, which takes over nothing that exists. Unknown fields are refused.
+
+        A revision's data is immutable, and the API server refuses a later patch, be it of a label, if its encoding of
+        the data differs from the stored bytes. It stores JSON as it arrived and encodes YAML by itself.
+        """
+        kind = kind_of(obj["apiVersion"], obj["kind"])
+        path = kind.path(obj["metadata"]["namespace"])
+        return await self.request("POST", path, _strict(dry_run), obj, YAML if kind == REVISIONS else JSON)
+
+    async def apply(self, obj: Obj, uid: str, dry_run: bool = False) -> Obj:
+        """Server-side apply onto the object with that uid; ApiError.conflict when it is gone or another one."""
+        kind = kind_of(obj["apiVersion"], obj["kind"])
+        meta = obj["metadata"]
+        body = {**obj, "metadata": {**meta, "uid": uid}}
+        path = kind.path(meta["namespace"], meta["name"])
+        return await self.request("PATCH", path, {**_strict(dry_run), "force": "true"}, body, APPLY)
+
+    async def upgrade_managed_fields(self, live: Obj) -> Obj:
+        """Turn what creating `live` left in its managedFields into an apply's, so that applying can remove fields.
+
+        A POST makes its field manager the owner of all fields by an entry of operation Update, and an apply by the same
+        manager adds an entry of its own beside it: fields left out later would live on, owned by the older entry. Where
+        an apply has added one already (see `replace`), the older entry is removed.
+        """
+        entries = live["metadata"].get("managedFields", ())
+        applied = any(is_applied_entry(entry) for entry in entries)
+        for i, entry in enumerate(entries):
+            if is_created_entry(entry):
+                at = f"/metadata/managedFields/{i}"
+                change = {"op": "remove", "path": at}
+                if not applied:
+                    change = {"op": "replace", "path": f"{at}/operation", "value": "Apply"}
+                tests = [
+                    {"op": "test", "path": f"{at}/manager", "value": FIELD_MANAGER},
+                    {"op": "test", "path": f"{at}/operation", "value": "Update"},
+                ]
+                return await self._patch_json(live, [*tests, change])
+        return live
+
+    async def replace(self, live: Obj, clashes: Sequence[Clash], dry_run: bool = False) -> Obj:
+        """Replaces values of a live object with what others own in them, which server-side apply would keep."""
+        tests = [{"op": "test", "path": clash.pointer, "value": clash.live} for clash in clashes]
+        changes = [{"op": "replace", "path": clash.pointer, "value": clash.desired} for clash in clashes]
+        return await self._patch_json(live, [*tests, *changes], dry_run)
+
+    async def _patch_json(self, live: Obj, patch: Sequence[Obj], dry_run: bool = False) -> Obj:
+        """A JSON patch of the object as it was seen; ApiError.conflict if it is another one, or a test fails."""
+        kind, meta = kind_of(live["apiVersion"], live["kind"]), live["metadata"]
+        same = {"op": "test", "path": "/metadata/uid", "value": meta["uid"]}
+        path = kind.path(meta["namespace"], meta["name"])
+        try:
+            return await self.request("PATCH", path, _strict(dry_run), [same, *patch], JSON_PATCH)
+        except ApiError as error:
+            invalid = error.denied or " is invalid: " in error.message
+            if error.status == 422 and not invalid:  # a test failed: the object is not as it was seen
+                raise ApiError(409, "Conflict", error.message) from error
+            raise
+
+    async def discovers(self, kind: ApiKind) -> bool:
+        """Whether the API server's discovery shows a kind of an API group, which may lag behind the kind itself."""
+        groups = await self.request("GET", "/apis")
+        if kind.group not in {group["name"] for group in groups["groups"]}:
+            return False
+        resources = await self.request("GET", kind.root)
+        return kind.plural in {resource["name"] for resource in resources["resources"]}
+
+    async def delete(self, kind: ApiKind, namespace: str, name: str, uid: str) -> None:
+        """Delete the object with that uid; one that is gone already, or another one of its name, is left as it is."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self.request("DELETE", kind.path(namespace, name), body=body)
+        except ApiError as error:
+            if not (error.not_found or error.conflict):
+                raise
+
+    async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj) -> Obj:
+        """A merge patch of the resource's status; the uid keeps it off a new resource of the same name."""
+        path = DLMS.path(namespace, name, "status")
+        body = {"metadata": {"uid": uid}, "status": patch}
+        return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
+
+    async def annotate_pod(self, pod: Obj, annotations: Mapping[str, str]) -> Obj:
+        """A merge patch of a pod's annotations, through its status: whoever may patch that can change nothing that
+        a pod runs. The uid keeps it off a new pod of the same name."""
+        meta = pod["metadata"]
+        path = PODS.path(meta["namespace"], meta["name"], "status")
+        body = {"metadata": {"uid": meta["uid"], "annotations": dict(annotations)}}
+        return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
+
+    async def patch_scale(self, namespace: str, name: str, replicas: int) -> Obj:
+        """Write the resource's replicas through its scale subresource, as HPA and `kubectl scale` do."""
+        path = DLMS.path(namespace, name, "scale")
+        body = {"spec": {"replicas": replicas}}
+        return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
+
+    async def patch_deployment_scale(self, namespace: str, name: str, uid: str, replicas: int) -> Obj:
+        """Writes `spec.replicas` of the Deployment with that uid through its scale subresource, and nothing else.
+
+        Validation and admission of the Deployment's other fields do not apply to it. ApiError.conflict if the uid is
+        another one.
+        """
+        path = kind_of("apps/v1", "Deployment").path(namespace, name, "scale")
+        body = {"metadata": {"uid": uid}, "spec": {"replicas": replicas}}
+        return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
+
+    async def update_lease(self, lease: Obj, timeout: float) -> Obj:
+        """A PUT, which fails with ApiError.conflict when the Lease has changed since it was read."""
+        meta = lease["metadata"]
+        path = LEASES.path(meta["namespace"], meta["name"])
+        return await self.request("PUT", path, body=lease, timeout=timeout)
+
+
+def is_created_entry(entry: Mapping[str, Any]) -> bool:
+    """Whether a managedFields entry is what our POST left."""
+    return _is_own_entry(entry, "Update")
+
+
+def is_applied_entry(entry: Mapping[str, Any]) -> bool:
+    """Whether a managedFields entry is what our apply left."""
+    return _is_own_entry(entry, "Apply")
+
+
+def _is_own_entry(entry: Mapping[str, Any], operation: str) -> bool:
+    made_by = (entry.get("manager"), entry.get("operation"))
+    return made_by == (FIELD_MANAGER, operation) and not entry.get("subresource")
+
+
+def _strict(dry_run: bool) -> dict[str, str]:
+    params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+    return {**params, "dryRun": "All"} if dry_run else params
+
+
+def encode(body: Any) -> str:
+    """Encodes JSON that is YAML too, as the API server encodes JSON: members sorted, no spaces, <, > and & escaped.
+
+    Control characters and byte order marks are escaped as well: YAML does not allow them.
+    """
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _was_withheld(error: BaseException | None) -> bool:
+    """Whether the fence caused an error of aiohttp."""
+    while error is not None and not isinstance(error, WriteWithheld):
+        error = error.__cause__ or error.__context__
+    return error is not None

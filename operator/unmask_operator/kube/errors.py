@@ -1,0 +1,123 @@
+"""The one error of talking to the API server."""
+
+import json
+import re
+from collections.abc import Mapping
+
+# Statuses with which the API server rejects the request itself: bad request, forbidden (admission, quota, RBAC), method
+# or media type not supported, too large, invalid.
+REFUSAL_STATUSES = frozenset((400, 403, 405, 406, 413, 415, 422))
+
+# Admission chooses the status of a denial freely (a webhook's response.status.code, a policy's reason), so only the
+# sentence identifies one: admission/plugin/webhook/errors and admission/plugin/policy of k8s.io/apiserver.
+_DENIALS = (
+    r'admission webhook ".*?" (denied the request|does not support dry run)',
+    r"(ValidatingAdmissionPolicy|MutatingAdmissionPolicy|policy) ['\"].*?['\"]( with binding '.*?')? denied request",
+)
+
+# The API server answers Go errors that are no metav1.Status with 500 (ErrorToAPIStatus of k8s.io/apiserver). These are
+# about the object in the request, and a second try gives the same answer.
+_REFUSALS_WITH_500 = (
+    # server-side apply: apimachinery/pkg/util/managedfields and structured-merge-diff/merge
+    r"failed to create typed (patch|live) object",  # a wrong type, an unknown field, duplicate keys of a list
+    r"failed to convert (new|live|new typed|old|merged|pruned) object",  # a value its Go type cannot hold: "cpu: lots"
+    r"failed to convert to unversioned",
+    r"failed to create manager for existing fields",
+    r"failed to (update|encode|decode) managed ?fields",
+    r"failed to (merge config|prune fields|get field set|compare objects|create field ?set)",
+    # decoders of apimachinery
+    r"unable to (convert unstructured object|decode)",
+    r"(json: )?cannot unmarshal",
+    r"strict decoding error",
+    # limits of etcd (--max-request-bytes) and of its client, which a dry run does not reach
+    r"etcdserver: request is too large",
+    r"trying to send message larger than max",
+    r"(grpc: )?received message larger than max",
+    r"request entity too large",
+)
+
+# Another process failed underneath one of the sentences above: the next try may pass.
+_TRANSIENT_CAUSE = re.compile(r"conversion webhook for .* failed|failed calling webhook")
+
+_DENIAL = re.compile(rf'(\S+ "[^"]*" is forbidden: )?({"|".join(_DENIALS)})', re.IGNORECASE | re.DOTALL)
+_REFUSAL_WITH_500 = re.compile(rf"(rpc error: code = \w+ desc = )?({'|'.join(_REFUSALS_WITH_500)})", re.IGNORECASE)
+
+
+def is_refusal(status: int, message: str) -> bool:
+    """Whether an error of the API server is a verdict on the request, which a second try would repeat.
+
+    Args:
+        status: HTTP status; 0 if there was no answer.
+        message: message of the answer's Status.
+
+    Returns:
+        False for what may pass later: a webhook that cannot be called, a timeout, etcd without a leader.
+    """
+    if status in REFUSAL_STATUSES or (status >= 400 and _DENIAL.match(message)):
+        return True
+    return bool(status == 500 and _REFUSAL_WITH_500.match(message)) and not _TRANSIENT_CAUSE.search(message)
+
+
+class ApiError(Exception):
+    """A request that the API server refused, or that did not reach it."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{message} ({status} {reason})" if status else message)
+        self.status = status  # of HTTP; 0 when no answer came
+        self.reason = reason  # the API's CamelCase word ("AlreadyExists"), "Unreachable" when no answer came
+        self.message = message  # the server's sentence
+        self.retry_after = retry_after  # seconds the server asks to wait, None when it asks for nothing
+
+    @property
+    def not_found(self) -> bool:
+        return self.status == 404 and not self.refusal
+
+    @property
+    def exists(self) -> bool:
+        """A create met an object of that name."""
+        return self.status == 409 and self.reason == "AlreadyExists" and not self.refusal
+
+    @property
+    def conflict(self) -> bool:
+        """The object is another than the one we knew: a uid or resourceVersion that does not hold any more."""
+        return self.status == 409 and self.reason != "AlreadyExists" and not self.refusal
+
+    @property
+    def refusal(self) -> bool:
+        """The API server rejected the request itself, and would do so again: admission, validation, quota, RBAC."""
+        return is_refusal(self.status, self.message)
+
+    @property
+    def denied(self) -> bool:
+        """Admission rejected the request."""
+        return bool(_DENIAL.match(self.message))
+
+    @property
+    def general(self) -> bool:
+        """Other requests fail as well: no answer, throttled, not logged in or not leading."""
+        return self.status in (0, 401, 429) and not self.refusal
+
+
+def api_error(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
+    """From an HTTP answer: a Status object where the API server itself speaks, else plain text (a proxy in between)."""
+    retry_after = _seconds(headers.get("Retry-After"))
+    try:
+        status_object = json.loads(body)
+        if not isinstance(status_object, dict) or status_object.get("kind") != "Status":
+            raise ValueError
+    except ValueError:
+        text = body.decode(errors="replace")[:500].strip()
+        return ApiError(status, "Unknown", text or "no reason given", retry_after)
+    if retry_after is None:
+        retry_after = _seconds((status_object.get("details") or {}).get("retryAfterSeconds"))
+    return ApiError(
+        status, status_object.get("reason") or "Unknown", status_object.get("message") or "no reason given", retry_after
+    )
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        return None
+    return seconds if seconds > 0 else None

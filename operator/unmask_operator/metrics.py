@@ -1,0 +1,92 @@
+"""What the operator tells of itself under ``/metrics``."""
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from unmask_operator.kube.cache import Cache
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_MINUTES = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0)
+_STOPPED = ("Suspended", "NoReplicas")  # why Available is False because somebody wants it so
+
+
+class Metrics(Collector):
+    """The figures of one operator process, in a registry of their own."""
+
+    def __init__(self, cache: Cache, waiting: Callable[[], int]) -> None:
+        self._cache = cache
+        self._waiting = waiting
+        own = self.registry = CollectorRegistry()
+        self.leader = Gauge("unmask_operator_leader", "1 while this process reconciles, else 0.", registry=own)
+        self.reconciles = Counter(
+            "unmask_operator_reconciles", "Finished reconciles by result.", ["result"], registry=own
+        )
+        for result in ("ok", "error"):
+            self.reconciles.labels(result)
+        self.durations = Histogram(
+            "unmask_operator_reconcile_seconds", "Time of one reconcile.", registry=own, buckets=_SECONDS
+        )
+        self.cold_starts = Histogram(
+            "unmask_operator_cold_start_seconds",
+            "Time from a pod's creation until it was first Ready.",
+            registry=own,
+            buckets=_MINUTES,
+        )
+        self.writes = Counter(
+            "unmask_operator_writes", "Writes to children and status by verb.", ["verb"], registry=own
+        )
+        self.api_errors = Counter(
+            "unmask_operator_api_errors",
+            "Reconciles, lists and watches that failed at a request, by HTTP status (0: no answer).",
+            ["status"],
+            registry=own,
+        )
+        self.status_refusals = Counter(
+            "unmask_operator_status_refusals",
+            "Statuses that the API server refused and that a minimal one replaced.",
+            registry=own,
+        )
+        self.registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Counted when scraped: services and their conditions, the queue's length, the age of what is known."""
+        resources = list(self._cache.resources())
+        yield GaugeMetricFamily("unmask_operator_services", "Resources known.", value=len(resources))
+        by_condition = GaugeMetricFamily(
+            "unmask_operator_service_conditions", "Resources by condition.", labels=["type", "status", "reason"]
+        )
+        each = GaugeMetricFamily(
+            "unmask_operator_service_condition",
+            "1 while a condition of a resource is True, else 0.",
+            labels=["namespace", "name", "type"],
+        )
+        stopped = GaugeMetricFamily(
+            "unmask_operator_service_stopped",
+            "1 while a resource serves nothing because it is suspended or asks for no replicas, else 0.",
+            labels=["namespace", "name"],
+        )
+        tally: Tally[tuple[str, str, str]] = Tally()
+        for key, resource in resources:
+            conditions = (resource.get("status") or {}).get("conditions") or ()
+            for condition in conditions:
+                kind, status = condition["type"], condition["status"]
+                tally[kind, status, condition["reason"]] += 1
+                each.add_metric([*key, kind], float(status == "True"))
+            on_purpose = any(c["type"] == "Available" and c["reason"] in _STOPPED for c in conditions)
+            stopped.add_metric([*key], float(on_purpose))
+        for labels, count in sorted(tally.items()):
+            by_condition.add_metric(list(labels), count)
+        yield from (by_condition, each, stopped)
+        yield GaugeMetricFamily("unmask_operator_queue_length", "Resources that wait.", value=self._waiting())
+        age = GaugeMetricFamily(
+            "unmask_operator_watch_age_seconds",
+            "Time since a kind was listed or an event of it arrived.",
+            labels=["kind"],
+        )
+        for api, seconds in sorted(self._cache.ages().items()):
+            age.add_metric([api.rpartition("/")[2]], seconds)
+        yield age

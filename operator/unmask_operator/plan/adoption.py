@@ -1,0 +1,97 @@
+"""Adoption: a resource takes over objects of its own names that have lost their owner.
+
+`kubectl delete --cascade=orphan` and backups leave children without owner references. An annotation on the resource
+asks for their adoption. Nothing else does, since a name and labels are no proof that the objects are meant to be this
+resource's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from unmask_operator.api import DiffusionLMService, SpecError, parse
+from unmask_operator.objects import (
+    ADOPT,
+    API_VERSION,
+    FIELD_MANAGER,
+    KIND,
+    RESTARTED_AT,
+    SERVICE_LABEL,
+    TEMPLATE_LABEL,
+    Obj,
+    Ref,
+    controller_uid,
+)
+from unmask_operator.plan.observed import Observed
+from unmask_operator.render.labels import MAIN, is_own
+from unmask_operator.render.pod import RenderedPod, render_pod
+from unmask_operator.render.revision import Revision, first_revision
+from unmask_operator.settings import Settings
+
+_MANAGED_BY = "app.kubernetes.io/managed-by"
+
+
+def asks_for_adoption(resource: Mapping[str, Any]) -> bool:
+    """Whether the annotation of a resource is "true"."""
+    return bool((resource["metadata"].get("annotations") or {}).get(ADOPT) == "true")
+
+
+def is_orphan(child: Mapping[str, Any], name: str) -> bool:
+    """Whether an object could be adopted by the resource `name`: by its kind, name, labels and owners."""
+    meta = child["metadata"]
+    labels = meta.get("labels") or {}
+    return (
+        controller_uid(child) is None
+        and "deletionTimestamp" not in meta
+        and (labels.get(_MANAGED_BY), labels.get(SERVICE_LABEL)) == (FIELD_MANAGER, name)
+        and is_own(Ref.of(child), name)
+    )
+
+
+def orphans(observed: Observed) -> list[Obj]:
+    """The objects to adopt now, in the order of their kinds and names; none without the annotation."""
+    resource = observed.resource
+    if not asks_for_adoption(resource):
+        return []
+    name = resource["metadata"]["name"]
+    return [child for _, child in sorted(observed.children.items()) if is_orphan(child, name)]
+
+
+def owner_reference(name: str, uid: str) -> Obj:
+    """Makes the resource an object's controller."""
+    owner: Obj = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": uid}
+    return owner | {"controller": True, "blockOwnerDeletion": True}
+
+
+def adopted_revision(observed: Observed, settings: Settings) -> Revision | None:
+    """The pin of an adopted Deployment whose ControllerRevisions are lost; None if there is none.
+
+    It holds the template that runs, so that adoption replaces no pod. If this operator renders the same template, it
+    holds the rendered one, which lacks the defaults of the API server.
+    """
+    resource = observed.resource
+    meta = resource["metadata"]
+    live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
+    if not asks_for_adoption(resource) or live is None or controller_uid(live) != meta["uid"]:
+        return None
+    template = live["spec"]["template"]
+    metadata = {member: value for member, value in template["metadata"].items() if value is not None}
+    restarted_at = (metadata.get("annotations") or {}).get(RESTARTED_AT, "")
+    image = next((str(c["image"]) for c in template["spec"]["containers"] if c["name"] == MAIN), "")
+    revision = first_revision(resource, restarted_at, RenderedPod(image, {**template, "metadata": metadata}))
+    fresh = _rendered(resource, settings, restarted_at)
+    same = fresh is not None and _digest(fresh.template) == _digest(template)
+    return replace(revision, rendered_pod=fresh) if same and fresh else revision
+
+
+def _rendered(resource: Obj, settings: Settings, restarted_at: str) -> RenderedPod | None:
+    try:
+        service: DiffusionLMService = parse(resource)
+        return render_pod(service, settings, restarted_at)
+    except SpecError:
+        return None
+
+
+def _digest(template: Mapping[str, Any]) -> str | None:
+    found = (template["metadata"].get("labels") or {}).get(TEMPLATE_LABEL)
+    return None if found is None else str(found)

@@ -1,0 +1,90 @@
+"""Names, labels and fixed points that children share: what one child says about another stands here once."""
+
+import re
+from collections.abc import Mapping
+
+from unmask_operator.api import DiffusionLMService
+from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj, Ref
+
+PORT = 8000  # the runtime's HTTP port
+PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor find it
+MAIN = "main"  # the engine's container
+KEYS_MOUNT = "/etc/unmask/keys"  # where the Secret of spec.auth is mounted
+KEYS_FILE = "keys"  # its file there, whatever the Secret calls it
+
+
+def labels(name: str) -> dict[str, str]:
+    """The labels of every child of the resource `name`, and of its pods."""
+    return {
+        "app.kubernetes.io/name": "unmask",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/component": "engine",
+        "app.kubernetes.io/managed-by": FIELD_MANAGER,
+        SERVICE_LABEL: name,
+    }
+
+
+def selector(name: str) -> dict[str, str]:
+    """What selects the engine's pods: the service label alone, so that the other labels may change."""
+    return {SERVICE_LABEL: name}
+
+
+def engine_name(name: str) -> str:
+    """The name of the children that do not carry the resource's own; only the workload and the Service do."""
+    return f"{name}-engine"
+
+
+def model_config(name: str) -> str:
+    """The name of the ConfigMap with the commits that hub models were resolved to."""
+    return f"{name}-model"
+
+
+def adapters_config(name: str) -> str:
+    """The name of the ConfigMap with the adapters that the engine is to serve."""
+    return f"{name}-adapters"
+
+
+def revision_name(name: str, number: int) -> str:
+    """The name of the ControllerRevision that pins the `number`-th form of the pod template."""
+    return f"{name}-r{number}"
+
+
+def is_own(ref: Ref, name: str) -> bool:
+    """Whether an object of this kind and name is one that the resource `name` has."""
+    match ref.kind:
+        case "Deployment" | "Service":
+            return ref.name == name
+        case "ConfigMap":
+            return ref.name in (model_config(name), adapters_config(name))
+        case "ControllerRevision":
+            return re.fullmatch(rf"{re.escape(name)}-r[1-9][0-9]*", ref.name) is not None
+    return ref.name == engine_name(name)
+
+
+def url(name: str, namespace: str, port: int = 80) -> str:
+    """The base URL for OpenAI clients inside the cluster."""
+    return f"http://{name}.{namespace}.svc{'' if port == 80 else f':{port}'}/v1"
+
+
+def child(resource: DiffusionLMService, api_version: str, kind: str, name: str, **fields: object) -> Obj:
+    """An object of a resource with its common labels and annotations; `fields` are its members beside metadata."""
+    spec = resource.spec
+    metadata: Obj = {
+        "name": name,
+        "namespace": resource.namespace,
+        "labels": {**spec.common_labels, **labels(resource.name)},
+    }
+    if spec.common_annotations:
+        metadata["annotations"] = dict(spec.common_annotations)
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+
+
+def annotate(made: Obj, annotations: Mapping[str, str]) -> None:
+    """Adds annotations of a section of the spec to a child; they override the common ones."""
+    if annotations:
+        made["metadata"]["annotations"] = {**made["metadata"].get("annotations", {}), **annotations}
+
+
+def pod_url(address: str, path: str, port: int = PORT) -> str:
+    """Where one engine pod, by its IPv4 or IPv6 address, answers."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}{path}"

@@ -1,0 +1,1 @@
+"""The conditions, a module for each that needs more than one function."""

@@ -1,0 +1,58 @@
+"""AdaptersLoaded and status.adapters: which of the adapters asked for the Ready pods serve, as they tell."""
+
+from unmask_operator.objects import Obj, Ref
+from unmask_operator.render.adapters import listed
+from unmask_operator.status.condition import Condition, false, sentence, true
+from unmask_operator.status.pods import pod_status
+from unmask_operator.status.status_input import StatusInput, section
+
+LONGEST_MESSAGE = 512  # characters, of one adapter
+NAMED = 4  # adapters that the condition names
+
+
+def entries(inputs: StatusInput) -> list[Obj]:
+    """How each adapter stands in the pods that are Ready and have told. Until the first of them has told it is as it
+    was: a new leader has yet to ask."""
+    if inputs.desired_zero:
+        return []
+    serving = [pod["metadata"]["uid"] for pod in inputs.pods if pod_status.is_ready(pod)]
+    reports = [inputs.observed.adapters[uid] for uid in serving if uid in inputs.observed.adapters]
+    old = {entry["name"]: entry for entry in section(inputs.observed.resource, "status").get("adapters") or ()}
+    made = []
+    for name, uri in _expected(inputs).items():
+        if serving and not reports and name in old:
+            made.append(old[name])
+            continue
+        states = [pod[name] for pod in reports if name in pod and pod[name].uri == uri]
+        failed = [state.message for state in states if state.state == "failed"]
+        entry = {"name": name, "ready": sum(state.state == "ready" for state in states), "total": len(reports)}
+        why = {"message": sentence(failed[0])[:LONGEST_MESSAGE]} if failed else {}
+        made.append({**entry, "failed": len(failed), **why})
+    return made
+
+
+def evaluate(inputs: StatusInput) -> Condition | None:
+    """Not part of Ready: requests of all other adapters and of the model are served."""
+    every = entries(inputs)
+    if not every:
+        return None
+    if failed := [entry for entry in every if entry["failed"]]:
+        failures = [f"{one['name']} in {one['failed']} of {one['total']} pods: {one['message']}" for one in failed]
+        return false("AdapterFailed", f"cannot be served: {_few(failures, '; ')}")
+    if pending := [entry["name"] for entry in every if not entry["total"] or entry["ready"] < entry["total"]]:
+        return false(
+            "Loading", f"not in every pod yet, which a change reaches within a minute and a half: {_few(pending)}"
+        )
+    return true("Loaded", f"every pod serves all adapters, {len(every)} of them")
+
+
+def _expected(inputs: StatusInput) -> dict[str, str]:
+    """Where each adapter is, by its name: as planned, or as it is where nothing is planned of them."""
+    name = inputs.observed.resource["metadata"]["name"]
+    planned = {Ref.of(child): child for child in inputs.plan.children if child["kind"] == "ConfigMap"}
+    return listed({**inputs.observed.children, **planned}, name)
+
+
+def _few(states: list[str], between: str = ", ") -> str:
+    more = f" and {len(states) - NAMED} more" if len(states) > NAMED else ""
+    return between.join(states[:NAMED]) + more

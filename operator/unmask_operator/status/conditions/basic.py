@@ -1,0 +1,109 @@
+"""What the conditions say, a function each; Scheduled, RolloutComplete and ScalingReady have files of their own."""
+
+from collections.abc import Mapping
+
+from unmask_operator.objects import RESTARTED_AT
+from unmask_operator.status import admission
+from unmask_operator.status.condition import Condition, false, sentence, true, unknown
+from unmask_operator.status.conditions import rollout_complete, scheduled
+from unmask_operator.status.pods import pod_status
+from unmask_operator.status.status_input import StatusInput, number, section
+
+# What Ready needs. AdaptersLoaded, ScalingReady, UpToDate, Protected and SettingsConsistent are left out: they name
+# work to do while requests are served as the spec says, but for those of an adapter that cannot be.
+NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
+
+
+def accepted(inputs: StatusInput) -> Condition:
+    """The spec can be had, and the API server took every object made of it."""
+    refusals, failures = sorted(inputs.observed.refusals.items()), sorted(inputs.observed.failures.items())
+    refused = "; ".join(f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals)
+    failed = "; ".join(f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures)
+    failed = f"the API server failed on {failed}; it is tried again" if failed else ""
+    if refused:
+        return false("Refused", f"{refused}; {failed}" if failed else refused)
+    if failed:
+        return unknown("ApiError", failed)
+    valid = "the spec is valid and applied"
+    if fields := ", ".join(inputs.plan.ignored):
+        valid += f", but for what this operator does not know and ignores: {fields}"
+    if values := "; ".join(inputs.plan.unread.values()):
+        valid += f"; what is made of a value that it does not know stays as it is: {values}"
+    return true("Accepted", sentence(valid))
+
+
+def model_loaded(inputs: StatusInput) -> Condition | None:
+    """The engines of the newest template have their model in memory. Pods that are added by scaling may load while
+    others serve; those of a rollout must be done."""
+    if inputs.desired_zero or inputs.never_created:
+        return None
+    if inputs.trouble:
+        return inputs.trouble
+    started = [pod_status.is_started(pod) for pod in inputs.pods]
+    if any(started) and (all(started) or inputs.rolled_out):
+        return true("Loaded", "the model is loaded")
+    if load := inputs.slowest_load:
+        return false("Loading", f"the model is being loaded: {load.phase}, {load.percent:.0f} %")
+    if any(pod_status.runs(pod) and not pod_status.is_started(pod) for pod in inputs.pods):
+        return false("Starting", "the engine's process has started and its start-up probe has not passed yet")
+    initializing = next(filter(None, map(pod_status.initializing, inputs.pods)), None)
+    return false("Pending", f"the engine has not started yet{f': {initializing}' if initializing else ''}")
+
+
+def up_to_date(inputs: StatusInput) -> Condition | None:
+    """The pods are as this operator would make them today."""
+    if inputs.never_created:
+        return None
+    rollout = None if inputs.rolled_out else rollout_complete.evaluate(inputs)
+    has_newest = number(inputs.status, "updatedReplicas") > 0 and not inputs.has_outdated_pods
+    if rollout and inputs.paused and not has_newest:
+        return false("DeploymentPaused", f"the pods are not of the newest template: {inputs.paused}")
+    if not inputs.plan.up_to_date:
+        return false(
+            "OperatorUpgraded",
+            "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a "
+            f"new value of the annotation {RESTARTED_AT}, adopts the new form",
+        )
+    if rollout and inputs.has_outdated_pods:
+        return false(rollout.reason, f"some pods are of an older template: {rollout.message}")
+    return true("UpToDate", sentence(admission.pods_sentence(inputs.pods, inputs.deployment, inputs.plan)))
+
+
+def protected(inputs: StatusInput) -> Condition | None:
+    """Clients of a service with an address of its own need a key. Of others the cluster's network decides."""
+    if section(inputs.spec, "service").get("type") != "LoadBalancer":
+        return None
+    if section(inputs.spec, "auth"):
+        return true("KeyRequired", "clients need a key of spec.auth")
+    return false(
+        "NoAuth",
+        "spec.service.type is LoadBalancer without spec.auth: whoever reaches the address is served; set spec.auth",
+    )
+
+
+def available(inputs: StatusInput) -> Condition:
+    """At least one pod, of any revision, takes requests."""
+    if inputs.ready_pods:
+        return true("Serving", "at least one pod takes requests")
+    if inputs.suspended:
+        return false("Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
+    if inputs.never_created:
+        return false("NotAccepted", "nothing runs, for the spec has not been accepted")
+    if inputs.desired == 0:
+        return false("NoReplicas", "spec.replicas is 0: no engine is asked for")
+    if found := scheduled.obstacle(inputs) or inputs.trouble:
+        return found
+    if cause := rollout_complete.unready(inputs):
+        return cause
+    return false("NoReadyPods", "no pod is Ready")
+
+
+def ready(others: Mapping[str, Condition], suspended: bool) -> Condition:
+    """All that serving needs. It carries the reason of the first condition that does not hold."""
+    if suspended and others["Accepted"].status == "True":
+        return Condition("False", "Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
+    for condition in NEEDED:
+        found = others.get(condition)
+        if found and found.status != "True":
+            return Condition("False", found.reason, found.message)
+    return true("Ready", "the service takes requests")

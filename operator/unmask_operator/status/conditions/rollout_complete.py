@@ -1,0 +1,52 @@
+"""RolloutComplete: every pod is of the newest template, and at least once all of them were ready."""
+
+from unmask_operator.status.condition import Condition, false, true
+from unmask_operator.status.conditions import scheduled
+from unmask_operator.status.pods import pod_status, readiness
+from unmask_operator.status.status_input import StatusInput, number, section
+
+
+def evaluate(inputs: StatusInput) -> Condition | None:
+    if inputs.desired_zero or inputs.never_created:
+        return None
+    if inputs.rolled_out:
+        paused = f"; {inputs.paused}" if inputs.paused else ""
+        return true("Complete", f"every pod is of the newest template{paused}")
+    if found := scheduled.obstacle(inputs) or inputs.trouble:
+        return _paused(inputs, found.message) or found
+    cause = unready(inputs)
+    if found := _paused(inputs, cause.message if cause else ""):
+        return found
+    progressing = pod_status.condition(inputs.deployment, "Progressing")
+    if progressing.get("status") == "False":
+        more = f"; {cause.message}" if cause else ""
+        return false("ProgressDeadlineExceeded", f"{progressing.get('message', 'the rollout takes too long')}{more}")
+    return false("Progressing", _progress(inputs, cause))
+
+
+def _paused(inputs: StatusInput, cause: str) -> Condition | None:
+    if not inputs.paused:
+        return None
+    return false(
+        "DeploymentPaused", f"the newest template is not rolled out: {inputs.paused}{f'; {cause}' if cause else ''}"
+    )
+
+
+def _progress(inputs: StatusInput, cause: Condition | None) -> str:
+    if not inputs.is_observed:
+        generation = number(section(inputs.deployment, "metadata"), "generation")
+        return (
+            f"the Deployment controller has not observed generation {generation} of the Deployment yet; if this "
+            "lasts, check kube-controller-manager"
+        )
+    updated = number(inputs.status, "updatedReplicas")
+    old = number(inputs.status, "replicas") - updated
+    waits = f", {old} of the old one serve on" if old > 0 else ""
+    # The readiness probe fails for a moment after each start, which would only change the message twice.
+    more = f"; {cause.message}" if cause and cause.reason != readiness.PROBE_FAILED else ""
+    return f"{updated} of {inputs.desired} pods are of the newest template{waits}{more}"
+
+
+def unready(inputs: StatusInput) -> Condition | None:
+    """Why the first pod that has loaded its model is not Ready."""
+    return next((found for pod in inputs.pods if (found := readiness.unready(pod))), None)

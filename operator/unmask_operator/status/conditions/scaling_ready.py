@@ -1,0 +1,55 @@
+"""ScalingReady: whoever scales sees enough to do so, and gets the replicas. Only with `spec.autoscaling`, or while
+replicas that were added beside those that serve cannot be had."""
+
+from unmask_operator.objects import controller_uid
+from unmask_operator.status.condition import Condition, false, true, unknown
+from unmask_operator.status.conditions import scheduled
+from unmask_operator.status.pods.pod_status import condition
+from unmask_operator.status.status_input import StatusInput, section
+
+TYPE = "ScalingReady"
+
+
+def evaluate(inputs: StatusInput) -> Condition | None:
+    scaling = section(inputs.spec, "autoscaling")
+    if inputs.desired_zero or inputs.never_created:
+        return None
+    if strange := inputs.plan.unread.get("autoscaling"):
+        return unknown("UnknownValue", f"whoever scales, this operator does not know how: {strange}")
+    found = (_hpa(inputs) if scaling.get("provider") == "HPA" else _builtin(inputs)) if scaling else None
+    if found and found.status == "False":
+        return found
+    return (scheduled.obstacle(inputs) if inputs.scaling_up else None) or found
+
+
+def _builtin(inputs: StatusInput) -> Condition:
+    decision = inputs.observed.decision
+    if decision is None:
+        return _as_it_was(inputs) or unknown("Waiting", "the autoscaler has not looked at the pods yet")
+    if decision.healthy:
+        return true("Active", "the operator reads the pods' metrics")
+    return false("MetricsMissing", decision.reason)
+
+
+def _as_it_was(inputs: StatusInput) -> Condition | None:
+    """A new leader has no decision yet and no news either."""
+    old = condition(inputs.observed.resource, TYPE)
+    known = old.get("reason") in ("Active", "MetricsMissing")
+    return Condition(old["status"], old["reason"], old["message"]) if known else None
+
+
+def _hpa(inputs: StatusInput) -> Condition:
+    uid = inputs.observed.resource["metadata"]["uid"]
+    children = inputs.observed.children.items()
+    hpa = next((o for ref, o in children if ref.kind == "HorizontalPodAutoscaler" and controller_uid(o) == uid), None)
+    if hpa is None:
+        return unknown("Waiting", "the HorizontalPodAutoscaler is not there yet")
+    conditions = {c["type"]: c for c in section(hpa, "status").get("conditions") or ()}
+    for kind in ("AbleToScale", "ScalingActive"):
+        found = conditions.get(kind, {})
+        if found.get("status") == "False":
+            reason = str(found.get("reason") or f"Not{kind}")  # the API requires neither a reason nor a message
+            return false(reason, str(found.get("message") or reason))
+    if "ScalingActive" not in conditions:
+        return unknown("Waiting", "the HorizontalPodAutoscaler has not looked at the metrics yet")
+    return true("Active", "the HorizontalPodAutoscaler reads the pods' metrics")

@@ -1,0 +1,73 @@
+"""Scheduled: the pods could be created and each has found a node. Of replicas that scaling adds ScalingReady tells."""
+
+import re
+
+from unmask_operator.objects import Obj
+from unmask_operator.status.condition import Condition, false, true
+from unmask_operator.status.pods import pod_status
+from unmask_operator.status.pods.event_messages import ONE_AT_A_TIME
+from unmask_operator.status.scheduling import gpus
+from unmask_operator.status.scheduling.scheduler_message import explain, has_fix, parse_reasons
+from unmask_operator.status.status_input import StatusInput, section
+
+
+def evaluate(inputs: StatusInput) -> Condition | None:
+    if inputs.desired_zero or inputs.never_created:
+        return None
+    if found := obstacle(inputs):
+        return true("Scheduled", "the pods that serve have nodes") if inputs.scaling_up else found
+    if any(pod_status.is_scheduled(pod) for pod in inputs.pods):
+        return true("Scheduled", "every pod has a node")
+    deleted = next(filter(None, map(pod_status.deleted_from_lost_node, inputs.observed.pods)), None)
+    return false("Pending", f"no pod has a node yet{f'; {deleted}' if deleted else ''}")
+
+
+def obstacle(inputs: StatusInput) -> Condition | None:
+    """Why pods are not created or find no node; None while nothing stands in the way."""
+    failure = pod_status.condition(inputs.deployment, "ReplicaFailure")
+    if failure.get("status") == "True":
+        return false("PodCreationRefused", str(failure.get("message") or failure.get("reason")))
+    progressing = pod_status.condition(inputs.deployment, "Progressing")
+    if progressing.get("status") == "False" and progressing.get("reason") == "ReplicaSetCreateError":
+        return false("PodCreationRefused", str(progressing.get("message") or progressing["reason"]))
+    if inputs.paused and not inputs.pods and not inputs.rolled_out:
+        return false("DeploymentPaused", f"no pod is created: {inputs.paused}")
+    for pod in inputs.pods:
+        sentence = pod_status.unschedulable(pod)
+        if sentence is None:
+            continue
+        return _claim(pod, sentence) or gpus.shortage(inputs, pod, sentence) or _unschedulable(inputs, pod, sentence)
+    return None
+
+
+def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:
+    """The scheduler's reasons with the field or the command that helps, then its sentence."""
+    reasons = parse_reasons(sentence)
+    reasons = [reason for reason in reasons if not reason.is_control_plane] or reasons
+    if not any(map(has_fix, reasons)):
+        return false("Unschedulable", sentence)
+    excluded = gpus.relevant_excluded_nodes(inputs, pod)
+    explained = explain(reasons, has_gpu=gpus.gpu_resource(inputs) is not None, excluded=excluded)
+    contended = any(reason.resource for reason in reasons)
+    hint = f"; the old pods serve on: {gpus.REPLACE_HINT}" if contended and gpus.is_rolling(inputs) else ""
+    return false("Unschedulable", f"{explained}{hint} ({sentence})")
+
+
+def _claim(pod: Obj, sentence: str) -> Condition | None:
+    """The scheduler's sentence about a claim, with the field or the command that helps; None for other sentences."""
+    if missing := re.search(r'persistentvolumeclaim "([^"]+)" not found', sentence):
+        return false(
+            "PersistentVolumeClaimNotFound",
+            f"PersistentVolumeClaim {missing[1]} does not exist in this namespace: create it, or correct "
+            "spec.model.uri or the volume of spec.podTemplate that names it",
+        )
+    if "unbound immediate PersistentVolumeClaims" in sentence:
+        volumes = section(pod, "spec").get("volumes") or ()
+        claims = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
+        return false(
+            "PersistentVolumeClaimUnbound",
+            f"a PersistentVolumeClaim has no volume yet: {', '.join(claims)}; kubectl describe pvc says why",
+        )
+    if "ReadWriteOncePod access mode" in sentence:
+        return false("PersistentVolumeClaimInUse", f"{ONE_AT_A_TIME} ({sentence})")
+    return None

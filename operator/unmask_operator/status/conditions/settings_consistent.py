@@ -1,0 +1,240 @@
+"""SettingsConsistent: settings that are valid each, and that together do not do what one of them is for.
+
+They are warnings: the condition is no part of Ready, and is present only while settings contradict. What is compared
+is the spec and the pod template that is in force, which contains the podTemplate.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from runtime.config import BY_DEST
+from unmask_operator.api import Spec, SpecError, parse
+from unmask_operator.objects import Obj
+from unmask_operator.plan.drift import quantity
+from unmask_operator.render.labels import MAIN
+from unmask_operator.status.admission import planned_template
+from unmask_operator.status.condition import Condition, false
+from unmask_operator.status.status_input import StatusInput, number, section
+
+TYPE = "SettingsConsistent"
+_GPU = re.compile(r"(nvidia\.com/(gpu|gpu\.shared|mig-.+)|gpu\.intel\.com/(i915|xe)|[^/]+/gpu)$")
+_PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+class Contradiction(NamedTuple):
+    """A reason of the condition, and a sentence that names both fields and the fix."""
+
+    reason: str
+    message: str
+
+
+def evaluate(inputs: StatusInput) -> Condition | None:
+    """The condition; None without a contradiction, and for a spec that cannot be parsed, which Accepted reports."""
+    try:
+        spec = parse(inputs.observed.resource).spec
+    except SpecError:
+        return None
+    template = planned_template(inputs.plan) or section(section(inputs.deployment, "spec"), "template")
+    found = list(contradictions(spec, section(template, "spec")))
+    return false(found[0].reason, "; ".join(one.message for one in found)) if found else None
+
+
+def contradictions(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
+    """The contradictions of a spec.
+
+    Args:
+        spec: the parsed spec.
+        pod: the spec of the pod template that is in force; {} if there is none.
+    """
+    yield from _network(spec)
+    yield from _disruptions(spec)
+    yield from _targets(spec)
+    if not pod:
+        return
+    main: Obj = next((c for c in pod.get("containers") or () if c.get("name") == MAIN), {})
+    yield from _gpus(spec, main)
+    yield from _memory(spec, main)
+    yield from _grace_period(spec, pod)
+    yield from _probes(main)
+    yield from _host_ports(spec, pod)
+
+
+def _network(spec: Spec) -> Iterator[Contradiction]:
+    policy = spec.network_policy
+    if policy is None:
+        return
+    peers = policy.from_
+    if spec.service.type != "ClusterIP" and not any(peer.ip_block for peer in peers):
+        yield Contradiction(
+            "NetworkPolicyBlocksClients",
+            f"spec.networkPolicy lets only pods of the cluster connect, and spec.service.type is {spec.service.type}, "
+            "for clients outside; add their addresses as ipBlock to spec.networkPolicy.from, or use ClusterIP",
+        )
+    everywhere = any(peer.namespace_selector and not peer.pod_selector and _is_empty(peer) for peer in peers)
+    if spec.monitoring.pod_monitor and peers and not policy.metrics_from and not everywhere:
+        yield Contradiction(
+            "NetworkPolicyBlocksMetrics",
+            "spec.networkPolicy.from lists the clients that may connect, and spec.monitoring.podMonitor has Prometheus "
+            "scrape the pods; add Prometheus to spec.networkPolicy.metricsFrom",
+        )
+
+
+def _is_empty(peer: Any) -> bool:
+    selector = peer.namespace_selector
+    return not selector.match_labels and not selector.match_expressions
+
+
+def _disruptions(spec: Spec) -> Iterator[Contradiction]:
+    """A budget that lets no pod go holds up every drain of a node."""
+    budget, count = spec.pod_disruption_budget, spec.replicas
+    if spec.autoscaling:
+        count = spec.autoscaling.min_replicas
+    if budget is None or spec.suspend or count == 0:
+        return
+    of = f"spec.autoscaling.minReplicas is {count}" if spec.autoscaling else f"spec.replicas is {count}"
+    if budget.max_unavailable is not None and _amount(budget.max_unavailable, count) == 0:
+        sentence = f"spec.podDisruptionBudget.maxUnavailable is {budget.max_unavailable}"
+    elif budget.min_available is not None and _amount(budget.min_available, count) >= count:
+        sentence = f"spec.podDisruptionBudget.minAvailable is {budget.min_available}, and {of}"
+    else:
+        return
+    yield Contradiction(
+        "DisruptionBudgetBlocksDrains",
+        f"{sentence}: no pod may be evicted, and a drain of its node waits without end; lower minAvailable, set "
+        "maxUnavailable 1, or add replicas",
+    )
+
+
+def _amount(value: int | str, count: int) -> int:
+    """A number of pods; a percentage is rounded up, as the disruption controller does."""
+    return value if isinstance(value, int) else math.ceil(int(value.removesuffix("%")) * count / 100)
+
+
+def _targets(spec: Spec) -> Iterator[Contradiction]:
+    """Targets that a replica never exceeds never add one."""
+    if spec.autoscaling is None:
+        return
+    targets = spec.autoscaling.targets
+    maximum = (spec.engine.max_num_reqs or BY_DEST["max_num_reqs"].default) * spec.parallelism.data
+    unreachable = []
+    if targets.running_requests_per_replica is not None and targets.running_requests_per_replica >= maximum:
+        unreachable.append(
+            f"runningRequestsPerReplica is {targets.running_requests_per_replica}, and a pod runs at most {maximum} "
+            "(engine.maxNumReqs * parallelism.data)"
+        )
+    if targets.kv_cache_utilization_percent == 100:
+        unreachable.append("kvCacheUtilizationPercent is 100, which no pod exceeds")
+    if unreachable and len(unreachable) == len(targets.model_dump(exclude_none=True)):
+        yield Contradiction(
+            "TargetOutOfReach",
+            f"spec.autoscaling.targets: {' and '.join(unreachable)}: replicas are never added; lower the target",
+        )
+
+
+def _gpus(spec: Spec, main: Obj) -> Iterator[Contradiction]:
+    resources = section(main, "resources")
+    limits = {**section(resources, "requests"), **section(resources, "limits")}
+    counts = {name: amount for name, value in limits.items() if (amount := quantity(value)) and _is_gpu(spec, name)}
+    total, needed = sum(counts.values(), Decimal(0)), spec.gpus_per_pod
+    listed = ", ".join(f"{amount:f} {name}" for name, amount in sorted(counts.items()))
+    if spec.gpu is None:
+        if counts:
+            yield Contradiction(
+                "GPUsUnused",
+                f"spec.podTemplate requests {listed}, and the engine runs on CPU without spec.gpu; set spec.gpu, or "
+                "remove the request",
+            )
+        return
+    if not counts or total == needed:  # without any, the devices may be those of a resource claim
+        return
+    yield Contradiction(
+        "GPUsUnused" if total > needed else "GPUsMissing",
+        f"spec.podTemplate changes the request to {listed} per pod, and the engine uses {needed} "
+        "(parallelism.tensor * parallelism.data); change spec.parallelism, or remove the resource from "
+        "spec.podTemplate",
+    )
+
+
+def _is_gpu(spec: Spec, name: str) -> bool:
+    return bool(_GPU.match(name)) or (spec.gpu is not None and name == spec.gpu.resource_name)
+
+
+def _memory(spec: Spec, main: Obj) -> Iterator[Contradiction]:
+    limits = section(section(main, "resources"), "limits")
+    memory, disk = quantity(limits.get("memory")), quantity(limits.get("ephemeral-storage"))
+    shared = spec.shared_memory_size or ("8Gi" if spec.parallelism.tensor > 1 else None)
+    size = quantity(shared)
+    if memory is not None and size is not None and size >= memory:
+        yield Contradiction(
+            "SharedMemoryExceedsMemory",
+            f"spec.sharedMemorySize is {shared}, which counts as memory, and the memory limit of the engine is "
+            f"{limits['memory']}; raise spec.resources.limits.memory, or lower spec.sharedMemorySize",
+        )
+    asked = spec.model_cache.empty_dir.size_limit
+    cache = quantity(asked)
+    if disk is not None and cache is not None and cache > disk:
+        yield Contradiction(
+            "CacheExceedsStorage",
+            f"spec.modelCache.emptyDir.sizeLimit is {asked}, and the engine's limit of ephemeral-storage is "
+            f"{limits['ephemeral-storage']}: the pod is evicted before the cache is full; raise "
+            "spec.resources.limits[ephemeral-storage], or lower sizeLimit",
+        )
+
+
+def _grace_period(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
+    needed = spec.drain_delay + spec.drain_timeout_seconds
+    grace = number(pod, "terminationGracePeriodSeconds", needed)
+    if grace < needed:
+        yield Contradiction(
+            "GracePeriodTooShort",
+            f"spec.podTemplate.spec.terminationGracePeriodSeconds is {grace}, and draining takes up to {needed} s "
+            "(drainDelaySeconds + drainTimeoutSeconds): requests are cut off; remove it from spec.podTemplate",
+        )
+
+
+def _probes(main: Obj) -> Iterator[Contradiction]:
+    probes = {name: section(main, name) for name in _PROBES if section(main, name)}
+    for name, probe in probes.items():
+        period, timeout = number(probe, "periodSeconds", 10), number(probe, "timeoutSeconds", 1)
+        if timeout > period:
+            yield Contradiction(
+                "ProbeTimeoutExceedsPeriod",
+                f"spec.{name}.timeoutSeconds is {timeout} and periodSeconds {period}: a check lasts longer than the "
+                "time to the next one; raise periodSeconds, or lower timeoutSeconds",
+            )
+    if "livenessProbe" not in probes:
+        return
+    if "startupProbe" not in probes:
+        yield Contradiction(
+            "LivenessWithoutStartupProbe",
+            "spec.podTemplate removes startupProbe of the engine, and livenessProbe restarts the engine while it loads "
+            "its model; keep startupProbe, or remove livenessProbe too",
+        )
+    readiness, liveness = (_budget(probes.get(name, {})) for name in ("readinessProbe", "livenessProbe"))
+    if "readinessProbe" in probes and liveness <= readiness:
+        yield Contradiction(
+            "LivenessBeforeReadiness",
+            f"spec.livenessProbe restarts the engine after {liveness} s, and spec.readinessProbe takes it out of the "
+            f"Service after {readiness} s (periodSeconds * failureThreshold); raise failureThreshold of livenessProbe",
+        )
+
+
+def _budget(probe: Obj) -> int:
+    return number(probe, "periodSeconds", 10) * number(probe, "failureThreshold", 3)
+
+
+def _host_ports(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
+    containers = [*(pod.get("containers") or ()), *(pod.get("initContainers") or ())]
+    has_port = any(port.get("hostPort") for container in containers for port in container.get("ports") or ())
+    if not has_port and pod.get("hostNetwork") is not True:
+        return
+    if _amount(spec.rollout_strategy.max_unavailable, 100) == 0:
+        yield Contradiction(
+            "HostPortBlocksRollouts",
+            "spec.podTemplate uses a port of the node, so that a node runs one pod, and a rollout starts the new pod "
+            "before it ends an old one; set spec.rolloutStrategy to maxSurge 0 and maxUnavailable 1, or remove "
+            "hostPort and hostNetwork",
+        )

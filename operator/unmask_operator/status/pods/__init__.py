@@ -1,0 +1,1 @@
+"""Status of single pods and their containers, and what their Events add."""

@@ -1,0 +1,89 @@
+"""What only a pod's Events say: volumes and sandboxes that cannot be made, probes that end its engine."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from unmask_operator.objects import Obj
+from unmask_operator.plan.observed import PodEvent
+from unmask_operator.render.labels import MAIN
+from unmask_operator.status.condition import Condition, false
+from unmask_operator.status.pods.pod_status import NORMAL_WAITING_REASONS, containers, is_live, is_scheduled, name
+from unmask_operator.status.pods.terminations import container_path
+
+PATIENCE = timedelta(seconds=20)  # that a node has to prepare a pod before its Events are asked for
+ON_REQUEST = (0, 137, 143)  # exit codes of a process that ended because it was told to
+ONE_AT_A_TIME = (
+    "another pod has the claim, whose access mode lets one have it at a time: set maxSurge 0, maxUnavailable 1 in "
+    "spec.rolloutStrategy, or use a ReadWriteMany claim, which more than one replica needs anyway"
+)
+_PREPARED = ("Pulling", "Pulled", "Created")  # the volumes and the sandbox are there
+_REASON = re.compile(r"[A-Za-z]{1,128}")  # what a condition's reason may be, and a little less
+_KILLED = re.compile(r"Container (\S+) failed (startup|liveness) probe")
+
+
+def is_silent(pod: Obj, now: datetime) -> bool:
+    """Its status may not name what keeps it: nothing in it starts, or something was ended without failing."""
+    if not is_live(pod) or not is_scheduled(pod):
+        return False
+    if _ended(pod):
+        return True
+    begun = pod["status"].get("startTime")
+    return _untouched(pod) and begun is not None and now - datetime.fromisoformat(begun) > PATIENCE
+
+
+def trouble(pod: Obj, events: Sequence[PodEvent]) -> Condition | None:
+    """The Events' word, oldest first, on a silent pod. None where they do not explain it."""
+    if ended := _ended(pod):
+        return _probe(pod, ended, events)
+    # what went wrong before it was prepared has passed: an image may take minutes from there
+    since = list(itertools.takewhile(lambda one: one.reason not in _PREPARED, reversed(events)))
+    warnings = [one for one in since if one.warning]
+    if not warnings or not _untouched(pod):
+        return None
+    # said once, and hidden by the kubelet's word every two minutes that it waited in vain
+    attached = next((one for one in warnings if "Multi-Attach error" in one.note), None)
+    one = attached or warnings[0]
+    return false(
+        one.reason if _REASON.fullmatch(one.reason) else "NotPrepared",
+        f"the node cannot prepare pod {name(pod)}: {one.note}{f'; {ONE_AT_A_TIME}' if attached else ''}",
+    )
+
+
+def _untouched(pod: Obj) -> bool:
+    """Its containers all wait for their first start, and their own state does not say for what."""
+    return all(_waits(c) and not c.get("lastState") for c in containers(pod))
+
+
+def _waits(container: Obj) -> bool:
+    waiting = (container.get("state") or {}).get("waiting")
+    return waiting is not None and waiting.get("reason", "") in NORMAL_WAITING_REASONS
+
+
+def _probe(pod: Obj, container: Obj, events: Sequence[PodEvent]) -> Condition | None:
+    """The probe for which the kubelet ended a container."""
+    own = [event for event in events if event.container in ("", container["name"])]
+    kills = (found for event in reversed(own) if (found := _KILLED.search(event.note)))
+    killed = next((found[2] for found in kills if found[1] == container["name"]), None)
+    if killed is None:
+        return None
+    start = f"{killed.capitalize()} probe failed"
+    message = next((event.note for event in reversed(own) if event.note.startswith(start)), start)
+    member = f"{killed}Probe"
+    field = f"spec.{member}" if container["name"] == MAIN else f"{container_path(pod, container['name'])}.{member}"
+    return false(
+        f"{killed.capitalize()}ProbeFailed",
+        f"container {container['name']} was ended for its {killed} probe ({field}): {message}",
+    )
+
+
+def _ended(pod: Obj) -> Obj | None:
+    """A container that was ended and has not come up again."""
+    for container in containers(pod):
+        state, last = container.get("state") or {}, container.get("lastState") or {}
+        end = state.get("terminated") or last.get("terminated") or {}
+        by_memory = end.get("reason") == "OOMKilled"
+        if end.get("exitCode") in ON_REQUEST and not by_memory and not container.get("started"):
+            return container
+    return None

@@ -1,0 +1,190 @@
+"""What a pod's status says about it."""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from unmask_operator.objects import Obj
+from unmask_operator.render.ca_bundle import INIT_CONTAINER
+from unmask_operator.render.labels import MAIN
+from unmask_operator.render.workload import progress_deadline
+from unmask_operator.status.condition import Condition, false
+from unmask_operator.status.pods import terminations
+
+_OF_THE_NODES = re.compile(r"\d+/\d+ nodes are available: .*?(?=\.(\s|$))", re.DOTALL)
+_LOST = ("NodeLost", "NodeStatusUnknown", "NodeNotReady", "NodeUnreachable")
+NORMAL_WAITING_REASONS = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
+
+
+def name(pod: Obj) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def is_live(pod: Obj) -> bool:
+    """Coming up or running: neither on its way out nor over."""
+    return not pod["metadata"].get("deletionTimestamp") and _status(pod).get("phase") not in ("Failed", "Succeeded")
+
+
+def is_ready(pod: Obj) -> bool:
+    return condition(pod, "Ready").get("status") == "True"
+
+
+def is_started(pod: Obj) -> bool:
+    """The engine's start-up probe has passed: the model is loaded."""
+    return is_ready(pod) or any(bool(container.get("started")) for container in _main(pod))
+
+
+def restarts(pod: Obj) -> int:
+    """How often the engine's container was started again."""
+    return sum(int(container.get("restartCount") or 0) for container in _main(pod))
+
+
+def runs(pod: Obj) -> bool:
+    """The engine's process runs."""
+    return any("running" in (container.get("state") or {}) for container in _main(pod))
+
+
+def load_seconds(pod: Obj, now: datetime, reported: float = 0.0) -> float:
+    """Seconds from a pod's node to Ready, and without that so far; of an engine that was started again, since then.
+
+    One that is Ready again after a pause says since when: what its engine has `reported`, from its start, is less
+    then. 0 where nothing loads (no node yet, or something is wrong), and for what is no load's time.
+    """
+    main = next(_main(pod), {})
+    started = ((main.get("state") or {}).get("running") or {}).get("startedAt")
+    begin = started if main.get("restartCount") else condition(pod, "PodScheduled").get("lastTransitionTime")
+    end = condition(pod, "Ready").get("lastTransitionTime") if is_ready(pod) else now.isoformat()
+    if not (begin and end and is_scheduled(pod)) or trouble(pod):
+        return 0.0
+    seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+    if reported and started:
+        seconds = min(
+            seconds, reported + (datetime.fromisoformat(started) - datetime.fromisoformat(begin)).total_seconds()
+        )
+    return seconds if 0 < seconds <= progress_deadline(pod) else 0.0
+
+
+def is_scheduled(pod: Obj) -> bool:
+    return bool(pod.get("spec", {}).get("nodeName"))
+
+
+def unschedulable(pod: Obj) -> str | None:
+    """The scheduler's sentence, None for a pod that has a node or that it has not looked at."""
+    found = condition(pod, "PodScheduled")
+    if is_scheduled(pod) or found.get("status") != "False":
+        return None
+    sentence = str(found.get("message") or found.get("reason") or "")
+    # the sentences after the first tell what preemption could not do: they repeat the reasons and change often
+    first = _OF_THE_NODES.match(sentence)
+    return (first[0] if first else sentence).strip()
+
+
+def condition(obj: Obj, kind: str) -> Obj:
+    """A condition of a pod or another object, {} where there is none."""
+    return next((c for c in _status(obj).get("conditions") or () if c["type"] == kind), {})
+
+
+def trouble(pod: Obj) -> Condition | None:
+    """What keeps the pod's containers from running or makes them end, None while nothing seems wrong. Its reason does
+    not flicker while the kubelet tries again."""
+    if is_ready(pod):
+        return None
+    if not is_started(pod) and (lost := lost_node(pod)):
+        return lost
+    for container in containers(pod):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        end = _end(pod, container)
+        if end is not None and not container.get("ready") and not container.get("started"):
+            return end  # but one that has come up again is well, whatever ended it long ago
+        if waiting.get("reason", "") not in NORMAL_WAITING_REASONS:
+            return _waiting(container, waiting)
+    return None
+
+
+def over(pod: Obj) -> Condition | None:
+    """Why a pod failed for good (evicted, refused by its node); None for others."""
+    gone = _status(pod).get("phase") == "Failed" and not pod["metadata"].get("deletionTimestamp")
+    return terminations.failed(pod) if gone else None
+
+
+def lost_node(pod: Obj) -> Condition | None:
+    """The condition of a pod whose node is known not to answer; None where nothing says so."""
+    status, ready = _status(pod), condition(pod, "Ready")
+    reasons = (status.get("reason"), ready.get("reason"))
+    reason = next((str(reason) for reason in reasons if reason in _LOST), None)
+    if reason is None and status.get("phase") != "Unknown":
+        return None
+    message = status.get("message") or ready.get("message")
+    return silent_node(pod, reason or "NodeLost", f": {message}" if message else "")
+
+
+def silent_node(pod: Obj, reason: str, cause: str = "") -> Condition:
+    """The condition of a pod whose node does not answer."""
+    node = (pod.get("spec") or {}).get("nodeName")
+    fix = f"kubectl describe node {node} says why"
+    return false(reason, f"node {node} of pod {name(pod)} does not answer{cause}; {fix}")
+
+
+def deleted_from_lost_node(pod: Obj) -> str | None:
+    """A sentence on a pod that is being deleted and cannot end, since its node does not answer; None for others."""
+    evicted = condition(pod, "DisruptionTarget").get("reason") == "DeletionByTaintManager"
+    if not pod["metadata"].get("deletionTimestamp") or not (evicted or lost_node(pod)):
+        return None
+    return f"pod {name(pod)} is being deleted, and its node {pod['spec'].get('nodeName')} does not answer"
+
+
+def initializing(pod: Obj) -> str | None:
+    """A sentence on the podTemplate's init container for which the engine waits; None without one."""
+    for container in _status(pod).get("initContainerStatuses") or ():
+        serves = container["name"] in restartable(pod) and container.get("started")
+        if "running" in (container.get("state") or {}) and not serves and container["name"] != INIT_CONTAINER:
+            return f"init container {container['name']} of pod {name(pod)} has not finished"
+    return None
+
+
+def restartable(pod: Obj) -> set[str]:
+    """Names of the init containers that keep running beside the engine."""
+    containers = (pod.get("spec") or {}).get("initContainers") or ()
+    return {str(c["name"]) for c in containers if c.get("restartPolicy") == "Always"}
+
+
+def _status(pod: Obj) -> dict[str, Any]:
+    return pod.get("status") or {}
+
+
+def _main(pod: Obj) -> Iterator[Obj]:
+    """The status of the engine's container, where there is one yet."""
+    return (c for c in _status(pod).get("containerStatuses") or () if c["name"] == MAIN)
+
+
+def containers(pod: Obj) -> Iterator[Obj]:
+    """The status of each container that matters now."""
+    status = _status(pod)
+    for container in status.get("initContainerStatuses") or ():
+        if container.get("ready") or ((container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0:
+            continue  # done, or a sidecar that serves
+        yield container
+    yield from status.get("containerStatuses") or ()
+
+
+def _waiting(container: Obj, waiting: Obj) -> Condition:
+    reason, message = str(waiting["reason"]), str(waiting.get("message") or "")
+    if reason in ("ErrImagePull", "ImagePullBackOff"):  # the kubelet alternates between the two
+        cause = message.split("ErrImagePull: ", 1)[-1]
+        cause = "" if cause.startswith("Back-off pulling image") else f": {cause}"
+        owner = "" if container["name"] == MAIN else f" of container {container['name']}"
+        return false("ImagePullBackOff", f"image {container.get('image', '')}{owner} cannot be pulled{cause}")
+    return false(reason, f"container {container['name']} cannot start: {message or reason}")
+
+
+def _end(pod: Obj, container: Obj) -> Condition | None:
+    """How the container last ended. It is started again and again: running and waiting are told as one."""
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    end = state.get("terminated") or last.get("terminated")
+    if not end or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in (
+        "CrashLoopBackOff",
+        *NORMAL_WAITING_REASONS,
+    ):
+        return None
+    return terminations.ended(pod, container, end)

@@ -1,0 +1,124 @@
+"""Explains ended containers and failed pods, and names the field that helps."""
+
+import re
+import signal
+from collections.abc import Iterator
+
+from unmask_operator.objects import Obj
+from unmask_operator.render.ca_bundle import INIT_CONTAINER
+from unmask_operator.render.labels import MAIN
+from unmask_operator.status.condition import Condition, false
+
+POD_SPEC = "spec.podTemplate.spec"  # where the resource overrides the pod
+_START_ERRORS = ("StartError", "ContainerCannotRun")
+_ORDINARY_REASONS = ("Error", "Completed", "")
+_LOW_ON = re.compile(r"low on resource: ([\w-]+)")
+_LARGEST_USER = re.compile(r"Container (\S+) was using")
+_OVER_DISK_LIMIT = re.compile(r"Container (\S+) exceeded its local ephemeral storage limit")
+_FULL_VOLUME = re.compile(r'EmptyDir volume "([^"]+)" exceeds')
+_VOLUME_FIELDS = {"model-cache": "spec.modelCache.emptyDir.sizeLimit", "shm": "spec.sharedMemorySize"}
+
+
+def container_path(pod: Obj, name: str) -> str:
+    """The path of a container in the resource's podTemplate."""
+    initializing = [*(_spec(pod).get("initContainers") or ())]
+    initializing += (pod.get("status") or {}).get("initContainerStatuses") or ()
+    kind = "initContainers" if any(c["name"] == name for c in initializing) else "containers"
+    return f"{POD_SPEC}.{kind}[name={name}]"
+
+
+def ended(pod: Obj, container: Obj, end: Obj) -> Condition:
+    """The condition of a container that ended.
+
+    Args:
+        pod: the pod, with its spec.
+        container: the container's status.
+        end: its `terminated` state.
+    """
+    name, reason, code = container["name"], str(end.get("reason") or ""), end.get("exitCode")
+    if reason == "OOMKilled":
+        return false("OOMKilled", _out_of_memory(pod, name))
+    lines = [line.strip() for line in str(end.get("message") or "").splitlines() if line.strip()]
+    last = f": {lines[-1]}" if lines else ""  # the engine's last line is the sentence that says why
+    if reason in _START_ERRORS:
+        return false("CrashLoopBackOff", f"container {name} could not be started ({reason}){last}")
+    details = [part for part in (_signal_name(code), "" if reason in _ORDINARY_REASONS else reason) if part]
+    more = f" ({', '.join(details)})" if details else ""
+    return false("CrashLoopBackOff", f"container {name} ended with exit code {code}{more}{last}")
+
+
+def failed(pod: Obj) -> Condition:
+    """The condition of a pod in phase Failed."""
+    status = pod.get("status") or {}
+    disruption: Obj = next((c for c in status.get("conditions") or () if c["type"] == "DisruptionTarget"), {})
+    reason = str(status.get("reason") or "PodFailed")
+    message = str(status.get("message") or disruption.get("message") or "")
+    fix = _fix_eviction(pod, message) if reason == "Evicted" else None
+    if reason == "DeadlineExceeded":
+        fix = f"remove {POD_SPEC}.activeDeadlineSeconds"
+    sentence = f"pod {pod['metadata']['name']} failed: {message or reason}"
+    return false(reason, f"{sentence.rstrip('. ')}; {fix}" if fix else sentence)
+
+
+def _out_of_memory(pod: Obj, name: str) -> str:
+    path = _resources_path(pod, name)
+    found = next((c for c in _containers(pod) if c["name"] == name), None)
+    if found is None or _memory_limit(found):
+        return f"container {name} was killed for using more memory than its limit; raise {path}.limits.memory"
+    if _memory_limit(_spec(pod)):
+        limit = f"{POD_SPEC}.resources.limits.memory"
+        return f"container {name} was killed since the pod used more memory than its limit; raise {limit}"
+    node = _spec(pod).get("nodeName")
+    return (
+        f"container {name} was killed since node {node} ran out of memory, and has no memory limit of its own; set "
+        f"{path}.requests.memory to what it needs, or use a node with more memory"
+    )
+
+
+def _fix_eviction(pod: Obj, message: str) -> str | None:
+    if full := _FULL_VOLUME.search(message):
+        return f"raise {_VOLUME_FIELDS.get(full[1], f'the sizeLimit of volume {full[1]} in {POD_SPEC}.volumes')}"
+    if over := _OVER_DISK_LIMIT.search(message):
+        return f"raise {_resources_path(pod, over[1])}.limits.ephemeral-storage"
+    low_on, user = _LOW_ON.search(message), _LARGEST_USER.search(message)
+    name = user[1] if user else MAIN
+    if low_on is None:
+        return None
+    if low_on[1] == "memory":
+        path = f"{_resources_path(pod, name)}.requests.memory"
+        return f"set {path} to what container {name} needs, or use a node with more memory"
+    if low_on[1] == "ephemeral-storage" and name == MAIN:
+        return "free disk space on the node, or request it for the pod with spec.modelCache.emptyDir.sizeLimit"
+    if low_on[1] == "ephemeral-storage":
+        path = f"{_resources_path(pod, name)}.requests.ephemeral-storage"
+        return f"free disk space on the node, or set {path} to what container {name} needs"
+    return f"free {low_on[1]} on the node, or use another node"
+
+
+def _resources_path(pod: Obj, name: str) -> str:
+    """The field that holds a container's resources; the operator gives its own init container those of the engine."""
+    return "spec.resources" if name in (MAIN, INIT_CONTAINER) else f"{container_path(pod, name)}.resources"
+
+
+def _containers(pod: Obj) -> Iterator[Obj]:
+    spec = _spec(pod)
+    yield from spec.get("containers") or ()
+    yield from spec.get("initContainers") or ()
+
+
+def _memory_limit(obj: Obj) -> object:
+    return ((obj.get("resources") or {}).get("limits") or {}).get("memory")
+
+
+def _spec(pod: Obj) -> Obj:
+    return pod.get("spec") or {}
+
+
+def _signal_name(code: object) -> str | None:
+    """The signal of an exit code of the form 128 + number."""
+    if not isinstance(code, int) or code <= 128:
+        return None
+    try:
+        return signal.Signals(code - 128).name
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""Why the scheduler finds no node for a pod."""

@@ -1,0 +1,180 @@
+"""Explains a pod that finds no GPU: how many it needs, which nodes it may run on, and whether waiting can help."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unmask_operator.api.placement import DEFAULT_GPU
+from unmask_operator.objects import Obj
+from unmask_operator.plan.drift import quantity
+from unmask_operator.status.condition import Condition, false
+from unmask_operator.status.scheduling.node_fit import ExcludedNode, split_nodes
+from unmask_operator.status.scheduling.scheduler_message import SchedulerReason, explain, parse_reasons
+from unmask_operator.status.status_input import StatusInput, section
+
+REPLACE_HINT = "set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy"
+HINT = f"free a GPU or {REPLACE_HINT}"
+_MAX_NAMED_NODES = 3
+
+
+@dataclass(frozen=True)
+class _Capacity:
+    """The GPUs of the nodes, where the operator may read nodes."""
+
+    allowed: Sequence[int]  # allocatable on each node that the pod may run on
+    excluded: Sequence[ExcludedNode]
+    excluded_gpus: Sequence[tuple[ExcludedNode, int]]  # of the excluded nodes those that have any
+
+    @property
+    def largest(self) -> int:
+        return max(self.allowed, default=0)
+
+    @property
+    def relevant_excluded(self) -> Sequence[ExcludedNode]:
+        """The excluded nodes that have GPUs; all of them where none has."""
+        return [node for node, _ in self.excluded_gpus] or self.excluded
+
+    def excluded_clause(self, resource: str) -> str:
+        """Names the nodes whose GPUs do not count."""
+        if not self.excluded_gpus:
+            return ""
+        shown = [f"node {node.name} ({gpus}) {node.reason}" for node, gpus in self.excluded_gpus[:_MAX_NAMED_NODES]]
+        more = len(self.excluded_gpus) - len(shown)
+        return f"; not counted with {resource}: {', '.join(shown)}{f' and {more} more' if more else ''}"
+
+
+def shortage(inputs: StatusInput, pod: Obj, sentence: str) -> Condition | None:
+    """The condition of a pod that finds no GPU; None where the scheduler's sentence is about something else."""
+    resource = gpu_resource(inputs)
+    if resource is None:
+        return None
+    reasons = parse_reasons(sentence)
+    short = [reason for reason in reasons if reason.resource == resource]
+    if not short:
+        return None
+    others = [reason for reason in reasons if reason not in short]
+    capacity = _capacity(inputs, pod, resource)
+    if capacity and not others and capacity.largest == 0:
+        # No node kept the pod away when the scheduler looked. It looks again once it sees what the nodes say now.
+        capacity = _capacity(inputs, pod, resource, ignore_state=True)
+    causes = _relevant(others, capacity)
+    if not causes and not (capacity and capacity.excluded_gpus):
+        return false("InsufficientGPU", _gpus_alone(inputs, pod, resource, capacity, sentence))
+    return _other_causes(inputs, pod, short[0], causes, capacity, sentence)
+
+
+def relevant_excluded_nodes(inputs: StatusInput, pod: Obj) -> Sequence[ExcludedNode]:
+    """The nodes that do not accept the pod: of a GPU service those with GPUs, where there are any."""
+    capacity = _capacity(inputs, pod, gpu_resource(inputs) or "")
+    return capacity.relevant_excluded if capacity else ()
+
+
+def gpu_resource(inputs: StatusInput) -> str | None:
+    """The resource under which nodes offer the service's GPUs; None for a service without spec.gpu."""
+    gpu = inputs.spec.get("gpu")
+    return str(gpu.get("resourceName") or DEFAULT_GPU) if isinstance(gpu, dict) else None
+
+
+def _gpus_alone(inputs: StatusInput, pod: Obj, resource: str, capacity: _Capacity | None, sentence: str) -> str:
+    """The message where nothing but GPUs is missing."""
+    hint, need = _rollout_hint(inputs), _needed(pod, resource)
+    if capacity is None:
+        return f"a pod needs {need} {resource}{hint} ({sentence})"
+    largest = capacity.largest
+    if largest == 0:
+        return (
+            f"a pod needs {need} {resource} and no node that it may run on has any: add a node with GPUs, or "
+            f"install their device plugin ({sentence})"
+        )
+    if need > largest:
+        return (
+            f"a pod needs {need} {resource} and the largest node has {largest}: it never fits; lower "
+            f"spec.parallelism or add a larger node ({sentence})"
+        )
+    free = hint or "; they are busy now: free some or add a node"
+    return f"a pod needs {need} {resource} and the largest node has {largest}, not all free{free} ({sentence})"
+
+
+def _other_causes(
+    inputs: StatusInput,
+    pod: Obj,
+    short: SchedulerReason,
+    causes: Sequence[SchedulerReason],
+    capacity: _Capacity | None,
+    sentence: str,
+) -> Condition:
+    """The condition where nodes are excluded, or are short of something else, beside missing GPUs."""
+    resource = short.text.removeprefix("Insufficient ")
+    hint, need = _rollout_hint(inputs), _needed(pod, resource)
+    if capacity and not causes and need > capacity.largest:
+        causes = list(dict.fromkeys(SchedulerReason(None, node.scheduler_text) for node, _ in capacity.excluded_gpus))
+    start = (
+        f"{explain(causes, has_gpu=True, excluded=capacity.relevant_excluded if capacity else ())}; " if causes else ""
+    )
+    if capacity is None:
+        return false("Unschedulable", f"{start}a pod needs {need} {resource}{hint} ({sentence})")
+    excluded, largest = capacity.excluded_clause(resource), capacity.largest
+    if largest == 0:
+        none = f"a pod needs {need} {resource} and no node that it may run on has any{excluded}"
+        if capacity.excluded_gpus:
+            return false("Unschedulable", f"{start}{none} ({sentence})")
+        return false(
+            "InsufficientGPU",
+            f"{start}{none}: add a node with GPUs, or install their device plugin ({sentence})",
+        )
+    counted = f"{start}a pod needs {need} {resource} and the largest node that it may run on has {largest}"
+    if need > largest:
+        fix = "it never fits; lower spec.parallelism or add a larger node"
+        return false("InsufficientGPU", f"{counted}: {fix}{excluded} ({sentence})")
+    too_small = sum(gpus < need for gpus in capacity.allowed)
+    if any(not cause.is_node_rule for cause in causes) and short.count is not None and short.count <= too_small:
+        # The scheduler counts the nodes without GPUs alone: those with GPUs are short of something else.
+        return false("Unschedulable", f"{start}a pod needs {need} {resource}{excluded} ({sentence})")
+    busy = "" if causes else "; they are busy now: free some or add a node"
+    return false("InsufficientGPU", f"{counted}, not all free{hint or busy}{excluded} ({sentence})")
+
+
+def _relevant(others: Sequence[SchedulerReason], capacity: _Capacity | None) -> list[SchedulerReason]:
+    """The reasons that keep the pod from nodes that have GPUs, as far as that is known."""
+    if capacity is None or not any(node.is_control_plane for node, _ in capacity.excluded_gpus):
+        others = [reason for reason in others if not reason.is_control_plane]
+    if capacity is None or capacity.excluded_gpus or not all(reason.is_node_rule for reason in others):
+        return list(others)
+    # All nodes that exclude the pod are known, and none of them has GPUs.
+    explained = sum(reason.count or 0 for reason in others) <= len(capacity.excluded)
+    return [] if explained else list(others)
+
+
+def is_rolling(inputs: StatusInput) -> bool:
+    """Whether pods of an older template serve while new ones are to replace them."""
+    return inputs.ready_pods > 0 and not inputs.rolled_out
+
+
+def _rollout_hint(inputs: StatusInput) -> str:
+    return f"; the old pods serve on: {HINT}" if is_rolling(inputs) else ""
+
+
+def _needed(pod: Obj, resource: str) -> int:
+    containers = section(pod, "spec").get("containers") or ()
+    asked = (section(c, "resources") for c in containers)
+    return sum(_count(section(a, "requests") | section(a, "limits"), resource) for a in asked)
+
+
+def _count(amounts: Obj, resource: str) -> int:
+    return int(quantity(amounts.get(resource)) or 0)
+
+
+def _capacity(inputs: StatusInput, pod: Obj, resource: str, *, ignore_state: bool = False) -> _Capacity | None:
+    """None where nodes are not to be read."""
+    if inputs.observed.nodes is None:
+        return None
+    allowed, excluded = split_nodes(pod, inputs.observed.nodes, ignore_state=ignore_state)
+    counted = [(node, _allocatable(node.node, resource)) for node in sorted(excluded, key=lambda node: node.name)]
+    return _Capacity(
+        [_allocatable(node, resource) for node in allowed],
+        excluded,
+        [(node, gpus) for node, gpus in counted if gpus],
+    )
+
+
+def _allocatable(node: Obj, resource: str) -> int:
+    return _count(section(section(node, "status"), "allocatable"), resource)

@@ -1,0 +1,208 @@
+"""Parses kube-scheduler's message about a pod without a node, and names the field or the command that helps.
+
+The reasons are those of the scheduler's own filter plugins (kubernetes/pkg/scheduler/framework/plugins).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unmask_operator.status.pods.terminations import POD_SPEC
+from unmask_operator.status.scheduling.node_fit import CONTROL_PLANE_TAINTS, CORDON_TAINT, ExcludedNode
+
+_PREFIX = re.compile(r"\d+/\d+ nodes are available: ")
+_NEXT_REASON = re.compile(r", (?=\d+ )")
+_COUNTED = re.compile(r"(\d+) (.+)", re.DOTALL)
+_INSUFFICIENT = re.compile(r"Insufficient (\S+)")
+_TAINT = re.compile(r"had (?:untolerated )?taint(?:\(s\)|s)?(?: \{([^:}]*))?")
+_NODE_AFFINITY = re.compile(r"didn't match (Pod's |scheduler-enforced )?node (affinity|selector)")
+_NODE_RULE = re.compile(r"were unschedulable|had unknown conditions|didn't match the requested node name")
+_MAX_NAMED = 3  # nodes or taints
+
+
+@dataclass(frozen=True)
+class SchedulerReason:
+    """One of the reasons in the scheduler's message, in its words."""
+
+    count: int | None  # nodes that it holds for; None: the message has no count
+    text: str
+
+    def __str__(self) -> str:
+        return self.text if self.count is None else f"{self.count} {self.text}"
+
+    @property
+    def resource(self) -> str | None:
+        """The resource that nodes are short of."""
+        found = _INSUFFICIENT.fullmatch(self.text)
+        return found[1] if found else None
+
+    @property
+    def taint_key(self) -> str | None:
+        """The key of an untolerated taint; "" for taints that the message does not name, None for other reasons."""
+        found = _TAINT.search(self.text)
+        return (found[1] or "").strip() if found else None
+
+    @property
+    def is_control_plane(self) -> bool:
+        return self.taint_key in CONTROL_PLANE_TAINTS
+
+    @property
+    def is_node_rule(self) -> bool:
+        """Whether the nodes themselves keep the pod away, whatever runs on them."""
+        return any(rule.search(self.text) for rule in (_TAINT, _NODE_AFFINITY, _NODE_RULE))
+
+
+def parse_reasons(sentence: str) -> list[SchedulerReason]:
+    """Splits the message's first sentence (``0/5 nodes are available: 2 Insufficient cpu, 3 ...``) into its reasons."""
+    prefix = _PREFIX.match(sentence)
+    if prefix is None:
+        return [SchedulerReason(None, sentence.strip())]
+    reasons = []
+    for part in _NEXT_REASON.split(sentence[prefix.end() :].strip().removesuffix(".")):
+        counted = _COUNTED.fullmatch(part)
+        reasons.append(SchedulerReason(int(counted[1]), counted[2]) if counted else SchedulerReason(None, part))
+    return reasons
+
+
+def explain(reasons: Sequence[SchedulerReason], *, has_gpu: bool, excluded: Sequence[ExcludedNode] = ()) -> str:
+    """The reasons, each with the fix where one is known.
+
+    Args:
+        reasons: those to explain, in the scheduler's order.
+        has_gpu: whether the service has spec.gpu, so that the chart's gpuEngines apply to its pods.
+        excluded: the nodes that do not accept the pod, where nodes can be read.
+    """
+    explained = []
+    for reason in reasons:
+        fix = _fix(reason, has_gpu, excluded)
+        explained.append(f"{reason}: {fix}" if fix else str(reason))
+    return "; ".join(explained)
+
+
+def has_fix(reason: SchedulerReason) -> bool:
+    return _fix(reason, has_gpu=False, excluded=()) is not None
+
+
+def _fix(reason: SchedulerReason, has_gpu: bool, excluded: Sequence[ExcludedNode]) -> str | None:
+    if (key := reason.taint_key) is not None:
+        return _fix_taint(key, has_gpu, excluded)
+    if resource := reason.resource:
+        return _fix_resource(resource)
+    if "were unschedulable" in reason.text:
+        return _uncordon(excluded)
+    if _NODE_AFFINITY.search(reason.text):
+        chart = "engine.nodeSelector or gpuEngines.nodeSelector" if has_gpu else "engine.nodeSelector"
+        return f"correct {POD_SPEC}.nodeSelector or {POD_SPEC}.affinity.nodeAffinity, or {chart} of the chart"
+    return next((fix for pattern, fix in _FIXES if re.search(pattern, reason.text)), None)
+
+
+def _uncordon(excluded: Sequence[ExcludedNode]) -> str:
+    names = sorted(node.name for node in excluded if node.cordoned)[:_MAX_NAMED]
+    return f"kubectl uncordon {' '.join(names) or 'NODE'} makes cordoned nodes schedulable again"
+
+
+def _fix_taint(key: str, has_gpu: bool, excluded: Sequence[ExcludedNode]) -> str:
+    if key == CORDON_TAINT:
+        return _uncordon(excluded)
+    if key in CONTROL_PLANE_TAINTS:
+        return f"add a worker node, or tolerate {key} in {POD_SPEC}.tolerations to use control plane nodes"
+    if key in _TEMPORARY_TAINTS:
+        return _TEMPORARY_TAINTS[key]
+    if key.endswith(("/agent-not-ready", "/not-ready")):
+        return "the node is still starting; if that does not end, check the agent that removes the taint"
+    if not key and excluded:
+        return _fix_unnamed_taints(has_gpu, excluded)
+    named = f"a toleration of {key}" if key else "tolerations of the taints that kubectl describe node lists"
+    return _tolerate(named, has_gpu)
+
+
+def _fix_unnamed_taints(has_gpu: bool, excluded: Sequence[ExcludedNode]) -> str:
+    """The fixes for the taints of the nodes, since Kubernetes 1.34 does not name them in the message."""
+    keys = sorted({key for node in excluded for key in node.taint_keys} - {CORDON_TAINT})
+    keys = [key for key in keys if key not in CONTROL_PLANE_TAINTS] or keys
+    if not keys:
+        return _tolerate("tolerations of the taints that kubectl describe node lists", has_gpu)
+    return "; ".join(dict.fromkeys(_fix_taint(key, has_gpu, ()) for key in keys[:_MAX_NAMED]))
+
+
+def _tolerate(named: str, has_gpu: bool) -> str:
+    chart = " or to gpuEngines.tolerations of the chart" if has_gpu else ""
+    return f"add {named} to {POD_SPEC}.tolerations{chart}"
+
+
+def _fix_resource(resource: str) -> str:
+    if resource in ("cpu", "memory"):
+        return f"lower spec.resources.requests.{resource} (default: the limit), or add a larger node"
+    if resource == "ephemeral-storage":
+        return (
+            "lower spec.modelCache.emptyDir.sizeLimit or spec.resources.requests.ephemeral-storage, or add a node with "
+            "a larger disk"
+        )
+    if resource.startswith("hugepages-"):
+        return f"lower spec.resources.limits.{resource}, or reserve more of them on the nodes"
+    return (
+        f"add a node that has {resource}, or correct what requests it: spec.gpu.resourceName, spec.resources or "
+        f"{POD_SPEC}"
+    )
+
+
+_NOT_READY = "the node is not Ready; kubectl describe node says why"
+_REMOVED_SOON = "an autoscaler is about to remove the node; wait for another one or add one"
+# Taints that Kubernetes, clouds and autoscalers set for a while. A toleration would be the wrong fix.
+_TEMPORARY_TAINTS: Mapping[str, str] = {
+    "node.kubernetes.io/not-ready": _NOT_READY,
+    "node.kubernetes.io/unreachable": _NOT_READY,
+    "node.kubernetes.io/out-of-service": _NOT_READY,
+    "node.kubernetes.io/memory-pressure": "the node is short of memory; remove pods there or add a node",
+    "node.kubernetes.io/disk-pressure": "the node's disk is full; free space there or add a node",
+    "node.kubernetes.io/pid-pressure": "the node is short of process ids; remove pods there or add a node",
+    "node.kubernetes.io/network-unavailable": "the node's network is not set up; check the network plugin",
+    "node.cloudprovider.kubernetes.io/uninitialized": "the cloud provider has not set up the node yet",
+    "node.cloudprovider.kubernetes.io/shutdown": "the node is shut down; start it or add a node",
+    "ToBeDeletedByClusterAutoscaler": _REMOVED_SOON,
+    "DeletionCandidateOfClusterAutoscaler": _REMOVED_SOON,
+    "karpenter.sh/disrupted": _REMOVED_SOON,
+    "karpenter.sh/disruption": _REMOVED_SOON,
+    "karpenter.sh/unregistered": "the node is still starting",
+}
+
+# Sentences of plugins that do not check taints, node affinity or resources.
+_FIXES: Sequence[tuple[str, str]] = (
+    ("Too many pods", "every kubelet runs as many pods as it may; remove pods there or add a node"),
+    ("had unknown conditions", _NOT_READY),
+    ("requested node name", f"correct {POD_SPEC}.nodeName"),
+    ("free ports", f"another pod has the host port; remove hostPort and hostNetwork from {POD_SPEC}"),
+    (
+        "volume node affinity conflict|no available volume zone",
+        "the volume of a PersistentVolumeClaim is in a zone or on a node that the pod may not use; use a claim of that "
+        f"zone, or correct {POD_SPEC}.nodeSelector",
+    ),
+    (
+        "available persistent volumes to bind",
+        "no PersistentVolume fits the claim; kubectl describe pvc says why",
+    ),
+    ("non-existent pv", "the PersistentVolume of a claim is gone; create the claim again"),
+    ("enough free storage", "the storage of the claim's class is full; use another storage class or free some"),
+    ("max volume count|no available disk", "the node has as many volumes as it may; remove pods there or add a node"),
+    (
+        "topology spread constraints",
+        f"relax {POD_SPEC}.topologySpreadConstraints (whenUnsatisfiable: ScheduleAnyway), or add a node",
+    ),
+    (
+        "existing pods'? anti-affinity",
+        "the podAntiAffinity of a pod there keeps this one away; change spec.podTemplate.metadata.labels, or add a "
+        "node",
+    ),
+    ("pod anti-affinity", f"relax {POD_SPEC}.affinity.podAntiAffinity, or add a node"),
+    ("pod affinity", f"relax {POD_SPEC}.affinity.podAffinity"),
+    (
+        r"allocate all claims|(?i:resource ?claim)",
+        f"no free device satisfies the ResourceClaims of {POD_SPEC}.resourceClaims; kubectl describe resourceclaim "
+        "says which",
+    ),
+    ("no nodes available to schedule pods", "the cluster has no node; add one"),
+    (
+        "scheduling gates",
+        f"a controller has yet to remove the pod's scheduling gates; check it, or remove {POD_SPEC}.schedulingGates",
+    ),
+)

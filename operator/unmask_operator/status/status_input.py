@@ -1,0 +1,182 @@
+"""What the conditions look at: a reconcile's plain data, sorted once."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from unmask_operator.api.nulls import without_nulls
+from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref, controller_uid
+from unmask_operator.plan.observed import Load, Observed
+from unmask_operator.plan.plan import Plan, Problem
+from unmask_operator.render.labels import revision_name
+from unmask_operator.render.revision import Revision, UnsupportedRevision, controlled_revisions
+from unmask_operator.status import admission
+from unmask_operator.status.condition import Condition
+from unmask_operator.status.pods import event_messages, pod_status
+
+
+@dataclass(frozen=True)
+class StatusInput:
+    observed: Observed
+    plan: Plan
+    spec: Obj  # of the resource as last read; it may not be valid
+    deployment: Obj  # the live one, {} where there is none of ours
+    desired: int  # engine pods asked for now
+    pods: tuple[Obj, ...]  # the live ones, newest first
+    trouble: Condition | None  # of the newest pod that has some, among those of the Deployment's present template
+
+    @classmethod
+    def gather(cls, observed: Observed, plan: Plan) -> Self:
+        resource = observed.resource
+        found = observed.children.get(Ref("apps/v1", "Deployment", resource["metadata"]["name"]), {})
+        deployment = found if found and controller_uid(found) == resource["metadata"]["uid"] else {}
+        desired = plan.replicas if plan.children or deployment else 0
+        newest_first = sorted(observed.pods, key=_age)
+        live = tuple(pod for pod in newest_first if pod_status.is_live(pod))
+        trouble = _trouble(observed, newest_first, _current(live, deployment))
+        return cls(observed, plan, without_nulls(section(resource, "spec")), deployment, desired, live, trouble)
+
+    @property
+    def suspended(self) -> bool:
+        return self.spec.get("suspend") is True
+
+    @property
+    def desired_zero(self) -> bool:
+        """Nothing is asked for, so nothing can be missing."""
+        return self.suspended or self.desired == 0
+
+    @property
+    def paused(self) -> str:
+        """A sentence on a Deployment that was paused by hand, with the command that resumes it; "" for others."""
+        if section(self.deployment, "spec").get("paused") is not True:
+            return ""
+        meta = self.observed.resource["metadata"]
+        return (
+            f"Deployment {meta['name']} is paused (spec.paused); resume it with "
+            f"kubectl rollout resume deployment/{meta['name']} -n {meta['namespace']}"
+        )
+
+    @property
+    def has_outdated_pods(self) -> bool:
+        """Whether pods of an older template are there, which a rollout has yet to replace."""
+        if not self.deployment or self.rolled_out:
+            return False
+        if number(self.status, "replicas") > number(self.status, "updatedReplicas"):
+            return True
+        # These counts are of an earlier template if the Deployment controller has not observed the present one.
+        template = section(section(self.deployment, "spec"), "template")
+        return not self.is_observed and any(not admission.is_of(pod, template) for pod in self.pods)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the Deployment controller has seen the Deployment as it is now."""
+        generation = number(section(self.deployment, "metadata"), "generation")
+        return number(self.status, "observedGeneration") >= generation
+
+    @property
+    def never_created(self) -> bool:
+        """Nothing runs, for the spec has never been accepted."""
+        return not self.plan.children and not self.deployment
+
+    @property
+    def ready_pods(self) -> int:
+        return sum(pod_status.is_ready(pod) for pod in self.pods)
+
+    @property
+    def status(self) -> Obj:
+        """The Deployment's."""
+        return section(self.deployment, "status")
+
+    @property
+    def rolled_out(self) -> bool:
+        """Every pod is of the newest revision and at least once all were ready; adding replicas does not undo it."""
+        status = self.status
+        updated = number(status, "updatedReplicas")
+        if not self.deployment or updated != number(status, "replicas"):
+            return False
+        if self._was_rolled_out:
+            return True  # also while the Deployment's controller has yet to look at new `replicas`, or a new strategy
+        if not self.is_observed:
+            return False
+        was_complete = pod_status.condition(self.deployment, "Progressing").get("reason") == "NewReplicaSetAvailable"
+        return was_complete or (updated >= self.desired and number(status, "readyReplicas") >= self.desired)
+
+    @property
+    def _was_rolled_out(self) -> bool:
+        """What is asked for now are pods of the template of which all were ready once."""
+        name = section(self.observed.resource, "status").get("currentRevision")
+        current = next((revision for revision in self._revisions if self._name(revision) == name), None)
+        if current is None or current is self._revisions[0]:
+            return current is not None
+        newest = self._revisions[0]
+        return (
+            isinstance(newest, Revision)
+            and isinstance(current, Revision)
+            and newest.rendered_pod.template == current.rendered_pod.template
+        )
+
+    @property
+    def _revisions(self) -> list[Revision | UnsupportedRevision]:
+        return controlled_revisions(self.observed.children.values(), self.observed.resource["metadata"]["uid"])
+
+    def _name(self, revision: Revision | UnsupportedRevision) -> str:
+        return revision_name(self.observed.resource["metadata"]["name"], revision.number)
+
+    @property
+    def scaling_up(self) -> bool:
+        """Pods of the newest revision serve: what is missing are replicas beside them."""
+        return self.rolled_out and self.ready_pods > 0
+
+    @property
+    def revision(self) -> str | None:
+        """The name of the newest ControllerRevision, of which pods are made."""
+        return next(map(self._name, self._revisions), None)
+
+    def problems(self, condition: str) -> list[Problem]:
+        found = [*self.plan.problems, *admission.conflicts(self.observed)]
+        return [problem for problem in found if problem.condition == condition]
+
+    @property
+    def slowest_load(self) -> Load | None:
+        """Of the pods that load their model, the one that is least far."""
+        uids = (pod["metadata"]["uid"] for pod in self.pods if not pod_status.is_started(pod))
+        loads = [self.observed.loads[uid] for uid in uids if uid in self.observed.loads]
+        return min(loads, key=lambda load: (load.percent, load.phase), default=None)
+
+
+def section(obj: Obj, member: str) -> Obj:
+    """A member that should be an object; {} where it is missing or is something else."""
+    found = obj.get(member)
+    return found if isinstance(found, dict) else {}
+
+
+def number(obj: Any, member: str, default: int = 0) -> int:
+    found = obj.get(member) if isinstance(obj, dict) else None
+    return found if isinstance(found, int) else default
+
+
+def _age(pod: Obj) -> tuple[float, str]:
+    """Sorts the newest first; those of the same second by name, so that the choice is stable."""
+    stamp = "".join(c for c in pod["metadata"].get("creationTimestamp", "") if c.isdigit())
+    return -float(stamp or 0), pod_status.name(pod)
+
+
+def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
+    """Those of the present template, for the last edit may have mended what ails the others; all where none is.
+
+    The newest pod need not be one: a spec that goes back to an earlier one takes up that one's pods.
+    """
+    template = section(section(deployment, "spec"), "template")
+    mark = section(section(template, "metadata"), "labels").get(TEMPLATE_LABEL)
+    return tuple(pod for pod in pods if section(pod["metadata"], "labels").get(TEMPLATE_LABEL) == mark) or pods
+
+
+def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Condition | None:
+    """A failed pod counts while it is the newest: its ReplicaSet makes another one at once."""
+    if newest_first and (failed := pod_status.over(newest_first[0])):
+        return failed
+    for pod in pods:
+        if found := event_messages.trouble(
+            pod, observed.pod_events.get(pod["metadata"]["uid"], ())
+        ) or pod_status.trouble(pod):
+            return found
+    return None

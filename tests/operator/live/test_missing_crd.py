@@ -1,0 +1,41 @@
+"""A kind that a resource asks for may be installed after the operator: it is found within seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster import Kube
+from tests.operator.live.objects import demo, wait_condition
+from tests.operator.live.process import OperatorProcess
+from tests.operator.live.test_permissions import POD_MONITOR_CRD
+from unmask_operator.kube.kinds import POD_MONITORS
+
+pytestmark = pytest.mark.cluster
+
+MONITOR = (POD_MONITORS.api_version, "PodMonitor", "late-engine")
+
+
+@pytest.fixture
+def no_pod_monitors(admin: Kube) -> None:
+    """Whichever test ran before."""
+    admin.undefine(POD_MONITOR_CRD)
+
+
+@pytest.mark.usefixtures("no_pod_monitors")
+def test_a_missing_crd_is_named_and_its_installation_noticed(
+    operator: OperatorProcess, admin: Kube, namespace: str
+) -> None:
+    """It is listed from then on, and forgotten when it goes."""
+    resource = admin.create(demo(namespace, "late", monitoring={"podMonitor": {}}))
+    told = wait_condition(admin, resource, "UpToDate", "False")
+    assert told["reason"] == "MissingCRD"
+    assert "podmonitors.monitoring.coreos.com" in told["message"]
+    for _ in range(2):
+        admin.define(POD_MONITOR_CRD)
+        wait_condition(admin, resource, "UpToDate", "True")
+        monitor = admin.get(*MONITOR, namespace)
+        assert monitor["spec"]["selector"] == {"matchLabels": {"serving.unmask.dev/service": "late"}}
+        admin.delete(monitor)
+        admin.wait("another one, though nothing else has changed", lambda: admin.find(*MONITOR, namespace))
+        admin.undefine(POD_MONITOR_CRD)
+        wait_condition(admin, resource, "UpToDate", "False")

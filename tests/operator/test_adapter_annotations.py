@@ -1,0 +1,133 @@
+"""Telling kubelets of a changed list of adapters."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.operator.samples import SETTINGS, apply, edit, make
+from tests.operator.test_adapters import LEGAL, LIST_HASH, READY, ROMAN, lora, seen
+from tests.operator.test_reconcile import KEY, Api
+from unmask_operator.controller import adapters
+from unmask_operator.controller.reconciler import Reconciler
+from unmask_operator.kube.cache import Cache
+from unmask_operator.kube.errors import ApiError
+from unmask_operator.kube.kinds import DLMS, PODS, kind_of
+from unmask_operator.metrics import Metrics
+from unmask_operator.objects import Ref
+from unmask_operator.plan.observed import Observed
+
+
+def told(observed, *names):
+    """The pods of these names have been told of the list as it is now."""
+    mark = {adapters.LIST_HASH: adapters.list_hash(observed)}
+    pods = [
+        {**pod, "metadata": {**pod["metadata"], "annotations": mark}} if pod["metadata"]["name"] in names else pod
+        for pod in observed.pods
+    ]
+    return replace(observed, pods=pods)
+
+
+def behind(observed):
+    return [pod["metadata"]["name"] for pod in adapters.outdated_pods(observed)]
+
+
+def test_pods_that_serve_are_told_once_of_every_list():
+    observed = seen(ROMAN, ready=(True, False, True), p1={"roman": READY})
+    assert behind(observed) == ["p1", "p3"], "p2 mounts the list as it is when it starts, and is told when it is Ready"
+    observed = told(observed, "p1", "p3")
+    assert behind(observed) == []
+    for listed_adapters in ((ROMAN, LEGAL), (LEGAL,), ()):
+        edited = edit(observed, lora=lora(*listed_adapters))
+        assert behind(edited) == [], "the list has yet to be written"
+        assert behind(apply(edited, make(edited))) == ["p1", "p3"]
+
+
+def test_pods_that_go_or_follow_no_list_are_told_nothing():
+    observed = seen(ROMAN, ready=(True, True))
+    first, second = observed.pods
+    first["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    second["spec"]["volumes"] = []
+    assert behind(observed) == []
+    without = {ref: child for ref, child in observed.children.items() if ref != LIST_HASH}
+    assert behind(replace(seen(ROMAN), children=without)) == []
+
+
+class Pods(Api):
+    """Takes annotations too, but of the pods that it `refuses`."""
+
+    def __init__(self, service, refuses=()):
+        super().__init__(service, {})
+        self.refuses, self.told = refuses, []
+
+    async def upgrade_managed_fields(self, live):
+        return live
+
+    async def apply(self, obj, uid, dry_run=False):
+        return self._numbered(obj)
+
+    async def delete(self, kind, namespace, name, uid):
+        gone = self.cache.children(KEY)[Ref(kind.api_version, kind.kind, name)]
+        self.cache.delete(kind, self._numbered(gone))  # as the watch tells
+
+    async def annotate_pod(self, pod, annotations):
+        name = pod["metadata"]["name"]
+        if name in self.refuses:
+            raise self.refuses[name]
+        self.told.append(name)
+        meta = {**pod["metadata"], "annotations": {**pod["metadata"].get("annotations", {}), **annotations}}
+        return self._numbered({**pod, "metadata": meta})
+
+
+def reconciler(observed, api):
+    """Of a store that has all that is observed."""
+    api.cache = cache = Cache()
+    cache.put(DLMS, observed.resource)
+    for obj in observed.children.values():
+        cache.put(kind_of(obj["apiVersion"], obj["kind"]), numbered(obj))
+    for pod in observed.pods:
+        cache.put(PODS, numbered(pod))
+
+    async def observe(service, children, pods):
+        return replace(observed, resource=service, children=children, pods=pods)
+
+    return Reconciler(api, cache, SETTINGS, observe, Metrics(cache, lambda: 0)), cache
+
+
+def numbered(obj):
+    return {**obj, "metadata": {"uid": "a-child's", "namespace": "default", **obj["metadata"], "resourceVersion": "1"}}
+
+
+def served() -> Observed:
+    observed = seen(ROMAN, p1={"roman": READY}, p2={"roman": READY})
+    observed.resource["metadata"]["resourceVersion"] = "1"
+    return observed
+
+
+def test_a_list_is_written_first_and_told_a_moment_later():
+    observed = served()
+    edited = edit(observed, lora=lora(ROMAN, LEGAL))
+    api = Pods(edited.resource)
+    made, cache = reconciler(edited, api)
+    assert asyncio.run(made.reconcile(KEY)).requeue_after == adapters.PAUSE_SECONDS
+    assert api.told == []
+    assert "legal" in cache.children(KEY)[LIST_HASH]["data"]
+    assert asyncio.run(made.reconcile(KEY)).requeue_after is None
+    assert api.told == ["p1", "p2"]
+    asyncio.run(made.reconcile(KEY))
+    assert api.told == ["p1", "p2"], "each once"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ApiError(403, "Forbidden", "may not patch pods/status"), True), (ApiError(404, "NotFound", "gone"), False)],
+)
+def test_a_pod_that_cannot_be_told_holds_nothing_up(error, said, caplog):
+    observed = served()
+    api = Pods(observed.resource, {"p1": error})
+    made, _ = reconciler(observed, api)
+    asyncio.run(made.reconcile(KEY))
+    result = asyncio.run(made.reconcile(KEY))
+    assert not result.refused
+    assert set(api.told) == {"p2"}
+    assert ("p1 has its adapters later: may not patch" in caplog.text) == said

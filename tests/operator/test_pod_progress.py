@@ -1,0 +1,326 @@
+"""Asking loading pods how far they are."""
+
+import asyncio
+import json
+from collections import Counter
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.networks import needs_ipv6
+from unmask_operator.controller import pod_progress as progress_module
+from unmask_operator.controller.pod_progress import PodProgress, StartupReport, is_loading, is_significant_change
+from unmask_operator.objects import Key
+from unmask_operator.plan.observed import Adapter, Load
+from unmask_operator.pod_http import PODS_PER_SERVICE
+
+DEMO = Key("ns", "demo")
+
+
+@pytest.fixture(autouse=True)
+def first_attempt(monkeypatch):
+    """A pod that answers slowly is not taken for one that does not answer."""
+    monkeypatch.setattr(progress_module, "TIMEOUT_SECONDS", 600.0)
+
+
+STATUS = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "False"}]}
+LOADING = {"metadata": {"uid": "uid"}, "spec": {"containers": []}, "status": STATUS}
+
+
+def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=(), wanted=None, address="127.0.0.1"):
+    """Poll a pod that gives `answers` in turn (None: it hangs up), every `step` seconds; what it `tells`, and how often
+    news were told. Into `asked` go the times, and of `states` is the pod at each poll; `wanted` are its adapters
+    and `address` is its own."""
+    told, seen, clock = [], [], [0]
+    states = states or [LOADING] * polls
+
+    async def startup(request):
+        if asked is not None:
+            asked.append(clock[0])
+        answer = answers.pop(0)
+        if answer is None:
+            request.transport.close()
+            return web.Response()
+        status, body = answer
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(text=text, status=status, content_type="application/json")
+
+    async def scene():
+        app = web.Application()
+        app.router.add_get("/startup", startup)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, address, 0).start()
+        port = runner.addresses[0][1]
+        now = lambda: states[clock[0] // step]  # noqa: E731
+        progress = PodProgress(lambda: [(DEMO, now())], told.append, lambda key: wanted or {}, port, lambda: clock[0])
+        async with aiohttp.ClientSession() as session:
+            for _ in range(polls):
+                await progress.poll(session)
+                seen.append(getattr(progress, tells).get("uid"))
+                clock[0] += step
+        await runner.cleanup()
+
+    asyncio.run(scene())
+    return seen, told
+
+
+def loading(percent, phase="weights"):
+    return 503, {"status": "loading", "phase": phase, "percent": percent}
+
+
+def test_progress_is_kept_and_only_steps_are_told():
+    seen, told = run_with_pod([loading(10), loading(12), loading(15.5), loading(15.5, "warm-up")], 4)
+    assert seen == [Load("weights", 10), Load("weights", 10), Load("weights", 15.5), Load("warm-up", 15.5)]
+    assert told == [DEMO] * 3
+
+
+@needs_ipv6
+def test_a_pod_with_an_ipv6_address_reports_its_progress():
+    state = {**LOADING, "status": {**LOADING["status"], "podIP": "::1", "podIPs": [{"ip": "::1"}, {"ip": "127.0.0.1"}]}}
+    progress = run_with_pod([loading(10)], 1, states=[state], address="::1")
+    assert progress == ([Load("weights", 10)], [DEMO])
+
+
+def test_a_pod_that_does_not_answer_keeps_its_last_word():
+    seen, told = run_with_pod([loading(40), None, (200, {"status": "ok"}), (503, ["no"])], 4, step=100)
+    assert seen == [Load("weights", 40)] * 4
+    assert told == [DEMO]
+
+
+SILENT = (503, "")
+
+
+def test_a_pod_that_does_not_answer_is_asked_seldom_until_it_does():
+    asked = []
+    run_with_pod([SILENT] * 8, 60, asked=asked)
+    assert asked == [0, 5, 15, 35, 75, 135, 195, 255]
+    asked.clear()
+    run_with_pod([SILENT, SILENT, loading(1), loading(2), *[SILENT] * 2], 7, asked=asked)
+    assert asked == [0, 5, 15, 20, 25, 30]
+
+
+def test_a_silent_pod_that_gets_ready_is_asked_at_once():
+    ready = {**STATUS, "conditions": [{"type": "Ready", "status": "True"}]}
+    variable = {"name": "MODEL_REVISION", "valueFrom": {"configMapKeyRef": {"name": "demo-model", "key": "k"}}}
+    spec = {"containers": [{"name": "main", "env": [variable]}]}
+    asked = []
+    states = [{**LOADING, "spec": spec}] * 6 + [{**LOADING, "spec": spec, "status": ready}] * 3
+    run_with_pod(
+        [SILENT] * 3 + [(200, {"status": "started", "model_revision": "a" * 40})], 9, asked=asked, states=states
+    )
+    assert asked == [0, 5, 15, 30]
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize("body", ["[" * 60_000, f'{{"phase": "weights", "percent": {HUGE}}}', "\xff", ""])
+def test_whatever_a_pod_answers_harms_nobody(body):
+    seen, told = run_with_pod([loading(40), (503, body)], 2)
+    assert seen == [Load("weights", 40)] * 2
+    assert told == [DEMO]
+
+
+def test_a_phase_is_no_longer_than_the_status_has_room_for():
+    seen, _ = run_with_pod([loading(40, "x" * 1000)], 1)
+    assert seen == [Load("x" * 64, 40)]
+
+
+def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():
+    async def scene():
+        pods = [(DEMO, LOADING)]
+        progress = PodProgress(lambda: pods, lambda _: None, lambda _: {}, 1)
+        progress.loads = {"uid": Load("weights", 1)}
+        async with aiohttp.ClientSession() as session:
+            await progress.poll(session)
+            assert progress.loads
+            pods.clear()
+            await progress.poll(session)
+            assert not progress.loads
+
+    asyncio.run(scene())
+
+
+def test_news_are_a_phase_or_five_percent():
+    assert not is_significant_change(Load("a", 10), Load("a", 14.9))
+    assert is_significant_change(Load("a", 10), Load("a", 15))
+    assert is_significant_change(Load("a", 10), Load("b", 10))
+
+
+@pytest.mark.parametrize(
+    ("change", "asked"),
+    [({}, True), ({"phase": "Pending"}, False), ({"podIP": ""}, False),
+     ({"conditions": [{"type": "Ready", "status": "True"}]}, False)],
+)  # fmt: skip
+def test_who_is_asked(change, asked):
+    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "False"}], **change}
+    assert is_loading({"metadata": {}, "status": status}) is asked
+
+
+def test_a_pod_on_its_way_out_is_not_asked():
+    assert not is_loading({"metadata": {"deletionTimestamp": "t"}, "status": {"phase": "Running", "podIP": "1.2.3.4"}})
+
+
+def test_a_pod_that_has_started_says_once_what_it_loaded():
+    commit = "0123456789" * 4
+    progress = PodProgress(list, lambda key: None, lambda key: {})
+    variable = {"name": "MODEL_REVISION", "valueFrom": {"configMapKeyRef": {"name": "demo-model", "key": "k"}}}
+    pod = {
+        "metadata": {"uid": "uid"},
+        "spec": {"containers": [{"name": "main", "env": [variable]}]},
+        "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    assert progress.needs_revision(pod)
+    assert not progress.needs_revision({**pod, "spec": {"containers": [{"name": "main"}]}})
+    assert not progress.needs_revision({**pod, "status": {"phase": "Pending"}})
+    progress.revisions["uid"] = commit
+    assert not progress.needs_revision(pod)
+
+
+@pytest.mark.parametrize(
+    ("body", "revision"),
+    [
+        ({"model_revision": "0123456789" * 4}, "0123456789" * 4),
+        ({}, ""),
+        ({"model_revision": "main"}, ""),
+        ({"model_revision": ["x"]}, ""),
+    ],
+)
+def test_the_commit_that_a_pod_tells(body, revision):
+    revisions, told = run_with_pod([loading(90), (200, {"status": "started", **body})], 2, tells="revisions")
+    assert revisions == [None, revision]
+    assert told == [DEMO] * 2
+
+
+READY = {**STATUS, "conditions": [{"type": "Ready", "status": "True"}]}
+FOLLOWS = {"containers": [], "volumes": [{"name": "adapters", "configMap": {"name": "demo-adapters"}}]}
+SERVES = {"metadata": {"uid": "uid"}, "spec": FOLLOWS, "status": READY}
+WANTED = {"legal": "hf://a/legal", "chess": "demo://chess"}
+
+
+def serving(**states):
+    """What a started pod says: of each adapter its state, and where it is from unless that is as wanted."""
+    told = {
+        name: {"state": state, "uri": uri or WANTED[name]} | ({"message": "why"} if state == "failed" else {})
+        for name, (state, _, uri) in ((name, word.partition(" ")) for name, word in states.items())
+    }
+    return 200, {"status": "started", "adapters": told}
+
+
+def test_a_pods_adapters_are_asked_until_it_follows_the_list_and_then_hardly_ever():
+    asked = []
+    answers = [
+        serving(),
+        serving(legal="loading"),
+        serving(legal="ready hf://a/before", chess="ready"),
+        serving(legal="ready", chess="ready"),
+        serving(legal="ready", chess="ready"),
+    ]
+    seen, told = run_with_pod(answers, 300, "adapters", asked=asked, states=[SERVES] * 300, wanted=WANTED)
+    assert asked == [0, 5, 10, 15, 15 + 1200]
+    assert seen[2]["legal"] == Adapter("hf://a/before", "ready", "")
+    assert seen[-1] == {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()}
+    assert len(told) == 4
+
+
+def test_a_pod_whose_adapter_failed_is_asked_as_often_as_it_tries_again():
+    asked = []
+    failing = serving(legal="failed", chess="ready")
+    seen, told = run_with_pod([failing] * 4, 20, "adapters", asked=asked, states=[SERVES] * 20, wanted=WANTED)
+    assert asked == [0, 30, 60, 90]
+    assert seen[0]["legal"] == Adapter(WANTED["legal"], "failed", "why")
+    assert told == [DEMO]
+
+
+def test_a_new_list_is_asked_for_at_once():
+    asked, wanted = [], {"chess": WANTED["chess"]}
+
+    class Growing(list):
+        def __getitem__(self, at):
+            if at == 10:
+                wanted["legal"] = WANTED["legal"]
+            return SERVES
+
+    answers = [serving(chess="ready"), serving(chess="ready"), serving(chess="ready", legal="ready")]
+    run_with_pod(answers, 15, "adapters", asked=asked, states=Growing([SERVES]), wanted=wanted)
+    assert asked == [0, 50, 55]
+
+
+def test_of_pods_that_are_not_ready_no_adapter_is_kept_nor_one_that_nobody_asked_for():
+    early = {**SERVES, "status": STATUS}
+    answers = [
+        serving(legal="ready"),
+        serving(legal="ready", chess="ready"),
+    ]
+    answers[1][1]["adapters"]["strange"] = {"state": "ready", "uri": "/"}
+    seen, _ = run_with_pod(answers, 2, "adapters", states=[early, SERVES], wanted=WANTED)
+    assert seen[0] is None
+    assert seen[1].keys() == WANTED.keys()
+
+
+def test_pods_without_adapters_are_asked_nothing_once_they_are_ready():
+    asked = []
+    plain = {**SERVES, "spec": {"containers": []}}
+    run_with_pod([], 4, "adapters", asked=asked, states=[plain] * 4, wanted=WANTED)
+    assert asked == []
+
+
+def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
+    """Its adapters are loaded. No request is the API server's, and few are the pods'."""
+    services, polls = 50, 2 * 720
+    asked, clock = Counter(), [0.0]
+
+    async def scene():
+        progress = PodProgress(lambda: pods, lambda _: None, lambda _: WANTED, 1, lambda: clock[0])
+        pods = [(Key("ns", f"s{i}"), {**SERVES, "metadata": {"uid": f"u{i}"}}) for i in range(services)]
+        for _ in range(polls):
+            await progress.poll(None)
+            clock[0] += 5
+
+    async def startup(session, address, port, adapters, parsing):
+        asked[clock[0] >= 5] += 1
+        return StartupReport(None, "", {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unmask_operator.controller.pod_progress.startup", startup)
+        asyncio.run(scene())
+    assert asked[False] == services
+    assert 0 < asked[True] / services <= 5 * polls / 1000
+
+
+def test_slow_pods_of_one_service_delay_what_is_read_of_others_no_longer_than_its_limit(monkeypatch):
+    """A poll ends, although more pods than are read at once never answer."""
+    monkeypatch.setattr(progress_module, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(progress_module, "POLL_SECONDS", 0.2)
+    tried = Counter()
+
+    async def startup(session, address, port, adapters, parsing):
+        tried[address] += 1
+        if address == "slow":
+            await asyncio.Event().wait()
+        return StartupReport(Load("weights", 10))
+
+    def pod(service, number, address):
+        status = {**STATUS, "podIP": address}
+        return Key("ns", service), {**LOADING, "metadata": {"uid": f"{service}-{number}"}, "status": status}
+
+    async def scene():
+        pods = [pod("slow", n, "slow") for n in range(100)] + [pod("quick", n, "quick") for n in range(20)]
+        progress = PodProgress(lambda: pods, lambda _: None, lambda _: {})
+        await progress.poll(None)
+        return progress.loads
+
+    monkeypatch.setattr(progress_module, "startup", startup)
+    loads = asyncio.run(scene())
+    assert set(loads) == {f"quick-{n}" for n in range(20)}
+    assert tried["slow"] == PODS_PER_SERVICE
+
+
+@pytest.mark.parametrize("filler", ["[", '{"a":', "[1,", '"' + "x" * 300_000])
+def test_a_large_or_deep_answer_is_none(filler):
+    body = '{"status": "started", "adapters": {}, "x": ' + filler * (200_000 // len(filler) + 1)
+    seen, notified = run_with_pod([loading(40), (503, body)], 2)
+    assert seen == [Load("weights", 40)] * 2
+    assert notified == [DEMO]

@@ -1,0 +1,282 @@
+"""Which pods run: what an edit, a restart and another operator make of the pins."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.operator.samples import (
+    SETTINGS,
+    apply,
+    child,
+    container,
+    edit,
+    kinds,
+    make,
+    resource,
+    running,
+    settled,
+    template,
+)
+from unmask_operator.api import Spec, parse
+from unmask_operator.api.spec import OUTSIDE_POD_TEMPLATE
+from unmask_operator.objects import Obj, Ref
+from unmask_operator.plan.observed import Observed
+from unmask_operator.render.pod import render_pod
+from unmask_operator.settings import Settings
+from unmask_operator.status import status
+
+NEW = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"})
+
+
+def test_an_operator_upgrade_changes_no_pod() -> None:
+    observed = running()
+    made = make(observed, NEW)
+    assert template(made) == template(make(observed))
+    assert not made.up_to_date
+    assert settled(made, observed)
+
+
+def test_scaling_under_a_new_operator_changes_no_pod() -> None:
+    observed = edit(running(replicas=1), replicas=5)
+    made = make(observed, NEW)
+    assert child(made, "Deployment")["spec"]["replicas"] == 5
+    assert template(made) == template(make(running()))
+    assert child(made, "ControllerRevision")["revision"] == 1
+    assert not made.up_to_date
+
+
+def test_the_next_edit_of_the_pods_adopts_the_new_form() -> None:
+    observed = edit(running(), engine={"maxNumReqs": 7})
+    made = make(observed, NEW)
+    assert container(made)["image"] == "unmask-runtime:0.2.0"
+    assert child(made, "ControllerRevision")["metadata"]["name"] == "demo-r2"
+    assert made.up_to_date
+    after = apply(observed, made)
+    assert settled(make(after, NEW), after)
+
+
+def restarted(observed: Any, value: str | None) -> Any:
+    service = copy.deepcopy(observed.resource)
+    service["metadata"]["annotations"] = {"serving.unmask.dev/restartedAt": value} if value else {}
+    return replace(observed, resource=service)
+
+
+def test_a_restart_adopts_the_new_form_and_marks_the_pods() -> None:
+    observed = restarted(running(), "today")
+    made = make(observed, NEW)
+    assert made.up_to_date
+    assert template(made)["metadata"]["annotations"]["serving.unmask.dev/restartedAt"] == "today"
+    after = apply(observed, made)
+    assert settled(make(after, NEW), after), "the same value restarts once"
+    assert template(make(restarted(after, None), NEW)) == template(made), "removing the annotation restarts nothing"
+    assert template(make(restarted(after, "later"), NEW)) != template(made)
+
+
+def test_going_back_to_an_earlier_spec_is_an_edit_too() -> None:
+    first = running(engine={"maxNumReqs": 7})
+    second = edit(first, engine={"maxNumReqs": 8})
+    second = apply(second, make(second))
+    back = make(edit(second, engine={"maxNumReqs": 7}), NEW)
+    assert child(back, "ControllerRevision")["revision"] == 3
+    assert container(back)["image"] == "unmask-runtime:0.2.0"
+
+
+def test_the_newest_three_pins_are_kept() -> None:
+    observed = running()
+    for number in range(2, 8):
+        observed = edit(observed, engine={"maxNumReqs": number})
+        observed = apply(observed, make(observed))
+    names = sorted(ref.name for ref in observed.children if ref.kind == "ControllerRevision")
+    assert names == ["demo-r5", "demo-r6", "demo-r7"]
+    pinned = observed.children[Ref("apps/v1", "ControllerRevision", "demo-r6")]["data"]
+    assert pinned["spec"]["engine"] == {"maxNumReqs": 6}
+    assert settled(make(observed), observed)
+
+
+def test_a_pin_that_was_written_before_the_operator_was_killed_is_followed() -> None:
+    observed = edit(running(), engine={"maxNumReqs": 9})
+    made = make(observed)
+    killed = apply(observed, replace(made, children=(child(made, "ControllerRevision"),), delete=()))
+    again = make(killed)
+    assert again.children == made.children
+
+
+BAD = {"podTemplate": {"spec": {"containers": [{"name": "main", "args": []}]}}}
+
+# Edits that change no pod, each with a child that they do change.
+SCALING: dict[str, Any] = {"maxReplicas": 4, "targets": {"queuedRequestsPerReplica": 4}}
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "maxReplicas": ("HorizontalPodAutoscaler", {"autoscaling": {"provider": "HPA", **SCALING}}),
+    "podDisruptionBudget": ("PodDisruptionBudget", {"podDisruptionBudget": {"minAvailable": 1}}),
+    "networkPolicy": ("NetworkPolicy", {"networkPolicy": {}}),
+    "port": ("Service", {"service": {"port": 81}}),
+    "podMonitor": ("PodMonitor", {"monitoring": {"podMonitor": {}}}),
+    "rolloutStrategy": ("Deployment", {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}),
+    "annotations": ("ServiceAccount", {"serviceAccount": {"annotations": {"a": "b"}}}),
+}
+SAME_PODS = {
+    **{name: spec for name, (_, spec) in BESIDE.items()},
+    "a probe as it is without": {"startupProbe": {}, "livenessProbe": {"periodSeconds": 10}},
+    "a default written out": {"drainTimeoutSeconds": 60, "engine": {}, "imagePullPolicy": "IfNotPresent"},
+}
+
+
+@pytest.mark.parametrize("spec", SAME_PODS.values(), ids=SAME_PODS)
+@pytest.mark.parametrize("operator", [SETTINGS, NEW], ids=["same", "newer"])
+def test_an_edit_that_changes_no_template_keeps_the_old_one(spec: dict[str, Any], operator: Settings) -> None:
+    before = running()
+    observed = edit(before, **spec)
+    made = make(observed, operator)
+    assert template(made) == template(make(before))
+    assert made.problems == ()
+    assert made.up_to_date == (operator is SETTINGS)
+    after = apply(observed, made)
+    assert settled(make(after, operator), after)
+    back = make(edit(after, **dict.fromkeys(spec)), operator)
+    assert template(back) == template(made), "taking it back restarts nothing either"
+    bad = make(edit(after, **BAD), operator)
+    assert bad.children == made.children, "the pin's spec is that of the last good edit"
+
+
+@pytest.mark.parametrize(("kind", "spec"), BESIDE.values(), ids=BESIDE)
+def test_and_the_edit_has_its_effect(kind: str, spec: dict[str, Any]) -> None:
+    before = running()
+    made = make(edit(before, **spec), NEW)
+    first = make(before)
+    assert kind not in kinds(first) or child(made, kind) != child(first, kind)
+
+
+def test_a_surge_that_is_taken_back_while_no_gpu_is_free_starts_no_other_rollout() -> None:
+    """What RolloutComplete=False/InsufficientGPU tells people to do, under an operator that came after the pods."""
+    observed = running(gpu={}, replicas=1)
+    observed = edit(observed, engine={"maxNumReqs": 7})
+    observed = apply(observed, make(observed))
+    made = make(edit(observed, rolloutStrategy={"maxSurge": 0, "maxUnavailable": 1}), NEW)
+    assert template(made) == template(make(observed))
+    assert child(made, "Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_no_pod_is_made_of_what_is_beside_them() -> None:
+    """Of every field of the spec it is known whether pods are made of it."""
+    assert {field.alias for field in Spec.model_fields.values()} >= OUTSIDE_POD_TEMPLATE
+    plain = render_pod(parse(resource()), SETTINGS)
+    specs = [spec for _, spec in BESIDE.values()] + [{"replicas": 3}, {"suspend": True}]
+    assert {field for spec in specs for field in spec} == OUTSIDE_POD_TEMPLATE
+    assert all(render_pod(parse(resource(**spec)), SETTINGS) == plain for spec in specs)
+
+
+def pin_names(observed: Observed) -> list[str]:
+    return sorted(ref.name for ref in observed.children if ref.kind == "ControllerRevision")
+
+
+def test_suspending_and_scaling_make_no_pin() -> None:
+    observed = running()
+    for number in (7, 8):
+        observed = edit(observed, engine={"maxNumReqs": number})
+        observed = apply(observed, make(observed))
+    history = pin_names(observed)
+    assert history == ["demo-r1", "demo-r2", "demo-r3"]
+    for cycle in range(3):
+        for change in ({"suspend": True}, {"replicas": cycle}, {"suspend": None}):
+            observed = edit(observed, **change)
+            observed = apply(observed, make(observed))
+    assert pin_names(observed) == history
+
+
+def test_the_newest_three_templates_are_kept_however_many_edits_share_one() -> None:
+    observed = running()
+    for change in (
+        {"engine": {"maxNumReqs": 7}},
+        {"service": {"port": 81}},
+        {"networkPolicy": {}},
+        {"engine": {"maxNumReqs": 8}},
+        {"service": {"port": 82}},
+        {"podDisruptionBudget": {"minAvailable": 1}},
+    ):
+        observed = edit(observed, **change)
+        observed = apply(observed, make(observed))
+    assert pin_names(observed) == ["demo-r1", "demo-r4", "demo-r7"]
+
+
+FLAG = {"engine": {"extraArgs": ["--no-such-flag"]}}
+RESERVED = {"engine": {"extraArgs": ["--lora-path=x"]}}
+VALUE = {"engine": {"decodingStrategy": "OfTomorrow"}}
+
+
+def pinned_by_another(spec: dict[str, Any], before: Observed | None = None) -> Observed:
+    """Runs with a spec that this operator refuses: another one, which knew it, made the pin."""
+    observed = before or running()
+    ref = Ref("apps/v1", "ControllerRevision", "demo-r1")
+    revision = copy.deepcopy(observed.children[ref])
+    revision["data"]["spec"] |= spec
+    return replace(edit(observed, **spec), children={**observed.children, ref: revision})
+
+
+@pytest.mark.parametrize("spec", [FLAG, RESERVED, VALUE], ids=["a flag", "a rule", "a value"])
+def test_what_a_pin_covers_is_never_refused(spec: dict[str, Any]) -> None:
+    observed = pinned_by_another(spec)
+    for change in ({}, {"replicas": 3}, {"suspend": True}, {"service": {"port": 81}}):
+        edited = edit(observed, **change)
+        made = make(edited)
+        assert made.problems == ()
+        assert template(made) == template(make(running()))
+        assert not made.up_to_date
+        after = apply(edited, made)
+        assert settled(make(after), after)
+    made = make(edit(observed, drainTimeoutSeconds=90))
+    assert [(p.condition, p.reason) for p in made.problems] == [("Accepted", "InvalidSpec")], "new pods would get it"
+    assert template(made) == template(make(running()))
+
+
+def with_pin(observed: Observed, **data: Any) -> Observed:
+    """The newest pin with other data; None takes a member away."""
+    ref = max((r for r in observed.children if r.kind == "ControllerRevision"), key=lambda r: r.name)
+    revision = copy.deepcopy(observed.children[ref])
+    revision["data"] = {k: v for k, v in {**revision["data"], **data}.items() if v is not None}
+    return replace(observed, children={**observed.children, ref: revision})
+
+
+def condition(observed: Observed, made: Any, kind: str) -> Obj:
+    (found,) = (c for c in status(observed, made)["conditions"] if c["type"] == kind)
+    return found
+
+
+@pytest.mark.parametrize("data", [{"format": 2}, {"template": None}, {"format": "x", "spec": None}])
+def test_a_pin_of_another_format_is_kept_and_told_and_the_pods_stay(data: dict[str, Any]) -> None:
+    observed = with_pin(running(), **data)
+    live = template(make(running()))
+    for change in ({}, {"replicas": 4}, {"service": {"port": 81}}, {"engine": {"maxNumReqs": 9}}):
+        edited = edit(observed, **change)
+        made = make(edited, NEW)
+        assert template(made) == live
+        assert child(made, "Deployment")["spec"]["replicas"] == change.get("replicas", 1)
+        assert child(made, "Service")["spec"]["ports"][0]["port"] == change.get("service", {}).get("port", 80)
+        assert "ControllerRevision" not in kinds(made)
+        assert made.delete == ()
+        told = condition(edited, made, "UpToDate")
+        assert (told["status"], told["reason"]) == ("False", "UnknownPin")
+        assert "demo-r1" in told["message"]
+        assert condition(edited, made, "Accepted")["status"] == "True"
+    made = make(restarted(observed, "today"), NEW)
+    assert container(made)["image"] == "unmask-runtime:0.2.0"
+    assert child(made, "ControllerRevision")["revision"] == 2
+    assert made.delete == (), "whoever wrote it may come back"
+    assert made.problems == ()
+
+
+def test_a_pin_of_another_format_without_pods_is_followed_by_one_of_ours() -> None:
+    observed = with_pin(running(), format=2)
+    lost = replace(observed, children={r: c for r, c in observed.children.items() if r.kind != "Deployment"})
+    assert child(make(lost), "ControllerRevision")["revision"] == 2
+
+
+def test_pins_written_before_they_had_a_number_are_read() -> None:
+    observed = running()
+    old = with_pin(observed, format=None, spec={"model": {"uri": "demo://"}, "suspend": False})
+    made = make(old, NEW)
+    assert template(made) == template(make(observed))
+    assert settled(made, old), "their data cannot be changed"

@@ -1,0 +1,191 @@
+"""The work queue, under a clock that the test advances, and in simulated time."""
+
+import asyncio
+
+import pytest
+
+from tests.simulated_time import run_simulated
+from tests.wait import wait_until_async
+from unmask_operator.controller.workqueue import WorkQueue
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock):
+    return WorkQueue(clock)
+
+
+def test_a_key_added_twice_runs_once(queue):
+    queue.add("a")
+    queue.add("a")
+    assert queue.try_get() == "a"
+    queue.done("a")
+    assert queue.try_get() is None
+
+
+def test_first_come_first_served(queue):
+    for key in "cab":
+        queue.add(key)
+    assert [queue.try_get() for _ in range(3)] == list("cab")
+
+
+def test_a_running_key_waits_for_its_end_and_then_runs_again(queue):
+    queue.add("a")
+    assert queue.try_get() == "a"
+    queue.add("a")
+    queue.add("b")
+    assert queue.try_get() == "b"  # a's second turn does not stand in b's way
+    assert queue.try_get() is None
+    queue.done("a")
+    assert queue.try_get() == "a"
+
+
+def test_the_earlier_of_two_times_counts(queue, clock):
+    queue.add("a", 10)
+    queue.add("a", 2)
+    queue.add("a", 5)
+    clock.now = 1.9
+    assert queue.try_get() is None
+    clock.now = 2
+    assert queue.try_get() == "a"
+    queue.done("a")
+    clock.now = 20
+    assert queue.try_get() is None
+
+
+def test_failures_pause_longer_and_longer_up_to_five_minutes(queue, clock):
+    pauses = []
+    queue.add("a")
+    for _ in range(12):
+        assert queue.try_get() == "a"
+        pauses.append(queue.add_rate_limited("a"))
+        clock.now += pauses[-1] - 0.01
+        assert queue.try_get() is None
+        clock.now += 0.02
+    assert pauses[:5] == [1, 2, 4, 8, 16]
+    assert pauses[-1] == 300
+
+
+def test_success_forgets_the_failures_and_others_do_not_share_them(queue, clock):
+    for key in "ab":
+        queue.add(key)
+        queue.try_get()
+    queue.add_rate_limited("a")
+    assert queue.add_rate_limited("b") == 1
+    clock.now = 1
+    assert {queue.try_get(), queue.try_get()} == {"a", "b"}
+    queue.done("a")
+    assert queue.add_rate_limited("b") == 2
+    queue.add("a")
+    assert queue.try_get() == "a"
+    assert queue.add_rate_limited("a") == 1
+
+
+def test_the_servers_own_wish_is_a_lower_bound(queue):
+    queue.add("a")
+    queue.try_get()
+    assert queue.add_rate_limited("a", at_least=7) == 7
+
+
+def test_an_edit_does_not_wait_for_the_pause_of_a_failure(queue):
+    queue.add("a")
+    queue.try_get()
+    queue.add_rate_limited("a")
+    queue.add("a")
+    assert queue.try_get() == "a"
+
+
+def test_an_edit_while_a_run_fails_runs_at_once(queue):
+    queue.add("a")
+    queue.try_get()
+    queue.add("a")
+    queue.add_rate_limited("a")
+    assert queue.try_get() == "a"
+    queue.done("a")
+    assert len(queue) == 0
+
+
+def test_done_with_a_time_runs_again_then(queue, clock):
+    queue.add("a")
+    queue.try_get()
+    queue.done("a", requeue_after=30)
+    clock.now = 29
+    assert queue.try_get() is None
+    clock.now = 30
+    assert queue.try_get() == "a"
+
+
+def test_runs_that_wait_for_nothing_let_everything_else_go_on_between_them():
+    """1000 resources of which none has changed, 5 ms each by the test's clock."""
+    spent, worst = [0.0], [0.0]
+
+    async def scene() -> None:
+        queue: WorkQueue[int] = WorkQueue(lambda: 0.0)
+
+        async def work() -> None:
+            while True:
+                key = await queue.get()
+                spent[0] += 0.005
+                queue.done(key)
+
+        async def everything_else() -> None:
+            while True:
+                before = spent[0]
+                await asyncio.sleep(0)
+                worst[0] = max(worst[0], spent[0] - before)
+
+        for key in range(1000):
+            queue.add(key)
+        tasks = [asyncio.create_task(work()) for _ in range(16)] + [asyncio.create_task(everything_else())]
+        await wait_until_async(lambda: not len(queue), interval=0)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(scene())
+    assert spent[0] == pytest.approx(5.0)
+    assert worst[0] == pytest.approx(0.005), "never two in one turn of the event loop"
+
+
+def test_workers_on_a_loop_never_run_a_key_twice_at_once_and_miss_nothing():
+    async def scene() -> None:
+        queue: WorkQueue[int] = WorkQueue()
+        running: set[int] = set()
+        runs: dict[int, int] = {}
+
+        async def work() -> None:
+            while True:
+                key = await queue.get()
+                assert key not in running
+                running.add(key)
+                await asyncio.sleep(0.001)
+                running.discard(key)
+                runs[key] = runs.get(key, 0) + 1
+                if runs[key] == 1 and key % 5 == 0:
+                    queue.done(key, requeue_after=0.01)
+                else:
+                    queue.done(key)
+
+        workers = [asyncio.create_task(work()) for _ in range(8)]
+        for key in range(50):
+            queue.add(key)
+            if key % 7 == 0:
+                await asyncio.sleep(0)
+        await wait_until_async(lambda: not (len(queue) or running))
+        assert set(runs) == set(range(50))
+        assert all(runs[key] >= 2 for key in range(0, 50, 5))
+        for worker in workers:
+            worker.cancel()
+
+    run_simulated(scene())
