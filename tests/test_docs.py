@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.algorithms import get_rule, rules
+from runtime.algorithms.common import COMMON
 from runtime.bench import sweep
 from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
@@ -20,8 +22,6 @@ from runtime.models import families, resolve_family
 from runtime.request import markdown as request_markdown
 from runtime.request.decoding import CHOOSING, ENGINE
 from runtime.request.params import SamplingParams
-from runtime.samplers import get_rule, rules
-from runtime.samplers.shared import COMMON
 from runtime.strategies import DecodingContext, Strategy, make_strategy, markdown, strategies
 from tests.golden import GOLDEN
 from tests.layout.pages import headings, slugs

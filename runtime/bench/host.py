@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from runtime.algorithms import get_rule
 from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
@@ -21,7 +22,6 @@ from runtime.engine.ran import Ran
 from runtime.errors import ConfigError
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
-from runtime.samplers import get_rule
 from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 from runtime.state.request import FILLED, MASKED
 from runtime.strategies import DecodingContext, make_strategy

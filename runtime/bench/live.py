@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
+from runtime.algorithms import get_rule, rules
 from runtime.bench.discarding import Discarding, experts_chosen
 from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
@@ -33,7 +34,6 @@ from runtime.models.base import Facts, Model
 from runtime.models.decoder import Decoder
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
-from runtime.samplers import get_rule, rules
 from runtime.state.request import FILLED, MASKED, Request
 from runtime.strategies import Strategy, longest_request
 from runtime.strategies.full import CACHE

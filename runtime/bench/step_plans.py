@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from runtime.algorithms import get_rule, rules
 from runtime.engine.page_table import PageTable
 from runtime.engine.planner import Planner
 from runtime.request.description import Value, values_of, with_defaults
-from runtime.samplers import get_rule, rules
 from runtime.state.plan import StepPlan
 from runtime.state.request import FILLED, Block, Request
 from runtime.state.turn import Feed, Turn

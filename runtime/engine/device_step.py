@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from runtime.algorithms.base import Orders
+from runtime.algorithms.logits_ops import WHOLE, Vocabulary
+from runtime.algorithms.vocab_parallel import PartedVocabulary
 from runtime.engine.groups import Given
 from runtime.engine.head import Head
 from runtime.engine.inputs import ForwardShape, SampleShape
@@ -13,9 +16,6 @@ from runtime.kernels.filling import Blocks, Sampled
 from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import HasIds, Model, SelfConditioned
-from runtime.samplers.base import Orders
-from runtime.samplers.parted import PartedVocabulary
-from runtime.samplers.vocabulary import WHOLE, Vocabulary
 
 MIXED = 32  # rows that are made of several tokens' at a time, where bits must not depend on how many there are
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from runtime.algorithms.base import rules_under
 from runtime.engine.adapting import Adapters
 from runtime.engine.ahead import Ahead
 from runtime.engine.entrance import ConstraintError, Entrance, reason_of
@@ -23,7 +24,6 @@ from runtime.engine.scheduler import Scheduler, TurnError
 from runtime.engine.writing import Writing
 from runtime.errors import ReplicaLost
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.samplers.base import rules_under
 from runtime.state.plan import NO_RESULTS
 from runtime.state.request import Request, Status
 from runtime.strategies.base import Strategy, longest_request

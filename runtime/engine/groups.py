@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.algorithms import sampling
+from runtime.algorithms.base import MERGED, Rows, Rule, Stat
+from runtime.algorithms.logits_ops import Vocabulary
 from runtime.engine.inputs import GroupShape
-from runtime.samplers import choose
-from runtime.samplers.base import MERGED, Rows, Rule, Stat
-from runtime.samplers.vocabulary import Vocabulary
 
 Place = tuple[torch.Tensor, torch.Tensor]  # block and offset of each row
 Given = Mapping[str, torch.Tensor]  # what ``engine.inputs`` names, on the device
@@ -40,7 +40,7 @@ class Group:
     own: torch.Tensor
     params: torch.Tensor
     kept: torch.Tensor | None
-    top: choose.Top | None  # [its blocks, B, count], to be written
+    top: sampling.Top | None  # [its blocks, B, count], to be written
     vocabulary: Vocabulary
 
     @property
@@ -92,7 +92,7 @@ def make_groups(
         params, top = given[f"params{i}"], None
         if shape.top:
             ids = params.new_zeros((shape.blocks, size, shape.top), dtype=torch.int64)
-            top = choose.Top(ids, torch.zeros_like(ids, dtype=kind))
+            top = sampling.Top(ids, torch.zeros_like(ids, dtype=kind))
         members, own = (None, given["block"]) if len(shapes) == 1 else (given[f"members{i}"], given["own"])
         # written to, so that what came from the host stays as it was
         kept = given[f"kept{i}"].clone() if shape.records else None

@@ -14,14 +14,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from runtime.engine.groups import Given, Group, Place, make_groups
-from runtime.engine.inputs import SampleShape, sample_inputs
-from runtime.engine.noise_head import described, noise_alone
-from runtime.engine.shaping import shape_logits
-from runtime.kernels.dispatch import Kernels
-from runtime.layers.head import CappedHead, PlainHead
-from runtime.samplers import choose
-from runtime.samplers.base import (
+from runtime.algorithms import sampling
+from runtime.algorithms.base import (
     MIN_P,
     SUPPRESS_EOS,
     TEMPERATURE,
@@ -33,7 +27,13 @@ from runtime.samplers.base import (
     Stat,
     rules_under,
 )
-from runtime.samplers.vocabulary import WHOLE, Vocabulary
+from runtime.algorithms.logits_ops import WHOLE, Vocabulary
+from runtime.engine.groups import Given, Group, Place, make_groups
+from runtime.engine.inputs import SampleShape, sample_inputs
+from runtime.engine.noise_head import described, noise_alone
+from runtime.engine.shaping import shape_logits
+from runtime.kernels.dispatch import Kernels
+from runtime.layers.head import CappedHead, PlainHead
 from runtime.state.plan import BlockPlan
 from runtime.state.request import FILLED, MASKED
 
@@ -231,7 +231,7 @@ class Head:
     def raw(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, vocab], all of it everywhere: what may not be predicted is -inf, nothing else is changed."""
         logits = self.vocabulary.every(self.logits(hidden))
-        choose.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
+        sampling.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
         return logits
 
     def _ban_eos(self, group: Group, logits: torch.Tensor, own: Place) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from runtime.algorithms.base import MERGED, MIN_P, TEMPERATURE, TOP_K, TOP_P, Rule, Stat
 from runtime.engine.shaping import shaping_arrays
-from runtime.samplers.base import MERGED, MIN_P, TEMPERATURE, TOP_K, TOP_P, Rule, Stat
 from runtime.state.plan import BlockPlan, StepPlan
 from runtime.state.request import MASKED
 
@@ -43,7 +43,7 @@ class ForwardShape:
 class GroupShape:
     """One rule's part of a step: `blocks` of the plan's, with `rows` sampled positions, of which the last `drawn` draw
     and the last `limited` of these do so under min-p, top-k or top-p; `records` it remembers (``BlockBatch.kept``),
-    `once` if that is always one, and the most tokens that it mixes (``samplers.base.MERGED``)."""
+    `once` if that is always one, and the most tokens that it mixes (``algorithms.base.MERGED``)."""
 
     rule: str
     wants: int

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from runtime.algorithms.compiled_logits_ops import CompiledVocabulary
+from runtime.algorithms.logits_ops import WHOLE
 from runtime.config import EngineConfig
 from runtime.distributed.group import ALONE, Group
 from runtime.engine.adapting import Adapters
@@ -22,8 +24,6 @@ from runtime.errors import ConfigError
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.io import EngineInfo
-from runtime.samplers.compiled import CompiledVocabulary
-from runtime.samplers.vocabulary import WHOLE
 from runtime.strategies import Strategy, longest_request
 
 log = logging.getLogger(__name__)

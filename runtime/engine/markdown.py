@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from runtime.algorithms import rules
 from runtime.config.markdown import put_between, rewrite
 from runtime.engine.offer import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
@@ -16,7 +17,6 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.weight import weights_of
 from runtime.models import Family, families, resolve_family
 from runtime.models.architectures import ARCHITECTURES
-from runtime.samplers import rules
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy, strategies
 
 CONTEXT = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)

@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from runtime.algorithms.base import Orders
+from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.engine.device_step import DeviceStep
 from runtime.engine.inputs import ForwardShape, forward_inputs, sample_inputs
 from runtime.engine.leading import recite
@@ -20,8 +22,6 @@ from runtime.engine.walking import walk
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
-from runtime.samplers.base import Orders
-from runtime.samplers.vocabulary import WHOLE, Vocabulary
 from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runtime.algorithms import Orders, Rule, rules, rules_of, rules_under
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
@@ -12,7 +13,6 @@ from runtime.models import Facts, Family
 from runtime.request.checks import declared
 from runtime.request.description import Field, RuleInfo, Value, with_defaults
 from runtime.request.io import EngineInfo
-from runtime.samplers import Orders, Rule, rules, rules_of, rules_under
 from runtime.strategies import Strategy
 from runtime.weights import TokenIds
 

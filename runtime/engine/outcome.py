@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from runtime.algorithms.base import Decision
 from runtime.engine.inputs import SampleShape
-from runtime.samplers.base import Decision
 from runtime.state.plan import BlockPlan, BlockResults, Bools, Ints, Mixture
 from runtime.state.request import FIXED, MASKED
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from runtime.algorithms.base import FREE
 from runtime.engine.inputs import Arrays, ForwardShape, SampleShape
 from runtime.engine.sizes import Sizes
 from runtime.engine.staging import Kinds
-from runtime.samplers.base import FREE
 
 Views = dict[str, npt.NDArray[Any]]
 

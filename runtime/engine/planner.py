@@ -8,14 +8,14 @@ from typing import cast
 
 import numpy as np
 
+from runtime.algorithms.base import MIN_P, TEMPERATURE, Rule, Stat, get_rule
+from runtime.algorithms.rng import DRAW, RENOISE, uniforms
 from runtime.engine.adapting import Adapters
 from runtime.engine.leading import recitals, walks
 from runtime.engine.page_table import PageTable
 from runtime.engine.row_contents import conditioned_rows, merged_rows
 from runtime.engine.shaping import shaping_plan
 from runtime.engine.telling import asked
-from runtime.samplers.base import MIN_P, TEMPERATURE, Rule, Stat, get_rule
-from runtime.samplers.uniform import DRAW, RENOISE, uniforms
 from runtime.state.plan import BlockPlan, Bools, Drawing, Ints, Ints32, RulePlan, StepPlan, lay_out
 from runtime.state.request import FILLED, MASKED, Block, Request
 from runtime.state.turn import Turn

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.algorithms.base import Rule
 from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape, forward_inputs, sample_inputs
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.outcome import Told, all_go_on, results, tokens_after
@@ -23,7 +24,6 @@ from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kin
 from runtime.engine.recording import Work
 from runtime.engine.sizes import Sizes, room_for, sampled_step
 from runtime.engine.staging import Kinds, Layout, Passage, Port, pack, sizes_on_device
-from runtime.samplers.base import Rule
 from runtime.state.plan import BlockPlan, BlockResults, ConditionedRows, Ints, StepPlan
 
 log = logging.getLogger(__name__)

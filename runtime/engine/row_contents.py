@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.samplers.base import Merge, Stat
+from runtime.algorithms.base import Merge, Stat
 from runtime.state.plan import ConditionedRows, MergedRows, lay_out
 from runtime.state.request import FILLED
 from runtime.state.turn import Turn

@@ -8,8 +8,8 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from runtime.samplers.shaping import Shapes, shape_rows
-from runtime.samplers.vocabulary import Vocabulary
+from runtime.algorithms.logits_ops import Vocabulary
+from runtime.algorithms.logits_processors_ops import Shapes, shape_rows
 from runtime.state.plan import ShapingPlan
 from runtime.state.request import FILLED, Block, Request
 from runtime.state.shaping import Shaped

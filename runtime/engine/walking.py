@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from runtime.algorithms import sampling
+from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
+from runtime.algorithms.logits_ops import WHOLE
 from runtime.engine.looking import Looking
 from runtime.engine.shaping import shape_logits, shaping_arrays
-from runtime.samplers import choose
-from runtime.samplers.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from runtime.samplers.vocabulary import WHOLE
 from runtime.state.plan import BlockPlan, BlockResults, Walk
 from runtime.state.request import FILLED
 
@@ -141,10 +141,10 @@ def _bits(allowed: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
     return bits.flatten(1)[:, : logits.shape[1]].bool()
 
 
-def _choose(logits: torch.Tensor, going: Sequence[Walking], plan: BlockPlan) -> choose.Candidate:
+def _choose(logits: torch.Tensor, going: Sequence[Walking], plan: BlockPlan) -> sampling.Candidate:
     """The likeliest allowed token of each row, or the drawn one of those that draw; and its probability among the
     allowed."""
-    best = choose.greedy(logits)
+    best = sampling.greedy(logits)
     drawing = plan.drawing
     if drawing is None:
         return best
@@ -153,12 +153,12 @@ def _choose(logits: torch.Tensor, going: Sequence[Walking], plan: BlockPlan) -> 
     if not draws:
         return best
     mine = limits[draws]
-    probs = choose.distribution(
+    probs = sampling.distribution(
         logits[draws], temperature=mine[:, TEMPERATURE], top_k=mine[:, TOP_K].long(), top_p=mine[:, TOP_P],
         min_p=mine[:, MIN_P],
     )  # fmt: skip
     uniform = torch.tensor([drawing.uniform[going[i].walk.block, going[i].at] for i in draws], dtype=torch.float64)
-    picked = choose.pick(probs, uniform.to(logits.device))
+    picked = sampling.pick(probs, uniform.to(logits.device))
     best.token[draws], best.conf[draws] = picked.token, picked.conf
     return best
 

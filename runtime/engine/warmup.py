@@ -11,12 +11,12 @@ from functools import partial
 import numpy as np
 import torch
 
+from runtime.algorithms import Stat, get_rule
+from runtime.algorithms.base import MERGED
 from runtime.engine.inputs import ForwardShape, SampleShape
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.replaying import ReplayingRunner
 from runtime.request.io import EngineInfo
-from runtime.samplers import Stat, get_rule
-from runtime.samplers.base import MERGED
 from runtime.state.plan import BlockPlan, Drawing, RulePlan, block_causal_plan
 from runtime.state.request import MASKED
 

@@ -101,9 +101,9 @@ class Kernels:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
-    fill: FillKernel | None  # what `samplers.shared` and `engine.outcome` do for the plainest rules, in less launches
+    fill: FillKernel | None  # what `algorithms.common` and `engine.outcome` do for the plainest rules, in less launches
     describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits once
-    draw: DrawKernel | None  # what `samplers.choose` does to draw, without sorting
+    draw: DrawKernel | None  # what `algorithms.sampling` does to draw, without sorting
     sandwich: Sandwich | None  # norms between parts, in less than each for itself takes
     add_lora: LoraKernel
     fp8: Fp8Kernels

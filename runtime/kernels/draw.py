@@ -151,8 +151,8 @@ def _draw(
 def draw(
     logits: torch.Tensor, limits: torch.Tensor, uniform: torch.Tensor, *, free: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ``samplers.choose``'s `distribution` and `pick` do, for float32 logits [rows, vocab] on a GPU whose rows are
-    contiguous: token int64 [rows], and its probability [rows].
+    """What ``algorithms.sampling``'s `distribution` and `pick` do, for float32 logits [rows, vocab] on a GPU whose rows
+    are contiguous: token int64 [rows], and its probability [rows].
 
     Args:
         limits: float64 [rows, 4]: temperature, top-p, top-k, min-p. uniform: float64 [rows]. free: as there.

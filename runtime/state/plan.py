@@ -31,7 +31,7 @@ class RulePlan:
     rule: str
     members: Ints  # [m], numbers of the plan's blocks
     params: Floats  # [m, len(Rule.columns)]
-    wants: int  # a `samplers.base.Stat`: what any of them asks of the head
+    wants: int  # a `algorithms.base.Stat`: what any of them asks of the head
     kept: Floats | None = None  # [m, B, records, len(Rule.keeps)] what the rule remembers, and a record that is 0
 
 
@@ -115,7 +115,7 @@ class MergedRows:
     rows: Ints  # [m]
     ids: Ints  # [m, count]
     probs: Floats  # [m, count]; 0 where there are no more
-    how: Floats  # [m, 3], as in ``samplers.base.Merge``
+    how: Floats  # [m, 3], as in ``algorithms.base.Merge``
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.samplers.base import Rule, Stat, get_rule
-from runtime.samplers.terms import terms
+from runtime.algorithms.base import Rule, Stat, get_rule
+from runtime.algorithms.resolved_params import terms
 from runtime.state.shaping import Shaper
 from runtime.state.telling import Told
 

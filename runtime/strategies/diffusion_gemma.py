@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from runtime.algorithms.rng import CANVAS, uniforms
 from runtime.request.tiling import Tiling
-from runtime.samplers.uniform import CANVAS, uniforms
 from runtime.state.plan import BlockResults, Ints
 from runtime.state.request import FILLED, MASKED, Block, Request
 from runtime.state.turn import Feed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from runtime.algorithms.base import get_rule, rules
 from runtime.config.markdown import put_between, rewrite
 from runtime.request.description import Field
 from runtime.request.markdown import values_in_words
-from runtime.samplers.base import get_rule, rules
 from runtime.strategies import DecodingContext, make_strategy, strategies
 
 FEW = 2  # rules that do not read a field: they are named instead of those that do

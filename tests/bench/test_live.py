@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from runtime.algorithms import sampling
 from runtime.bench import layers
 from runtime.bench.__main__ import main
 from runtime.bench.floor import work_of
@@ -22,7 +23,6 @@ from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.weight import weights_of
 from runtime.models.architectures import architecture, random_model
-from runtime.samplers import choose
 from runtime.strategies import DecodingContext, make_strategy
 from tests.bench.test_steps import NOISY, TINY
 from tests.golden import GOLDEN
@@ -46,8 +46,10 @@ def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
 
 
 def test_requests_may_draw(tmp_path, monkeypatch):
-    drawn, pick = [], choose.pick
-    monkeypatch.setattr(choose, "pick", lambda probs, uniform: drawn.append((probs > 0).sum(1)) or pick(probs, uniform))
+    drawn, pick = [], sampling.pick
+    monkeypatch.setattr(
+        sampling, "pick", lambda probs, uniform: drawn.append((probs > 0).sum(1)) or pick(probs, uniform)
+    )
     measured(tmp_path, *TINY)
     assert not drawn
     (_, row) = measured(tmp_path, *TINY, "--temperature", "0.7", "--top-p", "0.5")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.algorithms import Orders, get_rule, rules_of, rules_under
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.pace import Pace
@@ -24,7 +25,6 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
-from runtime.samplers import Orders, get_rule, rules_of, rules_under
 from runtime.state.plan import BlockResults, StepPlan
 from runtime.state.request import Request
 from runtime.strategies import DecodingContext, longest_request, make_strategy

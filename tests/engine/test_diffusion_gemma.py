@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
+from runtime.algorithms import sampling
+from runtime.algorithms.rng import RENOISE
+from runtime.algorithms.sampling import Candidate
 from runtime.engine import planner
 from runtime.errors import ConfigError, RequestError
 from runtime.layers.build import Build
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
 from runtime.request.resolve import resolve
-from runtime.samplers import choose
-from runtime.samplers.choose import Candidate
-from runtime.samplers.uniform import RENOISE
 from runtime.strategies.diffusion_gemma import Canvas
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN
@@ -59,7 +59,7 @@ def test_golden_answers(llm, case, monkeypatch):
 
     monkeypatch.setattr(Canvas, "_noise", initial)
     monkeypatch.setattr(planner, "uniforms", numbers)
-    monkeypatch.setattr(choose, "pick", pick)
+    monkeypatch.setattr(sampling, "pick", pick)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:
         steps = iter(draws["sampled"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.algorithms import Stat, get_rule, rules
 from runtime.engine.device_step import DeviceStep
 from runtime.engine.inputs import GroupShape, SampleShape
 from runtime.engine.outcome import results
@@ -13,7 +14,6 @@ from runtime.kernels.dispatch import TORCH
 from runtime.kernels.filling import fill_reference
 from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import LAYOUTS, KVShape
-from runtime.samplers import Stat, get_rule, rules
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
 PLAIN = [key for key in rules() if get_rule(key).plain is not None]

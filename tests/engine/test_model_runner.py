@@ -10,13 +10,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from runtime.algorithms import Stat, get_rule, sampling
 from runtime.engine import head
 from runtime.engine.head import Head
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.warmup import warm_up
 from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.samplers import Stat, choose, get_rule
 from runtime.state.plan import BlockPlan, BlockResults, RulePlan, StepPlan
 from runtime.state.request import MASKED
 from tests.engine.harness import Run, Setup
@@ -64,14 +64,14 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     )
     runner.heard = []
     drawn: list[int] = []
-    distribution = choose.distribution
+    distribution = sampling.distribution
 
     def counted(logits: torch.Tensor, **limits: torch.Tensor) -> torch.Tensor:
         assert bool((limits["top_p"] < 1).all())
         drawn.append(len(logits))
         return distribution(logits, **limits)
 
-    monkeypatch.setattr(choose, "distribution", counted)
+    monkeypatch.setattr(sampling, "distribution", counted)
     warm_up(runner, rows=45, longest=22)
     assert runner.heard == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
     assert drawn == [4, 8, 16, 32, 44]
@@ -94,8 +94,8 @@ class Bare(PlainHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         self.asked.append("likeliest")
         logits = hidden.clone()
-        choose.ban(logits, mask_id=mask_id, max_token_id=max_token_id, spared=spared)
-        best = choose.greedy(logits)
+        sampling.ban(logits, mask_id=mask_id, max_token_id=max_token_id, spared=spared)
+        best = sampling.greedy(logits)
         return best.token, best.conf
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.algorithms import get_rule
 from runtime.engine.head import Head
 from runtime.kernels.dispatch import TORCH
 from runtime.kernels.distribution import describe_reference
 from runtime.layers.head import CappedHead
-from runtime.samplers import get_rule
 from runtime.state.plan import BlockPlan, Drawing, RulePlan
 from runtime.state.request import MASKED
 

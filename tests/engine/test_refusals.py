@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from runtime import LLM, SamplingParams
+from runtime.algorithms import get_rule, rules, rules_of
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.engine.markdown import fits
@@ -23,7 +24,6 @@ from runtime.request.decoding import ENGINE
 from runtime.request.description import Field
 from runtime.request.io import EngineInfo
 from runtime.request.resolve import resolve
-from runtime.samplers import get_rule, rules, rules_of
 from runtime.strategies import also_fits, strategies
 from runtime.weights import Checkpoint, read_tokens
 from tests.models.tiny import checkpoint_of

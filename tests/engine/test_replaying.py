@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from runtime.algorithms import Stat, rules
 from runtime.engine.adapting import Adapters
 from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape
 from runtime.engine.making import step_sizes
@@ -17,7 +18,6 @@ from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kin
 from runtime.engine.replaying import ReplayingRunner
 from runtime.engine.sizes import Sizes, sampled_up, stairs
 from runtime.kernels.batch import TILE_ROWS, cut_tiles
-from runtime.samplers import Stat, rules
 from runtime.strategies import DecodingContext, make_strategy
 from tests.engine.replays import PROMPTS, SMALL, Served, check, pretending, served
 from tests.golden import GOLDEN

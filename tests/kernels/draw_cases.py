@@ -1,9 +1,9 @@
-"""Draws without sorting, against those of `samplers.choose`."""
+"""Draws without sorting, against those of `algorithms.sampling`."""
 
 import torch
 
+from runtime.algorithms import sampling
 from runtime.kernels.draw import draw
-from runtime.samplers import choose
 from tests.kernels.cases import random
 
 
@@ -29,11 +29,11 @@ def check_draw(rows: int, vocab: int, ties: bool, device: str) -> None:
         top_p[row < free], top_k[row < free], min_p[row < free] = 1.0, 0.0, 0.0
         limits = torch.stack([temperature, top_p, top_k, min_p], 1).to(device)
         uniform = drawn().to(device)
-        probs = choose.distribution(
+        probs = sampling.distribution(
             logits.clone(), temperature=limits[:, 0], top_p=limits[:, 1], top_k=limits[:, 2].long(), min_p=limits[:, 3],
             free=free,
         )  # fmt: skip
-        expected = choose.pick(probs, uniform)
+        expected = sampling.pick(probs, uniform)
         token, conf = draw(logits, limits, uniform, free=free)
         other = token != expected.token
         # a sum that ends just short of what is drawn, or of top-p, may be rounded otherwise

@@ -29,7 +29,7 @@ RECORDS = ("CHANGELOG.md", "docs/benchmarks/")
 EXAMPLES = {
     "runtime/models/twin.py",
     "runtime/parts/bracketed.py",
-    "runtime/samplers/best_few.py",
+    "runtime/algorithms/best_few.py",
     "runtime/strategies/single_bd.py",
 }
 FOLDERS = (*CODE, "charts", "constraints", "crds", "docs", "examples", "training")

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from runtime.algorithms import get_rule, rules
 from runtime.config import FLAGS
 from runtime.config.flags import DECODING
 from runtime.request.decoding import engine_fields
 from runtime.request.description import Field
 from runtime.request.params import PARAMETERS, Parameter, SamplingParams
-from runtime.samplers import get_rule, rules
 from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
 from runtime.strategies import DecodingContext, make_strategy, strategies
 from tests.request.test_params import INFO, refused, spec

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from runtime.algorithms.compiled_logits_ops import CompiledVocabulary
+from runtime.algorithms.logits_ops import WHOLE
 from runtime.errors import ConfigError
-from runtime.samplers.compiled import CompiledVocabulary
-from runtime.samplers.vocabulary import WHOLE
 from tests.golden import GOLDEN
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")

@@ -13,6 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.algorithms import Decision, Rule, Stat, get_rule, register_rule, rules
+from runtime.algorithms import sampling as choosing
+from runtime.algorithms.rng import uniforms
+from runtime.algorithms.sampling import Candidate, distribution, greedy, pick
 from runtime.engine import head as heads
 from runtime.engine.head import Head
 from runtime.engine.outcome import used
@@ -22,10 +26,6 @@ from runtime.kernels.dispatch import TORCH
 from runtime.layers.build import Build
 from runtime.layers.head import PlainHead
 from runtime.request.description import Field
-from runtime.samplers import Decision, Rule, Stat, get_rule, register_rule, rules
-from runtime.samplers import choose as choosing
-from runtime.samplers.choose import Candidate, distribution, greedy, pick
-from runtime.samplers.uniform import uniforms
 from runtime.state.plan import BlockPlan, RulePlan
 from runtime.state.request import FILLED, FIXED, MASKED
 from tests.engine.samples import examples

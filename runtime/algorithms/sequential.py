@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.samplers.base import BlockBatch, Decision, Rule, register_rule
-from runtime.samplers.shared import BY_STEPS, COMMON, STEPS, filling, late, quota, rank
+from runtime.algorithms.base import BlockBatch, Decision, Rule, register_rule
+from runtime.algorithms.common import BY_STEPS, COMMON, STEPS, filling, late, quota, rank
 
 
 @register_rule

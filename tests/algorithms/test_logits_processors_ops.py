@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.samplers import choose
-from runtime.samplers.shaping import Shapes, shape_rows
+from runtime.algorithms import sampling
+from runtime.algorithms.logits_processors_ops import Shapes, shape_rows
 from runtime.state.shaping import Shaper
+from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.oracle.draws import filtered
-from tests.samplers.test_parted import ROWS, VOCAB, same, some_logits
 
 
 def some_shapes(random):
@@ -60,7 +60,7 @@ def test_min_p_keeps_what_the_oracle_keeps():
     logits = random.normal(size=(60, 40)) * 3
     limits = np.stack([random.choice(values, 60) for values in ([0.5, 1, 2], [0, 3], [1, 0.8], [0, 0.02, 0.4, 1])], 1)
     temperature, top_k, top_p, min_p = (torch.from_numpy(column.astype(np.float64)) for column in limits.T)
-    found = choose.distribution(
+    found = sampling.distribution(
         torch.from_numpy(logits), temperature=temperature, top_k=top_k.long(), top_p=top_p, min_p=min_p
     )
     for row, mine, (t, k, p, m) in zip(logits, found.numpy(), limits, strict=True):

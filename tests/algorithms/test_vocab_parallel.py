@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from runtime.algorithms.logits_ops import WHOLE
+from runtime.algorithms.vocab_parallel import PartedVocabulary
 from runtime.layers.share import Ids
-from runtime.samplers.parted import PartedVocabulary
-from runtime.samplers.vocabulary import WHOLE
 from tests.ranks.threads import together
 
 VOCAB, ROWS = 37, 24

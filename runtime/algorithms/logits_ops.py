@@ -1,4 +1,4 @@
-"""What is asked of logits over a vocabulary, whether one process has all of it or several share it (`parted.py`)."""
+"""What is asked of logits over a vocabulary, whether one process has all of it or several share it (`vocab_parallel.py`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from runtime.samplers import choose
-from runtime.samplers.choose import Candidate, Top
+from runtime.algorithms import sampling
+from runtime.algorithms.sampling import Candidate, Top
 
 
 class Vocabulary:
@@ -29,7 +29,7 @@ class Vocabulary:
 
     def ban(self, logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()) -> None:
         """See `choose.ban`."""
-        choose.ban(logits, mask_id=mask_id, max_token_id=max_token_id, spared=spared)
+        sampling.ban(logits, mask_id=mask_id, max_token_id=max_token_id, spared=spared)
 
     def add(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
         """In place: to the logits of `ids` [rows, n], `values` alike."""
@@ -66,13 +66,13 @@ class Vocabulary:
         return best[:, 0], there[:, 0]
 
     def greedy(self, logits: torch.Tensor) -> Candidate:
-        return choose.greedy(logits)
+        return sampling.greedy(logits)
 
     def top(self, logits: torch.Tensor, count: int) -> Top:
-        return choose.top(logits, count)
+        return sampling.top(logits, count)
 
     def probability(self, logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        return choose.probability(logits, token)
+        return sampling.probability(logits, token)
 
     def softmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.softmax(dim=1)
@@ -81,18 +81,18 @@ class Vocabulary:
         self, logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
         min_p: torch.Tensor | None = None, free: int = 0,
     ) -> torch.Tensor:  # fmt: skip
-        return choose.distribution(
+        return sampling.distribution(
             logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, free=free
         )  # fmt: skip
 
     def pick(self, probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:
-        return choose.pick(probs, uniform)
+        return sampling.pick(probs, uniform)
 
     def margin(self, probs: torch.Tensor) -> torch.Tensor:
-        return choose.margin(probs)
+        return sampling.margin(probs)
 
     def entropy(self, probs: torch.Tensor) -> torch.Tensor:
-        return choose.entropy(probs)
+        return sampling.entropy(probs)
 
     def margin_of(self, logits: torch.Tensor) -> torch.Tensor:
         """`margin` of their softmax."""

@@ -12,17 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.algorithms import Orders, get_rule, rules, rules_under
+from runtime.algorithms.base import register_heeding
+from runtime.algorithms.insert_delete import InsertDelete
 from runtime.engine import head as heads
 from runtime.engine.head import Head
 from runtime.engine.outcome import used
 from runtime.errors import ConfigError
-from runtime.samplers import Orders, get_rule, rules, rules_under
-from runtime.samplers.base import register_heeding
-from runtime.samplers.insert_delete import InsertDelete
+from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, Kept, blocks, check, parameters, plan_of
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
 from tests.oracle.rules import FILLING
-from tests.samplers.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, Kept, blocks, check, parameters, plan_of
 
 DELETE, SPLIT = 1, 7
 VOCAB = 11

@@ -10,9 +10,19 @@ from dataclasses import replace
 
 import torch
 
+from runtime.algorithms.base import (
+    MERGED,
+    SUPPRESS_EOS,
+    BlockBatch,
+    Decision,
+    Merge,
+    Rule,
+    Stat,
+    Tradeoff,
+    register_rule,
+)
+from runtime.algorithms.common import MAX_STEPS, late
 from runtime.request.description import Field, Value, share
-from runtime.samplers.base import MERGED, SUPPRESS_EOS, BlockBatch, Decision, Merge, Rule, Stat, Tradeoff, register_rule
-from runtime.samplers.shared import MAX_STEPS, late
 
 SURE = 0.9  # probability of every position's likeliest token at which a block has come to rest
 

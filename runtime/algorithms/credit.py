@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from runtime.algorithms.base import BlockBatch, Decision, Rows, Stat, register_rule
+from runtime.algorithms.common import ACCEPT, BY_THRESHOLD, COMMON, METRIC, RankedRule, accept_or_force, filling
 from runtime.request.description import Field, share
-from runtime.samplers.base import BlockBatch, Decision, Rows, Stat, register_rule
-from runtime.samplers.shared import ACCEPT, BY_THRESHOLD, COMMON, METRIC, RankedRule, accept_or_force, filling
 
 WEIGHT = Field(name="credit.weight", default=0.7, high=100, help="what the logarithm of credit adds to a logit")
 DECAY = share("credit.decay", 0.8, "what a step leaves of the credit before it")

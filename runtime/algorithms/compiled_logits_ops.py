@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from runtime.algorithms import sampling
+from runtime.algorithms.logits_ops import Vocabulary
+from runtime.algorithms.sampling import Candidate
 from runtime.errors import ConfigError
-from runtime.samplers import choose
-from runtime.samplers.choose import Candidate
-from runtime.samplers.vocabulary import Vocabulary
 
 
 class CompiledVocabulary(Vocabulary):
@@ -27,7 +27,7 @@ class CompiledVocabulary(Vocabulary):
     """
 
     def __init__(self, mode: str, device: torch.device, dtype: torch.dtype, ids: int) -> None:
-        self._greedy: Callable[[torch.Tensor], Candidate] = torch.compile(choose.greedy, mode=mode, dynamic=True)
+        self._greedy: Callable[[torch.Tensor], Candidate] = torch.compile(sampling.greedy, mode=mode, dynamic=True)
         self._entropy_of = torch.compile(super().entropy_of, mode=mode, dynamic=True)
         try:
             with torch.inference_mode():

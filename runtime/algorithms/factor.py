@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from runtime.algorithms.base import BlockBatch, Decision, Tradeoff, register_rule
+from runtime.algorithms.common import COMMON, METRIC, RankedRule, filling, or_best, order, rank
 from runtime.request.description import Field
-from runtime.samplers.base import BlockBatch, Decision, Tradeoff, register_rule
-from runtime.samplers.shared import COMMON, METRIC, RankedRule, filling, or_best, order, rank
 
 FACTOR = Field(
     name="factor", default=1.0, high=1e6,

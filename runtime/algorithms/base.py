@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 
+from runtime.algorithms.logits_ops import WHOLE, Vocabulary
+from runtime.algorithms.sampling import Top
 from runtime.errors import ConfigError
 from runtime.request.description import Field, Value
-from runtime.samplers.choose import Top
-from runtime.samplers.vocabulary import WHOLE, Vocabulary
 
 # The first columns of every parameter row: how a candidate is drawn, whatever the rule.
 TEMPERATURE, TOP_P, TOP_K, MIN_P = range(4)
@@ -162,7 +162,7 @@ class Rule:
 
     Attributes:
         key: what ``decoding.algorithm`` calls it.
-        fields: what a request may set for it; those that several rules share stand in `runtime/samplers/shared.py`.
+        fields: what a request may set for it; those that several rules share stand in `runtime/algorithms/common.py`.
         tradeoff: the field that says how careful it is, for pictures of the rule (``python -m runtime.bench sweep``);
             None: they show it at its defaults.
         modes: each mode as values of some of the fields; without modes a request's ``mode`` is refused.

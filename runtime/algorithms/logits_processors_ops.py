@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.samplers.vocabulary import Vocabulary
+from runtime.algorithms.logits_ops import Vocabulary
 
 
 @dataclass(frozen=True)

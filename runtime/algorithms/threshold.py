@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtime.request.description import Value, share
-from runtime.samplers.base import BlockBatch, Decision, Stat, register_rule
-from runtime.samplers.shared import (
+from runtime.algorithms.base import BlockBatch, Decision, Stat, register_rule
+from runtime.algorithms.common import (
     ACCEPT,
     BY_THRESHOLD,
     COMMON,
@@ -21,6 +20,7 @@ from runtime.samplers.shared import (
     accept_or_force,
     filling,
 )
+from runtime.request.description import Value, share
 
 REMASK = share("remask_threshold", 0.0, "confidence below which a filled position is masked again, once", neutral=0)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from runtime.algorithms.base import BlockBatch, Decision, Tradeoff, register_rule
+from runtime.algorithms.common import ACCEPT, COMMON, METRIC, RankedRule, filling, or_best, order
 from runtime.request.description import share
-from runtime.samplers.base import BlockBatch, Decision, Tradeoff, register_rule
-from runtime.samplers.shared import ACCEPT, COMMON, METRIC, RankedRule, filling, or_best, order
 
 LOW = share("low_threshold", 0.4, "confidence above which the best position of a run of masks is taken")
 

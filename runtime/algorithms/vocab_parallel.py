@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
+from runtime.algorithms import sampling
+from runtime.algorithms.distributed_quantile import Ordered, keys
+from runtime.algorithms.logits_ops import Vocabulary
+from runtime.algorithms.sampling import Candidate, Top
 from runtime.layers.share import Ids
-from runtime.samplers import choose
-from runtime.samplers.choose import Candidate, Top
-from runtime.samplers.order import Ordered, keys
-from runtime.samplers.vocabulary import Vocabulary
 
 NONE = float("-inf")
 
@@ -42,7 +42,7 @@ class PartedVocabulary(Vocabulary):
 
     def ban(self, logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()) -> None:
         here = self.ids.here
-        choose.ban(
+        sampling.ban(
             logits,
             mask_id=here.index(mask_id) if mask_id in here else None,  # type: ignore[arg-type]
             max_token_id=max(max_token_id - here.start, -1),
@@ -81,7 +81,7 @@ class PartedVocabulary(Vocabulary):
         return Candidate(token, (value - total).exp())
 
     def top(self, logits: torch.Tensor, count: int) -> Top:
-        ids, values = choose.largest(logits, min(count, logits.shape[1]))
+        ids, values = sampling.largest(logits, min(count, logits.shape[1]))
         short = max(count - ids.shape[1], 0)
         ids = torch.nn.functional.pad(ids, (0, short)) + self.ids.here.start
         values = torch.nn.functional.pad(values, (0, short), value=NONE)
@@ -106,7 +106,7 @@ class PartedVocabulary(Vocabulary):
         if free < len(scaled):
             some = scaled[free:]
             if min_p is not None:
-                choose.drop_unlikely(some, self.group.largest(some.amax(1)), min_p[free:])
+                sampling.drop_unlikely(some, self.group.largest(some.amax(1)), min_p[free:])
             order = Ordered(keys(some), 8 * some.element_size())
             some.masked_fill_(~self._first(order, top_k[free:]), NONE)
             some.masked_fill_(~self._most(order, self.softmax(some), top_p[free:]), NONE)
@@ -129,7 +129,7 @@ class PartedVocabulary(Vocabulary):
         return first - second
 
     def entropy(self, probs: torch.Tensor) -> torch.Tensor:
-        return self.group.sum(choose.entropy(probs))
+        return self.group.sum(sampling.entropy(probs))
 
     def _mine(self, numbers: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """[rows]: each row's number of `token`; -inf where another process has it."""

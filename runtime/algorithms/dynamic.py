@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.samplers.base import BlockBatch, Decision, register_rule
-from runtime.samplers.shared import ACCEPT, BY_STEPS, COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
+from runtime.algorithms.base import BlockBatch, Decision, register_rule
+from runtime.algorithms.common import ACCEPT, BY_STEPS, COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
 
 
 @register_rule

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from runtime.algorithms.base import Merge, Rule
 from runtime.request.description import Value
-from runtime.samplers.base import Merge, Rule
 
 KEPT = 256  # most requests set no value
 

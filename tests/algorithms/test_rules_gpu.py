@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.algorithms import Orders, Stat, rules, rules_under
 from runtime.engine.head import Head
-from runtime.samplers import Orders, Stat, rules, rules_under
 from runtime.state.plan import BlockPlan, Drawing, RulePlan
 from runtime.state.request import FILLED, FIXED, MASKED
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from runtime.samplers.base import BlockBatch, Decision, Orders, Rows, Stat, register_heeding
-from runtime.samplers.edit import EDIT, MAX_POST_EDIT, Edit
-from runtime.samplers.shared import ACCEPT, rank
+from runtime.algorithms.base import BlockBatch, Decision, Orders, Rows, Stat, register_heeding
+from runtime.algorithms.common import ACCEPT, rank
+from runtime.algorithms.edit import EDIT, MAX_POST_EDIT, Edit
 
 MOST_POST_EDITS = 256  # a block's records are as many as its steps, and every step reads them all
 

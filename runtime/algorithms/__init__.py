@@ -1,6 +1,6 @@
 """Acceptance rules, one file each. Importing this package registers them; add yours with one line here."""
 
-from runtime.samplers import (
+from runtime.algorithms import (
     credit,
     dmax,
     dynamic,
@@ -15,7 +15,7 @@ from runtime.samplers import (
     sequential,
     threshold,
 )
-from runtime.samplers.base import (
+from runtime.algorithms.base import (
     BlockBatch,
     Decision,
     Orders,

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from runtime.algorithms.base import BlockBatch, Decision, Rule, Stat, Tradeoff, register_rule
+from runtime.algorithms.common import COMMON, filling, or_best, rank
 from runtime.request.description import Field
-from runtime.samplers.base import BlockBatch, Decision, Rule, Stat, Tradeoff, register_rule
-from runtime.samplers.shared import COMMON, filling, or_best, rank
 
 BOUND = Field(
     name="entropy_bound", default=0.1, high=1e6,
