@@ -28,7 +28,7 @@ from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
     from runtime.ranks.lead import Ranks
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
 
@@ -56,7 +56,7 @@ class LLM(Scoring):
         self._begin(*_engine(config))
         path = resolve_checkpoint(config.model).path
         if not config.skip_tokenizer:
-            from runtime.text import Tokenizer
+            from runtime.tokenizer import Tokenizer
 
             self.tokenizer = Tokenizer(path)
         if self.engine.grammars is not None:  # no server has tried them before
@@ -244,7 +244,7 @@ class LLM(Scoring):
     def _answer(self, stop: tuple[str, ...]) -> AnswerText:
         if self.tokenizer is None:
             return IdsOnly()
-        from runtime.text import Answer
+        from runtime.tokenizer import Answer
 
         return Answer(self.tokenizer, stop, marks=part_marks())
 

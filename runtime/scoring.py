@@ -14,7 +14,7 @@ from runtime.request.scoring import MOST_STRIDE, score_spec
 
 if TYPE_CHECKING:
     from runtime.engine.engine import Engine
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
 
 class Scores(Protocol):

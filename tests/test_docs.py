@@ -244,7 +244,7 @@ def test_limits_of_the_security_page_are_the_codes():
     from runtime.server import bodies, conversation, preparing, schemas, shape
     from runtime.server.lanes import MAX_WAITING
     from runtime.server.wire.limits import Limits
-    from runtime.text import budget
+    from runtime.tokenizer import template_limits
 
     rows = {
         line.split("|")[1].strip(): line.split("|")[2] for line in page("docs/security.md").splitlines() if "|" in line
@@ -278,7 +278,7 @@ def test_limits_of_the_security_page_are_the_codes():
         ("entries", f"{schemas.MAX_ENTRIES}"),
         ("prompts of", f"{preparing.MAX_PROMPT_TOKENS:,}"),
         ("characters of long", f"{MAX_WAITING // mib} Mi"),
-        ("what a chat template", f"{budget.MAX_CHARS // mib} Mi", f"{budget.MAX_SECONDS:g} s"),
+        ("what a chat template", f"{template_limits.MAX_CHARS // mib} Mi", f"{template_limits.MAX_SECONDS:g} s"),
     ):
         (row,) = [value for name, value in rows.items() if re.match(rf"{words}\b", name)][:1]
         assert all(value in row for value in values), (words, values, row)

@@ -1,4 +1,4 @@
-"""What is asked of logits over a vocabulary, whether one process has all of it or several share it (`vocab_parallel.py`)."""
+"""Operations on logits over a vocabulary, of which one process has all or each rank a shard (`vocab_parallel.py`)."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     from runtime.config import EngineConfig
     from runtime.engine.setup import load_engine
     from runtime.ranks.local import local_engine
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
     config = EngineConfig.from_flags(model=model, **flags)
     load = partial(load_random, pages=config.num_pages or 0)

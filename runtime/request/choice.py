@@ -9,7 +9,7 @@ from runtime.request.io import LEAST, EngineOutput, RequestSpec, TokenLogprobs
 
 
 class AnswerText(Protocol):
-    """What turns token ids into text: ``runtime.text.Answer``, or `IdsOnly` without a tokenizer."""
+    """What turns token ids into text: ``runtime.tokenizer.Answer``, or `IdsOnly` without a tokenizer."""
 
     @property
     def stopped(self) -> bool: ...

@@ -37,7 +37,7 @@ from runtime.server.talking import Talk
 from runtime.server.tracing import Tracing
 from runtime.server.validating import B
 from runtime.structured.grammars import GrammarError
-from runtime.text import Answer, Tokenizer
+from runtime.tokenizer import Answer, Tokenizer
 
 log = logging.getLogger("unmask.http")
 

@@ -16,7 +16,7 @@ from runtime.server.lanes import Lane, attended
 from runtime.server.schemas import Generation
 from runtime.structured.grammars import GrammarError
 from runtime.structured.trials import Trials
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 
 # Keywords that decide the type of a value: beside one of them no type is added to a schema.
 _TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}

@@ -30,7 +30,7 @@ from runtime.server.tooling import NO_TOOLS, Tooling
 
 if TYPE_CHECKING:  # a server looks at its flags before it loads the tokenizers library
     from runtime.server.preparing import Preparer
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
 _TAIL = 32  # ids at a prompt's end in which the mark of reasoning is looked for
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from runtime.request.choice import Choice
 from runtime.request.io import EngineInfo
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 
 WARNING = (
     "the model ended at once: it was tuned on conversations, and this prompt is not in its chat template; send it as "

@@ -15,7 +15,7 @@ from runtime.parts.grammar import Held, Wanted, grammar
 from runtime.request.structured import grammar_of
 from runtime.structured.notation import readable
 from runtime.structured.vocabulary import read_vocabulary
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from tests.server.checkpoint import EOS, write_checkpoint
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -17,7 +17,7 @@ from runtime import LLM, SamplingParams
 from runtime.request.choice import TokenLogprob
 from runtime.server import logprobs
 from runtime.server.logprobs import Revealed, in_steps
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from tests.server.harness import ServerProcess
 from tests.server.pings import pinging
 

@@ -24,7 +24,7 @@ from runtime.server.routes import messages as messages_route
 from runtime.server.routes.documented import at_once
 from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
 from runtime.server.validating import parse_body
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from tests.request.test_params import info
 
 FIXED = DecodingParams(algorithm="fixed", values={"steps": 4})

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.errors import ConfigError
 from runtime.models import resolve_family
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from runtime.weights import files, read_tokens, resolve_checkpoint
 from runtime.weights.checkpoint import resolve_text_files
 from tests.server.checkpoint import write_checkpoint

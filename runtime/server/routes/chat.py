@@ -23,7 +23,7 @@ from runtime.server.schemas import ChatRequest
 from runtime.server.service import Service, new_id, stream_mode
 from runtime.server.talking import Talk
 from runtime.server.tooling import tooling, without_functions
-from runtime.text.pieces import Pieces
+from runtime.tokenizer.token_bytes import Pieces
 
 router = APIRouter(route_class=OwnBody)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from runtime.errors import ConfigError, RequestError
-from runtime.text import Tokenizer
-from tests.text.conftest import SPECIALS, TEMPLATE, byte_level, metaspace, save, sentencepiece
+from runtime.tokenizer import Tokenizer
+from tests.tokenizer.conftest import SPECIALS, TEMPLATE, byte_level, metaspace, save, sentencepiece
 
 HOSTILE = st.lists(
     st.sampled_from([*SPECIALS, *SPECIALS, "<", "|", "role", "_end", "|>", ">", "a", " ", "é"]), max_size=8

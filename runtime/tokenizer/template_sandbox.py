@@ -21,7 +21,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from runtime.text.budget import MAX_CHARS, charge, check
+from runtime.tokenizer.template_limits import MAX_CHARS, charge, check
 
 MAX_FACTOR = 10_000  # of a text or list that is repeated, and columns of a text that is padded
 MAX_ITEMS = 100_000  # of a list

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from runtime.parts import reasoning_format
 from runtime.parts.thought import Thought
-from runtime.text import Answer
+from runtime.tokenizer import Answer
 from tests.calls import count_calls
 
 SLOW = settings(max_examples=150, deadline=None)
@@ -130,7 +130,7 @@ def test_a_stop_string_across_tokens_and_inside_one(pair):
 
 
 def test_what_may_become_a_stop_string_is_withheld(directory):
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(directory)
     answer = Answer(tokenizer, ["abba"])
@@ -142,7 +142,7 @@ def test_what_may_become_a_stop_string_is_withheld(directory):
 
 
 def test_incomplete_utf8_is_withheld(directory):
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(directory)
     ids = [tokenizer.token_id(c) for c in "ðŁĺĢ"]  # the four bytes of 😀 in the byte alphabet
@@ -155,7 +155,7 @@ def test_incomplete_utf8_is_withheld(directory):
 
 
 def test_special_tokens_show_their_text_but_not_in_answers(directory):
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(directory)
     mask = tokenizer.token_id("<|mask|>")
@@ -169,7 +169,7 @@ def test_special_tokens_show_their_text_but_not_in_answers(directory):
 
 @pytest.mark.parametrize("stops", [[], ["never", "seen"]])
 def test_cost_does_not_grow_with_the_answer(directory, stops):
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(directory)
     ids = tokenizer.encode("the quick brown fox ")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import ConfigError, RequestError
-from runtime.text import Tokenizer, budget, tokenizer
-from runtime.text.budget import Abandoned, Budget
-from runtime.text.template import ChatTemplate
-from tests.text.conftest import byte_level, metaspace, save
+from runtime.tokenizer import Tokenizer, template_limits, tokenizer
+from runtime.tokenizer.chat_template import ChatTemplate
+from runtime.tokenizer.template_limits import Abandoned, Budget
+from tests.tokenizer.conftest import byte_level, metaspace, save
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
 LOOPS = [
@@ -59,7 +59,7 @@ SPINS = [
 
 @pytest.mark.parametrize("source", SPINS)
 def test_a_template_that_spins_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
     with pytest.raises(RequestError, match=r"takes more than 0\.2 s on them; send less") as refused:
         template(source).render(TALK, {"n": 99_999})
     assert refused.value.param == "messages"
@@ -147,6 +147,6 @@ def test_a_panic_while_loading_names_the_file(tmp_path: Path) -> None:
 
 def test_a_quick_rendering_asks_for_no_threads_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a system call, and a conversation is rendered in less time than a few of them take."""
-    monkeypatch.setattr(budget, "GRACE", 60.0)
+    monkeypatch.setattr(template_limits, "GRACE", 60.0)
     monkeypatch.setattr(time, "thread_time", lambda: pytest.fail("asked"))
     assert template(LOOPS[0]).render(TALK, {}) != ""

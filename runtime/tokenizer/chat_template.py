@@ -19,8 +19,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from runtime.errors import ConfigError, RequestError
-from runtime.text.budget import Budget, Spent, Watched, bounded
-from runtime.text.sandbox import Sandbox, check_size
+from runtime.tokenizer.template_limits import Budget, Spent, Watched, bounded
+from runtime.tokenizer.template_sandbox import Sandbox, check_size
 
 # Values inside these only steer the template; marks there would keep it from finding what it looks for in a message.
 _STEERING = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)

@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from runtime.text.offsets import Offsets
-from runtime.text.tokenizer import Tokenizer
+from runtime.tokenizer.token_offsets import Offsets
+from runtime.tokenizer.tokenizer import Tokenizer
 
 
 class Preamble(Protocol):

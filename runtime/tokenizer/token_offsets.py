@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from runtime.text.pieces import Pieces
+from runtime.tokenizer.token_bytes import Pieces
 
 
 class Place(NamedTuple):

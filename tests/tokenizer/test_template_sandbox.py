@@ -8,7 +8,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import ConfigError, RequestError
-from runtime.text.template import ChatTemplate
+from runtime.tokenizer.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "Aa b\nc <d> 'e' é"}, {"role": "assistant", "content": ""}]
 PEAK_BYTES = 128 * 2**20  # of all that a rendering may hold, as it is measured

@@ -12,9 +12,9 @@ from typing import Any
 import tokenizers
 
 from runtime.errors import ConfigError, RequestError
-from runtime.text.budget import Abandoned, Budget
-from runtime.text.pieces import Pieces
-from runtime.text.template import ChatTemplate
+from runtime.tokenizer.chat_template import ChatTemplate
+from runtime.tokenizer.template_limits import Abandoned, Budget
+from runtime.tokenizer.token_bytes import Pieces
 from runtime.weights import files, tokenizer_formats, tokenizer_json
 
 log = logging.getLogger(__name__)

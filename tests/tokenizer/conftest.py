@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 
 SPECIALS = ("<|end|>", "<|mask|>", "<role>", "</role>", "<|role_end|>")
 CORPUS = ["the quick brown fox jumps", "Solve: 12 + 30.", "naïve café – 東京 😀", "aaa bb ab\n"] * 4
