@@ -13,7 +13,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.inboxes import Inboxes
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
-from runtime.parts import part_marks
+from runtime.parsers import part_marks
 from runtime.request.answer import GenerationOutput
 from runtime.request.checks import refuse
 from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event

@@ -96,7 +96,7 @@ class Family(Generic[Arch]):
     `mask_id` and `eos_ids` are the published checkpoints' ids, for one whose files name none. `masks`: what is open is
     masked; else it is noise, and there is no mask. `generation` reads the defaults of decoding fields that the family's
     generation_config.json names, or raises ConfigError. `tool_calls` and `reasoning` name the formats in which its
-    models write calls of tools and reasoning (``runtime.parts``); "": they mark no reasoning.
+    models write calls of tools and reasoning (``runtime.parsers``); "": they mark no reasoning.
     """
 
     key: str

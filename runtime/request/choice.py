@@ -27,7 +27,7 @@ class AnswerText(Protocol):
 
 
 class AnswerParts(Protocol):
-    """What tells a text's parts apart: ``runtime.parts.Parts``."""
+    """What tells a text's parts apart: ``runtime.parsers.Parts``."""
 
     @property
     def ended(self) -> bool: ...

@@ -137,7 +137,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     split_token_id: int | None = None
     blocks_from_prompt: bool = False  # these two: see Tiling
     blocks_cut: bool = False
-    tool_calls: str = "hermes"  # the formats in which the model's family writes these: see ``runtime.parts``
+    tool_calls: str = "hermes"  # the formats in which the model's family writes these: see ``runtime.parsers``
     reasoning: str = ""  # "": it marks none
     model_revision: str | None = None  # the hub's commit that was loaded
     quantization: str | None = None  # of linear layers and experts; None: they are held in `dtype`

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from runtime.errors import RequestError
-from runtime.parts import part_marks
+from runtime.parsers import part_marks
 from runtime.request.choice import Choice, TokenLogprob
 from runtime.request.io import RequestSpec
 from runtime.tokenizer.token_bytes import Pieces

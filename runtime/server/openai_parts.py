@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.parts import Arguments, CallStart, Delta, Parts, Reasoning
+from runtime.parsers import Arguments, CallStart, Delta, Parts, Reasoning
 from runtime.request.choice import Choice
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.parts import part_marks
+from runtime.parsers import part_marks
 from runtime.request.checks import refuse
 from runtime.request.choice import Choice
 from runtime.request.io import EngineInfo, Report, RequestSpec

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from runtime.config import ServerConfig
 from runtime.config.talking import OFF
 from runtime.errors import ConfigError, RequestError
-from runtime.parts import (
+from runtime.parsers import (
     Parts,
     ReasoningFormat,
     ToolFormat,
@@ -20,8 +20,8 @@ from runtime.parts import (
     tool_format,
     tool_formats,
 )
-from runtime.parts.grammar import Held, Wanted, grammar, part_name
-from runtime.parts.thought import Thought
+from runtime.parsers.reasoning import Thought
+from runtime.parsers.tool_call_grammar import Held, Wanted, grammar, part_name
 from runtime.request.checks import refuse
 from runtime.request.io import EngineInfo
 from runtime.request.structured import grammar_of

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, WithJsonSchema
 
 from runtime.errors import RequestError
-from runtime.parts.formats import NO_ARGUMENTS, Tool
+from runtime.parsers.formats import NO_ARGUMENTS, Tool
 from runtime.request.checks import refuse, shown
 from runtime.server.fields import Body, said
 

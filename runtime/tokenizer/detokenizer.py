@@ -11,7 +11,7 @@ from runtime.tokenizer.tokenizer import Tokenizer
 
 
 class Preamble(Protocol):
-    """Splits reasoning from the beginning of a text that comes in pieces: ``runtime.parts.thought.Thought``.
+    """Splits reasoning from the beginning of a text that comes in pieces: ``runtime.parsers.reasoning.Thought``.
 
     Attributes:
         taken: Characters so far of the reasoning and its marks.

@@ -28,7 +28,7 @@ RECORDS = ("CHANGELOG.md", "docs/benchmarks/")
 # Files that CONTRIBUTING.md shows how to write.
 EXAMPLES = {
     "runtime/models/twin.py",
-    "runtime/parts/bracketed.py",
+    "runtime/parsers/bracketed.py",
     "runtime/algorithms/best_few.py",
     "runtime/strategies/single_bd.py",
 }

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.parts import reasoning_format
-from runtime.parts.thought import Thought
+from runtime.parsers import reasoning_format
+from runtime.parsers.reasoning import Thought
 from runtime.tokenizer import Answer
 from tests.calls import count_calls
 

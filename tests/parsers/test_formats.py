@@ -8,7 +8,7 @@ import pytest
 
 from runtime.config.table import BY_DEST
 from runtime.models import families, resolve_family
-from runtime.parts import (
+from runtime.parsers import (
     ReasoningFormat,
     ToolFormat,
     reasoning_format,
@@ -18,7 +18,7 @@ from runtime.parts import (
     tool_format,
     tool_formats,
 )
-from runtime.parts.hermes import HermesReader
+from runtime.parsers.hermes import HermesReader
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from runtime.parts.deltas import Arguments, CallStart, Delta, Text
-from runtime.parts.formats import CallReader, Done, Failed, Tool, ToolFormat
-from runtime.parts.marks import beginning_of
+from runtime.parsers.events import Arguments, CallStart, Delta, Text
+from runtime.parsers.formats import CallReader, Done, Failed, Tool, ToolFormat
+from runtime.parsers.partial_match import beginning_of
 
 MOST_FAILED = 32  # beginnings that came to no call; what follows more is text: each may be read to the end again
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parts.formats import CallReader, Done, Failed, Tool, ToolFormat, register_tool_format
-from runtime.parts.json_text import Brackets, parsed, written
+from runtime.parsers.formats import CallReader, Done, Failed, Tool, ToolFormat, register_tool_format
+from runtime.parsers.json_text import Brackets, parsed, written
 
 _BEGINNING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 

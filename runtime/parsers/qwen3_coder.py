@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parts.formats import CallReader, Done, Failed, Tool, ToolFormat, register_tool_format
-from runtime.parts.json_text import parsed, written
+from runtime.parsers.formats import CallReader, Done, Failed, Tool, ToolFormat, register_tool_format
+from runtime.parsers.json_text import parsed, written
 
 _BEGINNING = "<function="
 _END = "</tool_call>"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.parts import (
+from runtime.parsers import (
     Arguments,
     CallStart,
     Delta,
@@ -24,7 +24,7 @@ from runtime.parts import (
     tool_format,
     tool_formats,
 )
-from runtime.parts.calls import MOST_FAILED
+from runtime.parsers.tool_calls import MOST_FAILED
 from tests.calls import count_calls
 
 WEATHER = Tool(

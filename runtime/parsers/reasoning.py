@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from runtime.parts.formats import ReasoningFormat
-from runtime.parts.marks import beginning_of
+from runtime.parsers.formats import ReasoningFormat
+from runtime.parsers.partial_match import beginning_of
 
 
 class Thought:

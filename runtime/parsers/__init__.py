@@ -1,9 +1,10 @@
 """The parts of an answer, one file each format that models write them in. Importing this package registers them; add
 yours with one line here."""
 
-from runtime.parts import gemma4, hermes, qwen3_coder, think
-from runtime.parts.deltas import Arguments, CallStart, Delta, Reasoning, Text
-from runtime.parts.formats import (
+from runtime.parsers import gemma4, hermes, qwen3_coder, think
+from runtime.parsers.chat_output import Call, Parts
+from runtime.parsers.events import Arguments, CallStart, Delta, Reasoning, Text
+from runtime.parsers.formats import (
     ReasoningFormat,
     Tool,
     ToolFormat,
@@ -15,7 +16,6 @@ from runtime.parts.formats import (
     tool_format,
     tool_formats,
 )
-from runtime.parts.parts import Call, Parts
 
 __all__ = [
     "Arguments",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runtime.parts.formats import ReasoningFormat, Tool, ToolFormat
+from runtime.parsers.formats import ReasoningFormat, Tool, ToolFormat
 from runtime.request.checks import refuse
 from runtime.request.structured import FIELD_PATH, MAX_CHARS, check_length, grammar_of
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.parts import Parts, ReasoningFormat, Tool, reasoning_format, tool_format
-from runtime.parts.grammar import Held, Wanted, grammar
+from runtime.parsers import Parts, ReasoningFormat, Tool, reasoning_format, tool_format
+from runtime.parsers.tool_call_grammar import Held, Wanted, grammar
 from runtime.request.structured import grammar_of
 from runtime.structured.notation import readable
 from runtime.structured.vocabulary import read_vocabulary

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.parts.calls import Calls
-from runtime.parts.deltas import Arguments, CallStart, Delta, Reasoning, Text
-from runtime.parts.formats import ReasoningFormat, Tool, ToolFormat
-from runtime.parts.thought import Thought
+from runtime.parsers.events import Arguments, CallStart, Delta, Reasoning, Text
+from runtime.parsers.formats import ReasoningFormat, Tool, ToolFormat
+from runtime.parsers.reasoning import Thought
+from runtime.parsers.tool_calls import Calls
 
 
 @dataclass

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parts.formats import (
+from runtime.parsers.formats import (
     CallReader,
     Done,
     Failed,
@@ -17,7 +17,7 @@ from runtime.parts.formats import (
     register_reasoning_format,
     register_tool_format,
 )
-from runtime.parts.json_text import written
+from runtime.parsers.json_text import written
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MOST_DEPTH = 64
