@@ -22,8 +22,8 @@ from runtime.request.params import SamplingParams, stop_strings
 from runtime.request.resolve import choices, resolve
 from runtime.request.structured import FIELD, path_of
 from runtime.scoring import Scoring
-from runtime.structured.grammars import GrammarError
-from runtime.structured.late import LateTrials
+from runtime.structured_output.grammar_cache import GrammarError
+from runtime.structured_output.sandbox_on_demand import LateTrials
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpe
 from runtime.state.plan import NO_RESULTS
 from runtime.state.request import Request, Status
 from runtime.strategies.base import Strategy, longest_request
-from runtime.structured.grammars import GrammarError, Grammars
+from runtime.structured_output.grammar_cache import GrammarError, Grammars
 
 log = logging.getLogger(__name__)
 

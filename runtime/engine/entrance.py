@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from runtime.engine.scheduler import Scheduler
 from runtime.state.request import Request
-from runtime.structured.compiling import Compiling
-from runtime.structured.grammars import GrammarError, Grammars
+from runtime.structured_output.async_compiler import Compiling
+from runtime.structured_output.grammar_cache import GrammarError, Grammars
 
 IDLE_SECONDS = 0.005  # that an engine without other work waits for a grammar at a time
 

@@ -22,8 +22,8 @@ from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
 from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
-from runtime.structured.grammars import Grammars
-from runtime.structured.reading import grammars_of
+from runtime.structured_output.grammar_cache import Grammars
+from runtime.structured_output.grammar_cache_setup import grammars_of
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.quantised import quantization_of

@@ -36,7 +36,7 @@ from runtime.server.structured import FormChecker, form
 from runtime.server.talking import Talk
 from runtime.server.tracing import Tracing
 from runtime.server.validating import B
-from runtime.structured.grammars import GrammarError
+from runtime.structured_output.grammar_cache import GrammarError
 from runtime.tokenizer import Answer, Tokenizer
 
 log = logging.getLogger("unmask.http")

@@ -14,8 +14,8 @@ from runtime.server.environment import backend_environment
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lane, attended
 from runtime.server.schemas import Generation
-from runtime.structured.grammars import GrammarError
-from runtime.structured.trials import Trials
+from runtime.structured_output.grammar_cache import GrammarError
+from runtime.structured_output.sandbox import Trials
 from runtime.tokenizer import Tokenizer
 
 # Keywords that decide the type of a value: beside one of them no type is added to a schema.

@@ -14,7 +14,7 @@ from runtime.kernels.batch import cut_tiles
 
 if TYPE_CHECKING:
     from runtime.state.telling import Written
-    from runtime.structured.constraint import Constraint
+    from runtime.structured_output.grammar_matcher import Constraint
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]

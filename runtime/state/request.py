@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the runner needs this module's constants where the messages
     from runtime.request.io import FinishReason, RequestSpec
     from runtime.state.plan import Mixture
     from runtime.state.turn import Turn
-    from runtime.structured.constraint import Constraint
+    from runtime.structured_output.grammar_matcher import Constraint
 
 # States of a position; they never follow from the token id (docs/decoding-rules.md#position-states).
 FIXED = 0  # prompt, or given: never written

@@ -13,8 +13,8 @@ from runtime.errors import RequestError
 from runtime.parsers import Parts, ReasoningFormat, Tool, reasoning_format, tool_format
 from runtime.parsers.tool_call_grammar import Held, Wanted, grammar
 from runtime.request.structured import grammar_of
-from runtime.structured.notation import readable
-from runtime.structured.vocabulary import read_vocabulary
+from runtime.structured_output.gbnf import readable
+from runtime.structured_output.llguidance_tokenizer import read_vocabulary
 from runtime.tokenizer import Tokenizer
 from tests.server.checkpoint import EOS, write_checkpoint
 

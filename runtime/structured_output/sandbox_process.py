@@ -1,4 +1,4 @@
-"""``python -m runtime.structured.trial``: compiles grammars in a process of its own, which a slow one takes along.
+"""``python -m runtime.structured_output.sandbox_process``: compiles grammars in a process of its own.
 
 A native compiler cannot be stopped in a thread. Here the system ends the process at its limits of time and memory.
 Lines of JSON: first a `Setup`, answered by `READY` or a sentence; then a grammar a line, answered by a `Verdict`. It
@@ -20,10 +20,10 @@ import msgspec
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo
 from runtime.request.structured import SCHEMA
-from runtime.structured.grammars import STACK, Grammars
-from runtime.structured.limits import TrialLimits
-from runtime.structured.notation import RefusedParts, readable, untranslatable_parts
-from runtime.structured.reading import grammars_of
+from runtime.structured_output.gbnf import RefusedParts, readable, untranslatable_parts
+from runtime.structured_output.grammar_cache import STACK, Grammars
+from runtime.structured_output.grammar_cache_setup import grammars_of
+from runtime.structured_output.limits import TrialLimits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

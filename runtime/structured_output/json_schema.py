@@ -14,9 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.request.checks import shown
-from runtime.structured.disjoint import all_disjoint
-from runtime.structured.patterns import BASE64, BOUNDED, FORMAT_PATTERNS, NAME_PATTERNS, Unsupported, matches, to_engine
-from runtime.structured.references import References
+from runtime.structured_output.disjoint import all_disjoint
+from runtime.structured_output.patterns import (
+    BASE64,
+    BOUNDED,
+    FORMAT_PATTERNS,
+    NAME_PATTERNS,
+    Unsupported,
+    matches,
+    to_engine,
+)
+from runtime.structured_output.references import References
 
 Path = tuple[str, ...]
 Schema = bool | dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Any
 
 from runtime.request.checks import shown
 from runtime.request.structured import FIELD_PATH, GBNF, MAX_CHARS, SCHEMA
-from runtime.structured.json_schema import OVERLAP, remaining_one_of, simplify_schema
-from runtime.structured.patterns import Unsupported
+from runtime.structured_output.json_schema import OVERLAP, remaining_one_of, simplify_schema
+from runtime.structured_output.patterns import Unsupported
 
 # The engine does not cut prescribed text into tokens: a model may have one for a colon and the space behind it.
 _UNFORCED = '%llguidance {"no_forcing": true}'

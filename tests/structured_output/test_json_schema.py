@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from runtime.structured.json_schema import SchemaError, simplify_schema
-from runtime.structured.patterns import matches, to_engine
-from tests.structured import json_schemas
-from tests.structured.client_types import EMAIL, HOSTNAME, ISO_DURATION
+from runtime.structured_output.json_schema import SchemaError, simplify_schema
+from runtime.structured_output.patterns import matches, to_engine
+from tests.structured_output import json_schemas
+from tests.structured_output.client_types import EMAIL, HOSTNAME, ISO_DURATION
 
 OPEN = {"type": "object"}
 LIST = {"type": "array"}

@@ -10,11 +10,11 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.errors import RequestError
 from runtime.request.structured import grammar_of
-from runtime.structured import constraint
-from runtime.structured import grammars as module
-from runtime.structured.constraint import Constraint
-from runtime.structured.grammars import GrammarError, Grammars
-from runtime.structured.limits import MaskLimits
+from runtime.structured_output import grammar_cache as module
+from runtime.structured_output import grammar_matcher
+from runtime.structured_output.grammar_cache import GrammarError, Grammars
+from runtime.structured_output.grammar_matcher import Constraint
+from runtime.structured_output.limits import MaskLimits
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
 AMBIGUOUS = {
@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         found["now"] += found["step"]
         return found["now"]
 
-    monkeypatch.setattr(constraint.time, "thread_time", thread_time)
+    monkeypatch.setattr(grammar_matcher.time, "thread_time", thread_time)
     return found
 
 
@@ -120,7 +120,7 @@ def test_an_answer_that_exceeds_the_work_of_a_mask_ends_alone(llm: LLM, monkeypa
 
 
 def test_refused_grammars_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    monkeypatch.setattr("runtime.structured.grammars.MAX_OVERRUN", 10)
+    monkeypatch.setattr("runtime.structured_output.grammar_cache.MAX_OVERRUN", 10)
     assert llm.engine.grammars is not None
     grammars = Grammars(llm.engine.grammars.read, llm.engine.grammars.facts)
     for number in range(20):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.errors import RequestError
-from runtime.structured.constraint import Constraint, Facts, sentence
-from runtime.structured.limits import MaskLimits
-from runtime.structured.notation import RefusedParts, explain, parts_alone, readable
+from runtime.structured_output.gbnf import RefusedParts, explain, parts_alone, readable
+from runtime.structured_output.grammar_matcher import Constraint, Facts, sentence
+from runtime.structured_output.limits import MaskLimits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -32,7 +32,7 @@ MAX_OVERRUN = 4096  # grammars of which an answer exceeded its CPU time, as dige
 REFUSING_ANSWERS = 2  # of a grammar that exceed their CPU time before it is refused: one may have met a busy machine
 OVERRUN_SECONDS = 600.0  # for which an overrun is remembered
 # Of one grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 25 ms per mask, 40 MB of states.
-# Masks of the schemas that clients send need a tenth of the items (`tests/structured/test_tool_schemas.py`).
+# Masks of the schemas that clients send need a tenth of the items (`tests/structured_output/test_tool_schemas.py`).
 LIMITS = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,

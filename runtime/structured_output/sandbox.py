@@ -18,10 +18,10 @@ import msgspec
 
 from runtime.errors import ConfigError
 from runtime.request.io import EngineInfo
-from runtime.structured.limits import TrialLimits
-from runtime.structured.trial import READY, Setup, Verdict
+from runtime.structured_output.limits import TrialLimits
+from runtime.structured_output.sandbox_process import READY, Setup, Verdict
 
-COMMAND = (sys.executable, "-m", "runtime.structured.trial")
+COMMAND = (sys.executable, "-m", "runtime.structured_output.sandbox_process")
 KEPT = 4096  # verdicts, a few hundred bytes each
 
 LARGE = "it takes too much memory to compile; send a smaller or simpler one"

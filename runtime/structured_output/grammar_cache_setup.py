@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.request.io import EngineInfo
-from runtime.structured.constraint import Facts
-from runtime.structured.grammars import Grammars
-from runtime.structured.vocabulary import read_vocabulary
+from runtime.structured_output.grammar_cache import Grammars
+from runtime.structured_output.grammar_matcher import Facts
+from runtime.structured_output.llguidance_tokenizer import read_vocabulary
 
 
 def grammars_of(directory: Path, info: EngineInfo) -> Grammars:

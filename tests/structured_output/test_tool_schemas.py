@@ -13,12 +13,12 @@ import pytest
 from runtime import LLM
 from runtime.request.io import EngineInfo
 from runtime.request.structured import grammar_of
-from runtime.structured import grammars as module
-from runtime.structured.grammars import Grammars
-from runtime.structured.reading import grammars_of
-from tests.structured import forms
-from tests.structured.client_types import EVERY
-from tests.structured.tool_schemas import TOOLS
+from runtime.structured_output import grammar_cache as module
+from runtime.structured_output.grammar_cache import Grammars
+from runtime.structured_output.grammar_cache_setup import grammars_of
+from tests.structured_output import forms
+from tests.structured_output.client_types import EVERY
+from tests.structured_output.tool_schemas import TOOLS
 
 MARGIN = 4  # that the limits leave at least
 

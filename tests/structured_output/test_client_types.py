@@ -11,7 +11,7 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.errors import RequestError
-from tests.structured.client_types import DISTINCT, EVERY
+from tests.structured_output.client_types import DISTINCT, EVERY
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
 TOKENS = 96

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.request.io import EngineInfo
-from runtime.structured.limits import TrialLimits
+from runtime.structured_output.limits import TrialLimits
 
 if TYPE_CHECKING:
-    from runtime.structured.trials import Trials
+    from runtime.structured_output.sandbox import Trials
 
 
 class LateTrials:
@@ -29,6 +29,8 @@ class LateTrials:
 
     @cached_property
     def _trials(self) -> Trials:
-        from runtime.structured.trials import Trials  # which needs msgspec, and a program without grammars does not
+        from runtime.structured_output.sandbox import (
+            Trials,  # which needs msgspec, and a program without grammars does not
+        )
 
         return Trials(*self._arguments)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from runtime.structured.patterns import Unsupported
+from runtime.structured_output.patterns import Unsupported
 
 _DATA = ("const", "enum", "default", "example", "examples")  # keywords whose values are no schemas
 

@@ -14,8 +14,8 @@ from runtime.engine.engine import Engine
 from runtime.engine.entrance import Entrance
 from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.structured import grammar_of
-from runtime.structured.constraint import Facts
-from runtime.structured.grammars import Grammars
+from runtime.structured_output.grammar_cache import Grammars
+from runtime.structured_output.grammar_matcher import Facts
 from tests.engine.harness import Setup, check_idle, decoding_of, make_engine
 from tests.matrix import marked
 from tests.oracle.block import Params

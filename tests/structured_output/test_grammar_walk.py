@@ -15,11 +15,11 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.request.structured import grammar_of
-from runtime.structured.notation import readable
+from runtime.structured_output.gbnf import readable
 from tests.oracle.draws import choose
 from tests.oracle.model import OracleModel
 from tests.server.checkpoint import CONFIG, EOS, MASK, write_checkpoint
-from tests.structured import forms
+from tests.structured_output import forms
 
 BLOCK, VOCAB = CONFIG["block_size"], CONFIG["vocab_size"]
 LARGEST = 260  # the tokenizer's largest id

@@ -17,13 +17,13 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
 from runtime.request.structured import FIELD_PATH, grammar_of
-from runtime.structured import trial as trial_module
-from runtime.structured import trials as trials_module
-from runtime.structured.grammars import Grammars
-from runtime.structured.late import LateTrials
-from runtime.structured.limits import TrialLimits
-from runtime.structured.trial import READY
-from runtime.structured.trials import LARGE, Trials
+from runtime.structured_output import sandbox as trials_module
+from runtime.structured_output import sandbox_process as trial_module
+from runtime.structured_output.grammar_cache import Grammars
+from runtime.structured_output.limits import TrialLimits
+from runtime.structured_output.sandbox import LARGE, Trials
+from runtime.structured_output.sandbox_on_demand import LateTrials
+from runtime.structured_output.sandbox_process import READY
 
 # An automaton of ten million states: at any speed, the limit of time ends its compilation.
 ENDLESS: dict[str, Any] = {"json": {"type": "integer", "multipleOf": 9999991}}

@@ -14,7 +14,7 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.errors import RequestError
-from tests.structured import forms
+from tests.structured_output import forms
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
 PERSON = {

@@ -9,9 +9,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from runtime.structured.constraint import Constraint
-from runtime.structured.grammars import GrammarError, Grammars
-from runtime.structured.service_time import ServiceTime
+from runtime.structured_output.grammar_cache import GrammarError, Grammars
+from runtime.structured_output.grammar_matcher import Constraint
+from runtime.structured_output.service_time import ServiceTime
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.structured.compiling import Compiling
-from runtime.structured.grammars import Grammars
+from runtime.structured_output.async_compiler import Compiling
+from runtime.structured_output.grammar_cache import Grammars
 from tests.wait import TIMEOUT, wait_until
 
 
@@ -19,7 +19,7 @@ class Recorded:
         self.begun, self.release = threading.Event(), threading.Event()
         self.order: list[str] = []
         self.now = 0.0
-        monkeypatch.setattr("runtime.structured.compiling.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("runtime.structured_output.async_compiler.time.perf_counter", lambda: self.now)
 
     def known(self, text: str) -> None:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime.structured.limits import MaskLimits
+from runtime.structured_output.limits import MaskLimits
 
 if TYPE_CHECKING:  # a frontend loads neither arrays nor the library until a grammar is asked for
     import numpy as np
