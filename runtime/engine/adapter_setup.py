@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from runtime.adapters.bank import Bank
-from runtime.adapters.merging import Merge
-from runtime.adapters.reading import Adapter, Base, read_adapter, resolve_adapter
 from runtime.config import EngineConfig
 from runtime.config.adapters import DEFAULT_LORAS
 from runtime.engine.adapting import Adapters
 from runtime.layers.build import Build
 from runtime.layers.lora import Room
+from runtime.lora.adapter_checkpoint import Adapter, Base, read_adapter, resolve_adapter
+from runtime.lora.adapter_weights import Bank
+from runtime.lora.merge_lora import Merge
 from runtime.models.base import Family, Model
 from runtime.weights.loader import Change
 

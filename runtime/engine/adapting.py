@@ -14,14 +14,14 @@ from runtime.errors import ConfigError, RequestError
 from runtime.state.request import Request
 
 if TYPE_CHECKING:  # its module reads tensors
-    from runtime.adapters.reading import Adapter
+    from runtime.lora.adapter_checkpoint import Adapter
 
 WITHOUT = "this engine was started without room for adapters; start it with --max-loras"
 PASSED = 64  # requests that are looked at for one of the base model, while the first in line waits for a slot
 
 
 class Matrices(Protocol):
-    """What puts an adapter's matrices where the model finds them (``runtime.adapters.bank``)."""
+    """What puts an adapter's matrices where the model finds them (``runtime.lora.adapter_weights``)."""
 
     def read(self, uri: str) -> Adapter: ...
     def add(self, name: str, adapter: Adapter) -> None: ...

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from runtime.adapters.bank import Bank
-from runtime.adapters.reading import Adapter, Pair
 from runtime.distributed.wire import AdapterPair, AddAdapter, Arrays, DropAdapter, Message, PutAdapter
+from runtime.lora.adapter_checkpoint import Adapter, Pair
+from runtime.lora.adapter_weights import Bank
 
 
 class LeadingBank:

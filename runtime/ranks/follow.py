@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from runtime.adapters.bank import Bank
 from runtime.config import EngineConfig
 from runtime.distributed import group as groups
 from runtime.distributed.wire import (
@@ -48,6 +47,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.errors import ConfigError
+from runtime.lora.adapter_weights import Bank
 from runtime.ranks.adapting import FollowingBank
 from runtime.ranks.files import files_of
 from runtime.ranks.plans import GEOMETRY, block_plan, step_plan

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from runtime.adapters.bank import Bank
 from runtime.config import EngineConfig
 from runtime.distributed import group as groups
 from runtime.distributed.wire import (
@@ -30,6 +29,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.errors import ConfigError, ReplicaLost
+from runtime.lora.adapter_weights import Bank
 from runtime.ranks.adapting import LeadingBank
 from runtime.ranks.files import files_of
 from runtime.ranks.follow import sentence

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from runtime.adapters.reading import resolve_adapter
 from runtime.demo import train_adapter
 from runtime.demo.export import export, load_checkpoint
 from runtime.demo.lora import TARGETS, add_adapter, export_adapter
 from runtime.demo.model import DemoModel
 from runtime.demo.tokenizer import make_tokenizer
 from runtime.errors import ConfigError
+from runtime.lora.adapter_checkpoint import resolve_adapter
 from tests.demo.test_model import TINY, block_causal, make
 
 PROMISED = {"multiply": 1, "compare": 1, "count": 5, "sort": 5}  # as its card has it: most wrong answers of COUNT

@@ -19,8 +19,8 @@ from runtime.layers.weight import weights_of
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
 from runtime.models.spellings import ALIASES
-from tests.adapters.samples import random_adapter
 from tests.golden import GOLDEN
+from tests.lora.samples import random_adapter
 from tests.models.paged import load
 from tests.models.tiny import checkpoint_of, tiny_logits
 from tests.oracle.llama_like import TransformersOracle, tensors_of, write

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from tests.adapters.samples import random_adapter
+from tests.lora.samples import random_adapter
 from tests.matrix import marked
 from tests.ranks.cases import EXPERTS, served
 

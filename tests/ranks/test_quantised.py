@@ -8,7 +8,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.dispatch import select_kernels
 from runtime.layers.formats import format_of
 from runtime.layers.share import Share
-from tests.adapters.samples import random_adapter
+from tests.lora.samples import random_adapter
 from tests.matrix import marked
 from tests.oracle.tiny import write_tiny
 from tests.ranks.cases import logits

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.adapters.samples import random_adapter
-from tests.adapters.test_serving import BASE, EVERY, llm
+from tests.lora.samples import random_adapter
+from tests.lora.test_serving import BASE, EVERY, llm
 from tests.weights.quantised_files import write_both
 
 IDS = list(range(40, 64))

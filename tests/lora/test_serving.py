@@ -15,8 +15,8 @@ from runtime.engine.replaying import ReplayingRunner
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import by_row
 from runtime.kernels.lora import LoraRows
-from tests.adapters.samples import merged_checkpoint, random_adapter
 from tests.golden import GOLDEN
+from tests.lora.samples import merged_checkpoint, random_adapter
 from tests.matrix import marked
 
 LORA = GOLDEN / "lora"

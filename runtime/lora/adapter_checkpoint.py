@@ -13,11 +13,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from runtime.adapters import peft_config
-from runtime.adapters.peft_config import PeftConfig
 from runtime.errors import ConfigError
 from runtime.layers.lora import LoraWeight, Room
 from runtime.layers.weight import Part, Weight, weights_of
+from runtime.lora import peft_config
+from runtime.lora.peft_config import PeftConfig
 from runtime.models.base import Family
 from runtime.models.weight_map import Slot, WeightMap
 from runtime.weights import files, hub

@@ -9,10 +9,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from runtime.adapters.reading import Adapter, Base, read_adapter, resolve_adapter
 from runtime.errors import ConfigError
 from runtime.layers.lora import Lora, LoraWeight
 from runtime.layers.weight import Part, weights_of
+from runtime.lora.adapter_checkpoint import Adapter, Base, read_adapter, resolve_adapter
 from runtime.models.base import Model
 
 Pairs = dict[Part, tuple[torch.Tensor, torch.Tensor]]

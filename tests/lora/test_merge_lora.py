@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from tests.adapters.samples import merged_checkpoint, random_adapter
 from tests.golden import GOLDEN
+from tests.lora.samples import merged_checkpoint, random_adapter
 
 LORA = GOLDEN / "lora"
 CASES = json.loads((LORA / "cases.json").read_text())

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.adapters.reading import Adapter, Base, Pair, read_adapter, resolve_adapter
 from runtime.kernels.precision import wide
 from runtime.layers.share import Index
+from runtime.lora.adapter_checkpoint import Adapter, Base, Pair, read_adapter, resolve_adapter
 from runtime.models.weight_map import WeightMap
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.adapters.merging import Merge
-from runtime.adapters.peft_config import parse
-from runtime.adapters.reading import Base, read_adapter
 from runtime.errors import ConfigError
+from runtime.lora.adapter_checkpoint import Base, read_adapter
+from runtime.lora.merge_lora import Merge
+from runtime.lora.peft_config import parse
 from runtime.models import resolve_family
-from tests.adapters.samples import config, random_adapter
 from tests.golden import GOLDEN
+from tests.lora.samples import config, random_adapter
 
 QKV = "model.layers.0.attention.query_key_value"
 

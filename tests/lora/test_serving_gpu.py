@@ -5,8 +5,8 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.layers.lora_experts import grouped
-from tests.adapters.samples import random_adapter
 from tests.golden import GOLDEN
+from tests.lora.samples import random_adapter
 
 pytestmark = pytest.mark.gpu
 BASE = GOLDEN / "llada2_tiny"
