@@ -19,11 +19,11 @@ from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
 from runtime.engine.ran import Ran
+from runtime.engine.request import FILLED, MASKED
+from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.errors import ConfigError
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
-from runtime.state.plan import BlockPlan, BlockResults, StepPlan
-from runtime.state.request import FILLED, MASKED
 from runtime.strategies import DecodingContext, make_strategy
 
 MASK_ID, VOCAB = 1023, 1024

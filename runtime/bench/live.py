@@ -29,12 +29,12 @@ from runtime.engine.making import step_sizes
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.recording import GraphRecorder
 from runtime.engine.replaying import ReplayingRunner
+from runtime.engine.request import FILLED, MASKED, Request
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Facts, Model
 from runtime.models.decoder import Decoder
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
-from runtime.state.request import FILLED, MASKED, Request
 from runtime.strategies import Strategy, longest_request
 from runtime.strategies.full import CACHE
 

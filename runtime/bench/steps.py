@@ -28,6 +28,7 @@ from runtime.config.table import BY_DEST
 from runtime.distributed.group import ALONE, Group
 from runtime.engine.adapting import Adapters
 from runtime.engine.model_runner import ModelRunner
+from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
 from runtime.layers.build import Build
@@ -35,7 +36,6 @@ from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.weight import weights_of
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Facts, Family, Model, resolve_family
-from runtime.state.plan import StepPlan
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.quantised import quantization_of

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from runtime.config.adapters import check_adapter_name
 from runtime.engine.queue import FairQueue
+from runtime.engine.request import Request
 from runtime.errors import ConfigError, RequestError
-from runtime.state.request import Request
 
 if TYPE_CHECKING:  # its module reads tensors
     from runtime.lora.adapter_checkpoint import Adapter

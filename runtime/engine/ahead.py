@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runtime.engine.entrance import Entrance
+from runtime.engine.request import Status
+from runtime.engine.scheduled_request import Turn
 from runtime.engine.scheduler import Scheduler
-from runtime.state.request import Status
-from runtime.state.turn import Turn
 
 
 class Ahead:

@@ -20,12 +20,12 @@ from runtime.engine.offer import orders_of
 from runtime.engine.page_table import PageTable
 from runtime.engine.planner import Planner
 from runtime.engine.ran import REASONS
+from runtime.engine.request import Request, Status
 from runtime.engine.scheduler import Scheduler, TurnError
+from runtime.engine.step_plan import NO_RESULTS
 from runtime.engine.writing import Writing
 from runtime.errors import ReplicaLost
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.state.plan import NO_RESULTS
-from runtime.state.request import Request, Status
 from runtime.strategies.base import Strategy, longest_request
 from runtime.structured_output.grammar_cache import GrammarError, Grammars
 

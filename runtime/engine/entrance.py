@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from runtime.engine.request import Request
 from runtime.engine.scheduler import Scheduler
-from runtime.state.request import Request
 from runtime.structured_output.async_compiler import Compiling
 from runtime.structured_output.grammar_cache import GrammarError, Grammars
 

@@ -31,11 +31,11 @@ from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.engine.groups import Given, Group, Place, make_groups
 from runtime.engine.inputs import SampleShape, sample_inputs
 from runtime.engine.noise_head import described, noise_alone
+from runtime.engine.request import FILLED, MASKED
 from runtime.engine.shaping import shape_logits
+from runtime.engine.step_plan import BlockPlan
 from runtime.kernels.dispatch import Kernels
 from runtime.layers.head import CappedHead, PlainHead
-from runtime.state.plan import BlockPlan
-from runtime.state.request import FILLED, MASKED
 
 # Rows of logits at a time: bounds the head's memory (a vocabulary of 157k in float32 is 0.6 GB a thousand rows).
 HEAD_ROWS = 2048

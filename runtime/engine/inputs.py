@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import MERGED, MIN_P, TEMPERATURE, TOP_K, TOP_P, Rule, Stat
+from runtime.engine.request import MASKED
 from runtime.engine.shaping import shaping_arrays
-from runtime.state.plan import BlockPlan, StepPlan
-from runtime.state.request import MASKED
+from runtime.engine.step_plan import BlockPlan, StepPlan
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 

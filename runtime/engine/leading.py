@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runtime.state.plan import BlockPlan, BlockResults, Recital, Walk
-from runtime.state.request import FILLED, Block, Request
+from runtime.engine.request import FILLED, Block, Request
+from runtime.engine.step_plan import BlockPlan, BlockResults, Recital, Walk
 
 
 def walks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[Walk, ...]:

@@ -17,12 +17,12 @@ from runtime.engine.looking import Looking
 from runtime.engine.outcome import end_to_end, results
 from runtime.engine.ran import Clock, Ran
 from runtime.engine.staging import Staging
+from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.engine.telling import tell
 from runtime.engine.walking import walk
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
-from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 
 
 class Runner(Protocol):

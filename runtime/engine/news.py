@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from runtime.engine.request import Request
 from runtime.request.io import EngineOutput, TokenLogprobs
-from runtime.state.request import Request
 
 
 def news(request: Request) -> EngineOutput:

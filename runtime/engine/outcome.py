@@ -11,8 +11,8 @@ import torch
 
 from runtime.algorithms.base import Decision
 from runtime.engine.inputs import SampleShape
-from runtime.state.plan import BlockPlan, BlockResults, Bools, Ints, Mixture
-from runtime.state.request import FIXED, MASKED
+from runtime.engine.request import FIXED, MASKED
+from runtime.engine.step_plan import BlockPlan, BlockResults, Bools, Ints, Mixture
 
 Outcome = dict[str, torch.Tensor]
 Told = Mapping[str, npt.NDArray[np.generic]]  # the same on the host

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
-from runtime.state.request import Request
+from runtime.engine.request import Request
 
 
 class FairQueue:

@@ -24,7 +24,7 @@ from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kin
 from runtime.engine.recording import Work
 from runtime.engine.sizes import Sizes, room_for, sampled_step
 from runtime.engine.staging import Kinds, Layout, Passage, Port, pack, sizes_on_device
-from runtime.state.plan import BlockPlan, BlockResults, ConditionedRows, Ints, StepPlan
+from runtime.engine.step_plan import BlockPlan, BlockResults, ConditionedRows, Ints, StepPlan
 
 log = logging.getLogger(__name__)
 

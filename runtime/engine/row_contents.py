@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.algorithms.base import Merge, Stat
-from runtime.state.plan import ConditionedRows, MergedRows, lay_out
-from runtime.state.request import FILLED
-from runtime.state.turn import Turn
+from runtime.engine.request import FILLED
+from runtime.engine.scheduled_request import Turn
+from runtime.engine.step_plan import ConditionedRows, MergedRows, lay_out
 
 
 def merged_rows(turns: list[Turn], offsets: list[int]) -> MergedRows | None:

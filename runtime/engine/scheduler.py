@@ -15,9 +15,9 @@ from runtime.engine.kv_cache import KVCacheManager, OutOfPages
 from runtime.engine.pace import Pace
 from runtime.engine.page_table import PageTable
 from runtime.engine.queue import FairQueue, deal, served_longest_ago
+from runtime.engine.request import Request, Status
+from runtime.engine.scheduled_request import Turn
 from runtime.engine.sharing import Sharing
-from runtime.state.request import Request, Status
-from runtime.state.turn import Turn
 from runtime.strategies.base import Strategy
 
 

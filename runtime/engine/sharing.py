@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from runtime.engine.kv_cache import KVCacheManager
 from runtime.engine.page_table import PageTable
-from runtime.state.request import Request
+from runtime.engine.request import Request
 
 
 class Sharing:

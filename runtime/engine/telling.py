@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from runtime.algorithms import sampling
+from runtime.engine.logprobs_request import Written
 from runtime.engine.looking import Looking
-from runtime.state.plan import BlockPlan, BlockResults
-from runtime.state.request import FILLED, MASKED, Request
-from runtime.state.telling import Written
+from runtime.engine.request import FILLED, MASKED, Request
+from runtime.engine.step_plan import BlockPlan, BlockResults
 
 NONE = -1  # of a block whose request does not ask
 

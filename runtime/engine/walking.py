@@ -17,9 +17,9 @@ from runtime.algorithms import sampling
 from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from runtime.algorithms.logits_ops import WHOLE
 from runtime.engine.looking import Looking
+from runtime.engine.request import FILLED
 from runtime.engine.shaping import shape_logits, shaping_arrays
-from runtime.state.plan import BlockPlan, BlockResults, Walk
-from runtime.state.request import FILLED
+from runtime.engine.step_plan import BlockPlan, BlockResults, Walk
 
 
 @dataclass

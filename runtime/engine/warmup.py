@@ -16,9 +16,9 @@ from runtime.algorithms.base import MERGED
 from runtime.engine.inputs import ForwardShape, SampleShape
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.replaying import ReplayingRunner
+from runtime.engine.request import MASKED
+from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan, block_causal_plan
 from runtime.request.io import EngineInfo
-from runtime.state.plan import BlockPlan, Drawing, RulePlan, block_causal_plan
-from runtime.state.request import MASKED
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from runtime.engine.entrance import check_kept
 from runtime.engine.observing import Observed
+from runtime.engine.request import Request, Status
+from runtime.engine.scheduled_request import Turn
 from runtime.engine.scheduler import Scheduler
+from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.request.io import EngineStats
-from runtime.state.plan import NO_RESULTS, BlockResults
-from runtime.state.request import Request, Status
-from runtime.state.turn import Turn
 from runtime.strategies.base import Strategy
 
 

@@ -46,12 +46,12 @@ from runtime.distributed.wire import (
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.setup import LoadModel, load_engine
+from runtime.engine.step_plan import BlockPlan, StepPlan
 from runtime.errors import ConfigError
 from runtime.lora.adapter_weights import Bank
 from runtime.ranks.adapting import FollowingBank
 from runtime.ranks.files import files_of
 from runtime.ranks.plans import GEOMETRY, block_plan, step_plan
-from runtime.state.plan import BlockPlan, StepPlan
 from runtime.weights import load_model
 
 log = logging.getLogger("unmask.rank")

@@ -28,6 +28,7 @@ from runtime.distributed.wire import (
 from runtime.engine.engine import Engine
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.setup import LoadModel, load_engine
+from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.lora.adapter_weights import Bank
 from runtime.ranks.adapting import LeadingBank
@@ -36,7 +37,6 @@ from runtime.ranks.follow import sentence
 from runtime.ranks.plans import block_arrays, step_arrays
 from runtime.ranks.start import Place, gather_peers
 from runtime.ranks.watch import Watch
-from runtime.state.plan import BlockPlan, BlockResults, StepPlan
 from runtime.weights import load_model
 from runtime.weights.hub import Progress
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from runtime.distributed.wire import Arrays, Sample
-from runtime.state.plan import BlockPlan, ConditionedRows, Drawing, MergedRows, RulePlan, ShapingPlan, StepPlan
+from runtime.engine.step_plan import BlockPlan, ConditionedRows, Drawing, MergedRows, RulePlan, ShapingPlan, StepPlan
 
 GEOMETRY = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
 MERGED = ("rows", "ids", "probs", "how")

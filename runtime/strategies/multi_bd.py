@@ -6,11 +6,11 @@ end of the answer.
 
 from __future__ import annotations
 
+from runtime.engine.request import FIXED, Block, Request
+from runtime.engine.scheduled_request import Feed
+from runtime.engine.step_plan import BlockResults
 from runtime.request.description import Field, share
 from runtime.request.tiling import Tiling
-from runtime.state.plan import BlockResults
-from runtime.state.request import FIXED, Block, Request
-from runtime.state.turn import Feed
 from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.progress import advance, complete, finish, looked_at, worth_caching, write_block
 from runtime.strategies.shares import shares

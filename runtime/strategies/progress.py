@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runtime.engine.request import Block, Request
+from runtime.engine.step_plan import BlockResults
 from runtime.request.tiling import Tiling
-from runtime.state.plan import BlockResults
-from runtime.state.request import Block, Request
 
 if TYPE_CHECKING:  # strategies are timed where the messages' package is not installed
     from runtime.request.io import FinishReason

@@ -7,10 +7,10 @@ algorithm.
 
 from __future__ import annotations
 
+from runtime.engine.request import FIXED, MASKED, Block, Request
+from runtime.engine.scheduled_request import Feed
+from runtime.engine.step_plan import BlockResults
 from runtime.request.tiling import Tiling
-from runtime.state.plan import BlockResults
-from runtime.state.request import FIXED, MASKED, Block, Request
-from runtime.state.turn import Feed
 from runtime.strategies.base import DecodingContext, check_one_at_a_time
 from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
 from runtime.strategies.shares import shares

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from runtime.engine.request import Request
+from runtime.engine.scheduled_request import Feed
+from runtime.engine.step_plan import Ints
 from runtime.request.description import Field, Value
 from runtime.request.tiling import Tiling
-from runtime.state.plan import Ints
-from runtime.state.request import Request
-from runtime.state.turn import Feed
 
 
 class TiledBlocks:

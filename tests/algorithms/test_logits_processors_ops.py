@@ -6,7 +6,7 @@ import torch
 
 from runtime.algorithms import sampling
 from runtime.algorithms.logits_processors_ops import Shapes, shape_rows
-from runtime.state.shaping import Shaper
+from runtime.engine.logits_processors_state import Shaper
 from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.oracle.draws import filtered
 

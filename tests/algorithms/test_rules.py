@@ -21,13 +21,13 @@ from runtime.engine import head as heads
 from runtime.engine.head import Head
 from runtime.engine.outcome import used
 from runtime.engine.planner import _kept
+from runtime.engine.request import FILLED, FIXED, MASKED
+from runtime.engine.step_plan import BlockPlan, RulePlan
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH
 from runtime.layers.build import Build
 from runtime.layers.head import PlainHead
 from runtime.request.description import Field
-from runtime.state.plan import BlockPlan, RulePlan
-from runtime.state.request import FILLED, FIXED, MASKED
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
 from tests.oracle import dmax

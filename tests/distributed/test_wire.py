@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from runtime.distributed.wire import Beat, Gone, Hello, Sample, Step, Wire
+from runtime.engine.step_plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan
 from runtime.ranks.plans import GEOMETRY, block_arrays, block_plan, step_arrays, step_plan
-from runtime.state.plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from runtime import LLM, SamplingParams
 from runtime.engine.head import Head
 from runtime.engine.model_runner import ModelRunner
 from runtime.engine.replaying import ReplayingRunner
-from runtime.state.plan import BlockPlan
+from runtime.engine.step_plan import BlockPlan
 from tests.engine.replays import Served
 from tests.golden import GOLDEN
 from tests.server.checkpoint import write_checkpoint

@@ -20,13 +20,13 @@ from runtime.engine.model_runner import ModelRunner
 from runtime.engine.pace import Pace
 from runtime.engine.recording import at_once
 from runtime.engine.replaying import ReplayingRunner
+from runtime.engine.request import Request
 from runtime.engine.sizes import Sizes
+from runtime.engine.step_plan import BlockResults, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
-from runtime.state.plan import BlockResults, StepPlan
-from runtime.state.request import Request
 from runtime.strategies import DecodingContext, longest_request, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits

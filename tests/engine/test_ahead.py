@@ -19,8 +19,8 @@ from runtime.engine.ahead import Ahead
 from runtime.engine.inputs import GroupShape, SampleShape
 from runtime.engine.outcome import all_go_on, results
 from runtime.engine.replaying import ReplayingRunner
+from runtime.engine.request import Status
 from runtime.request.io import EngineOutput
-from runtime.state.request import Status
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.replays import PROMPTS, SMALL, pretending
 from tests.engine.samples import asks, examples, setups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.algorithms import rules_of
-from runtime.state.plan import BlockResults, StepPlan
+from runtime.engine.step_plan import BlockResults, StepPlan
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 

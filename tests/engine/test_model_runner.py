@@ -14,11 +14,11 @@ from runtime.algorithms import Stat, get_rule, sampling
 from runtime.engine import head
 from runtime.engine.head import Head
 from runtime.engine.model_runner import ModelRunner
+from runtime.engine.request import MASKED
+from runtime.engine.step_plan import BlockPlan, BlockResults, RulePlan, StepPlan
 from runtime.engine.warmup import warm_up
 from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.state.plan import BlockPlan, BlockResults, RulePlan, StepPlan
-from runtime.state.request import MASKED
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
 from tests.engine.samples import asks, setups

@@ -9,11 +9,11 @@ import torch
 
 from runtime.algorithms import get_rule
 from runtime.engine.head import Head
+from runtime.engine.request import MASKED
+from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
 from runtime.kernels.dispatch import TORCH
 from runtime.kernels.distribution import describe_reference
 from runtime.layers.head import CappedHead
-from runtime.state.plan import BlockPlan, Drawing, RulePlan
-from runtime.state.request import MASKED
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 

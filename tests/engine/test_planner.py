@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.planner import Planner
-from runtime.state.plan import StepPlan
-from runtime.state.turn import Turn
+from runtime.engine.scheduled_request import Turn
+from runtime.engine.step_plan import StepPlan
 from runtime.strategies import strategies
 from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import asks, setups

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.engine.logprobs_request import LEAST
 from runtime.errors import RequestError
 from runtime.request.io import DecodingParams, RequestSpec
 from runtime.request.scoring import score_spec
-from runtime.state.telling import LEAST
 from tests.engine.harness import Ask, Run, Setup, decoding_of
 from tests.engine.hash_model import HashMemory
 from tests.engine.samples import examples

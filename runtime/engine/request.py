@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import Rule, Stat, get_rule
 from runtime.algorithms.resolved_params import terms
-from runtime.state.shaping import Shaper
-from runtime.state.telling import Told
+from runtime.engine.logits_processors_state import Shaper
+from runtime.engine.logprobs_request import Told
 
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
+    from runtime.engine.scheduled_request import Turn
+    from runtime.engine.step_plan import Mixture
     from runtime.request.io import FinishReason, RequestSpec
-    from runtime.state.plan import Mixture
-    from runtime.state.turn import Turn
     from runtime.structured_output.grammar_matcher import Constraint
 
 # States of a position; they never follow from the token id (docs/decoding-rules.md#position-states).

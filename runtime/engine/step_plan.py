@@ -13,7 +13,7 @@ import numpy.typing as npt
 from runtime.kernels.batch import cut_tiles
 
 if TYPE_CHECKING:
-    from runtime.state.telling import Written
+    from runtime.engine.logprobs_request import Written
     from runtime.structured_output.grammar_matcher import Constraint
 
 Ints = npt.NDArray[np.int64]
@@ -45,8 +45,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class ShapingPlan:
-    """What is done to the logits of `r` requests (``state.shaping``): the ids of each that are changed, and how. One
-    with fewer than others has one of them several times."""
+    """Inputs of the logits processors of `r` requests (``engine.logits_processors_state``): the ids that each changes,
+    and how. Shorter lists are padded: one id occurs several times."""
 
     request: Ints  # [n] of each of the plan's blocks its request's number, -1 where nothing is done
     first: Ints  # [n] where each block begins, in the answer; before it in one that holds the prompt's end

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.state.plan import Ints
-from runtime.state.request import Block, Forwarded, Request
+from runtime.engine.request import Block, Forwarded, Request
+from runtime.engine.step_plan import Ints
 
 
 @dataclass(slots=True, eq=False)
