@@ -169,7 +169,7 @@ class Rule:
         edits: it changes FILLED positions, so a full block has not ended (docs/decoding-rules.md#algorithm-edit); the
             family must support it.
         walks: its threshold is the one by which an answer that keeps to a grammar is filled from the left
-            (``runtime.engine.walking``).
+            (``runtime.worker.sample.constrained_decoding``).
         moves: what stands at a position may come to stand at another.
         noisy: it denoises noise instead of masks, for strategies that are noisy too. All of an open block is MASKED
             before each step; what the rule does not fill becomes noise again, and its `adjust` divides the logits by

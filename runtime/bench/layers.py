@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from runtime.engine.model_runner import ModelRunner
 from runtime.engine.step_plan import StepPlan
 from runtime.kernels.dispatch import TORCH, Kernels
 from runtime.kernels.gate import Activation
@@ -26,6 +25,7 @@ from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.fp8_weight import Fp8Weight
 from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import weights_of
+from runtime.worker.model_runner import ModelRunner
 
 ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4, torch.float64: 1e-9}
 ALLOWED_FP8 = 0.1  # the references do not round rows to eight bits

@@ -25,10 +25,6 @@ from runtime.bench.layers import layer_error
 from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
 from runtime.engine.adapting import Adapters
 from runtime.engine.engine import Engine
-from runtime.engine.making import step_sizes
-from runtime.engine.model_runner import ModelRunner
-from runtime.engine.recording import GraphRecorder
-from runtime.engine.replaying import ReplayingRunner
 from runtime.engine.request import FILLED, MASKED, Request
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Facts, Model
@@ -37,6 +33,10 @@ from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import EngineInfo, RequestSpec
 from runtime.strategies import Strategy, longest_request
 from runtime.strategies.full import CACHE
+from runtime.worker.cuda_graph import GraphRecorder
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.memory import step_sizes
+from runtime.worker.model_runner import ModelRunner
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 IDS = 1000, 150_000  # of what is not masked, as far as the vocabulary reaches

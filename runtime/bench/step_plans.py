@@ -10,12 +10,12 @@ import numpy as np
 
 from runtime.algorithms import get_rule, rules
 from runtime.engine.page_table import PageTable
-from runtime.engine.planner import Planner
 from runtime.engine.request import FILLED, Block, Request
 from runtime.engine.scheduled_request import Feed, Turn
 from runtime.engine.step_plan import StepPlan
 from runtime.request.description import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
+from runtime.worker.input_builder import Planner
 
 if TYPE_CHECKING:  # the machines that measure lack the messages' package
     from runtime.request.io import RequestSpec

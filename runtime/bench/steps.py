@@ -27,7 +27,6 @@ from runtime.bench.timing import median
 from runtime.config.table import BY_DEST
 from runtime.distributed.group import ALONE, Group
 from runtime.engine.adapting import Adapters
-from runtime.engine.model_runner import ModelRunner
 from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
@@ -39,6 +38,7 @@ from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.quantised import quantization_of
+from runtime.worker.model_runner import ModelRunner
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _TOLD = (

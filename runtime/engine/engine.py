@@ -13,13 +13,10 @@ from runtime.engine.adapting import Adapters
 from runtime.engine.ahead import Ahead
 from runtime.engine.entrance import ConstraintError, Entrance, reason_of
 from runtime.engine.kv_cache import KVCacheManager
-from runtime.engine.model_runner import Runner
 from runtime.engine.news import news
 from runtime.engine.observing import Observed
 from runtime.engine.offer import orders_of
 from runtime.engine.page_table import PageTable
-from runtime.engine.planner import Planner
-from runtime.engine.ran import REASONS
 from runtime.engine.request import Request, Status
 from runtime.engine.scheduler import Scheduler, TurnError
 from runtime.engine.step_plan import NO_RESULTS
@@ -28,6 +25,9 @@ from runtime.errors import ReplicaLost
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, longest_request
 from runtime.structured_output.grammar_cache import GrammarError, Grammars
+from runtime.worker.input_builder import Planner
+from runtime.worker.model_runner import Runner
+from runtime.worker.runner_stats import REASONS
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from runtime.engine.ran import OBSERVATIONS
 from runtime.request.io import EngineStats
+from runtime.worker.runner_stats import OBSERVATIONS
 
 
 class Observed:

@@ -13,7 +13,6 @@ from runtime.config import EngineConfig
 from runtime.distributed.group import ALONE, Group
 from runtime.engine.adapter_setup import wanted
 from runtime.engine.engine import Engine
-from runtime.engine.making import make_runner
 from runtime.engine.offer import offer, read_orders
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
@@ -27,6 +26,7 @@ from runtime.structured_output.grammar_cache_setup import grammars_of
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.quantised import quantization_of
+from runtime.worker.memory import make_runner
 
 DEFAULT_MODEL_LEN = 4096
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from runtime.engine.engine import Engine
-from runtime.engine.model_runner import GivesLogits
 from runtime.engine.request import Request
 from runtime.engine.step_plan import block_causal_plan
 from runtime.errors import RequestError
 from runtime.request.checks import integer
 from runtime.request.io import RequestSpec
+from runtime.worker.model_runner import GivesLogits
 
 
 def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = None, adapter: str = "") -> torch.Tensor:

@@ -101,8 +101,10 @@ class Kernels:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
     likeliest: LikeliestKernel
-    fill: FillKernel | None  # what `algorithms.common` and `engine.outcome` do for the plainest rules, in less launches
-    describe: DescribeKernel | None  # what `engine.head` does for rules of noise, reading the logits once
+    fill: (
+        FillKernel | None
+    )  # what `algorithms.common` and `worker.sample.sampler_output` do for the plainest rules, in less launches
+    describe: DescribeKernel | None  # what `worker.sample.sampler` does for rules of noise, reading the logits once
     draw: DrawKernel | None  # what `algorithms.sampling` does to draw, without sorting
     sandwich: Sandwich | None  # norms between parts, in less than each for itself takes
     add_lora: LoraKernel

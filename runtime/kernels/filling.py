@@ -1,8 +1,8 @@
 """The plainest rule and all that is told of its blocks, in one launch: a masked position is filled whose token is sure
 enough, or the surest where none is and one has to be, or every one where the block's steps are used up.
 
-What a rule decides in general takes some fifty small launches (``algorithms.common``, ``engine.outcome``); at one
-request they are a thirtieth of a step.
+A rule's decision takes about fifty small launches in general (``algorithms.common``,
+``worker.sample.sampler_output``). At one request they are a thirtieth of a step.
 """
 
 from __future__ import annotations

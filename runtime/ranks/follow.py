@@ -44,7 +44,6 @@ from runtime.distributed.wire import (
     Wire,
 )
 from runtime.engine.engine import Engine
-from runtime.engine.model_runner import ModelRunner
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BlockPlan, StepPlan
 from runtime.errors import ConfigError
@@ -53,6 +52,7 @@ from runtime.ranks.adapting import FollowingBank
 from runtime.ranks.files import files_of
 from runtime.ranks.plans import GEOMETRY, block_plan, step_plan
 from runtime.weights import load_model
+from runtime.worker.model_runner import ModelRunner
 
 log = logging.getLogger("unmask.rank")
 

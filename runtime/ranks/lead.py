@@ -26,7 +26,6 @@ from runtime.distributed.wire import (
     Whole,
 )
 from runtime.engine.engine import Engine
-from runtime.engine.model_runner import ModelRunner
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
@@ -39,6 +38,7 @@ from runtime.ranks.start import Place, gather_peers
 from runtime.ranks.watch import Watch
 from runtime.weights import load_model
 from runtime.weights.hub import Progress
+from runtime.worker.model_runner import ModelRunner
 
 CAUSE_SECONDS = 1.0  # after a failure, until the watch may have found the lost rank that caused it
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from runtime.algorithms import Orders, get_rule, rules, rules_under
 from runtime.algorithms.base import register_heeding
 from runtime.algorithms.insert_delete import InsertDelete
-from runtime.engine import head as heads
-from runtime.engine.head import Head
-from runtime.engine.outcome import used
 from runtime.errors import ConfigError
+from runtime.worker.sample import sampler as heads
+from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler_output import used
 from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, Kept, blocks, check, parameters, plan_of
 from tests.engine.samples import examples
 from tests.oracle import block as oracle

@@ -17,10 +17,6 @@ from runtime.algorithms import Decision, Rule, Stat, get_rule, register_rule, ru
 from runtime.algorithms import sampling as choosing
 from runtime.algorithms.rng import uniforms
 from runtime.algorithms.sampling import Candidate, distribution, greedy, pick
-from runtime.engine import head as heads
-from runtime.engine.head import Head
-from runtime.engine.outcome import used
-from runtime.engine.planner import _kept
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, RulePlan
 from runtime.errors import ConfigError
@@ -28,6 +24,10 @@ from runtime.kernels.dispatch import TORCH
 from runtime.layers.build import Build
 from runtime.layers.head import PlainHead
 from runtime.request.description import Field
+from runtime.worker.input_builder import _kept
+from runtime.worker.sample import sampler as heads
+from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler_output import used
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
 from tests.oracle import dmax

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from runtime.algorithms import Orders, Stat, rules, rules_under
-from runtime.engine.head import Head
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
+from runtime.worker.sample.sampler import Head
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 VOCAB, SIZE, EACH, STEPS = 50, 16, 6, 4

@@ -14,7 +14,6 @@ from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
-from runtime.engine.model_runner import ModelRunner
 from runtime.kernels.dispatch import TORCH, TRITON, Kernels
 from runtime.kernels.product_norm import product_add_norm_reference
 from runtime.kernels.sandwich import after_reference
@@ -24,6 +23,7 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.weight import weights_of
 from runtime.models.architectures import architecture, random_model
 from runtime.strategies import DecodingContext, make_strategy
+from runtime.worker.model_runner import ModelRunner
 from tests.bench.test_steps import NOISY, TINY
 from tests.golden import GOLDEN
 

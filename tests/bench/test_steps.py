@@ -12,7 +12,6 @@ import torch
 from runtime.bench.__main__ import main
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
-from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
@@ -20,6 +19,7 @@ from runtime.layers.weight import weights_of
 from runtime.models import architectures, resolve_family
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.strategies import DecodingContext, make_strategy, strategies
+from runtime.worker.model_runner import ModelRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["steps", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]

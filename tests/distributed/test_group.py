@@ -39,7 +39,7 @@ def nccl():
 
 @pytest.mark.gpu
 def test_recorded_collectives(nccl):
-    from runtime.engine.recording import GraphRecorder
+    from runtime.worker.cuda_graph import GraphRecorder
 
     device = torch.device("cuda")
     x, out = torch.zeros(1000, device=device), torch.zeros(1000, device=device)

@@ -16,12 +16,8 @@ import torch
 
 from runtime.algorithms import Orders, get_rule, rules_of, rules_under
 from runtime.engine.engine import Engine
-from runtime.engine.model_runner import ModelRunner
 from runtime.engine.pace import Pace
-from runtime.engine.recording import at_once
-from runtime.engine.replaying import ReplayingRunner
 from runtime.engine.request import Request
-from runtime.engine.sizes import Sizes
 from runtime.engine.step_plan import BlockResults, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
@@ -29,6 +25,10 @@ from runtime.request.description import RuleInfo, with_defaults
 from runtime.request.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
 from runtime.strategies import DecodingContext, longest_request, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
+from runtime.worker.capture_sizes import Sizes
+from runtime.worker.cuda_graph import at_once
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.model_runner import ModelRunner
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits
 from tests.oracle.block import Params, banned
 from tests.oracle.block import Shape as OracleShape

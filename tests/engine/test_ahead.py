@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
 from runtime.engine.ahead import Ahead
-from runtime.engine.inputs import GroupShape, SampleShape
-from runtime.engine.outcome import all_go_on, results
-from runtime.engine.replaying import ReplayingRunner
 from runtime.engine.request import Status
 from runtime.request.io import EngineOutput
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.input_batch import GroupShape, SampleShape
+from runtime.worker.sample.sampler_output import all_go_on, results
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
-from tests.engine.replays import PROMPTS, SMALL, pretending
 from tests.engine.samples import asks, examples, setups
 from tests.golden import GOLDEN
 from tests.oracle.block import Params
+from tests.worker.replays import PROMPTS, SMALL, pretending
 
 SETUP = Setup(block=8, replayed=True, eos=(15,))  # which it never says
 WHOLE = replace(SETUP, strategy="full", budget=192)

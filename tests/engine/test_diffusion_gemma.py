@@ -13,7 +13,6 @@ from runtime import LLM, SamplingParams
 from runtime.algorithms import sampling
 from runtime.algorithms.rng import RENOISE
 from runtime.algorithms.sampling import Candidate
-from runtime.engine import planner
 from runtime.errors import ConfigError, RequestError
 from runtime.layers.build import Build
 from runtime.models import resolve_family
@@ -21,6 +20,7 @@ from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
 from runtime.request.resolve import resolve
 from runtime.strategies.diffusion_gemma import Canvas
 from runtime.weights import load_model, resolve_checkpoint
+from runtime.worker import input_builder
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.oracle import canvas
@@ -58,7 +58,7 @@ def test_golden_answers(llm, case, monkeypatch):
         return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     monkeypatch.setattr(Canvas, "_noise", initial)
-    monkeypatch.setattr(planner, "uniforms", numbers)
+    monkeypatch.setattr(input_builder, "uniforms", numbers)
     monkeypatch.setattr(sampling, "pick", pick)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from runtime.engine.making import step_sizes
-from runtime.engine.recording import at_once
-from runtime.engine.replaying import ReplayingRunner
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import by_row
 from runtime.kernels.lora import LoraRows
+from runtime.worker.cuda_graph import at_once
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.memory import step_sizes
 from tests.golden import GOLDEN
 from tests.lora.samples import merged_checkpoint, random_adapter
 from tests.matrix import marked

@@ -14,17 +14,17 @@ from runtime.algorithms.logits_ops import WHOLE
 from runtime.config import EngineConfig
 from runtime.distributed.group import ALONE, Group
 from runtime.engine.adapting import Adapters
-from runtime.engine.model_runner import ModelRunner
 from runtime.engine.offer import orders_of
-from runtime.engine.recording import GraphRecorder
-from runtime.engine.replaying import ReplayingRunner
-from runtime.engine.sizes import Sizes
-from runtime.engine.warmup import record_steps, recorded_bytes, warm_up
 from runtime.errors import ConfigError
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.io import EngineInfo
 from runtime.strategies import Strategy, longest_request
+from runtime.worker.capture_sizes import Sizes
+from runtime.worker.cuda_graph import GraphRecorder
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.model_runner import ModelRunner
+from runtime.worker.warmup import record_steps, recorded_bytes, warm_up
 
 log = logging.getLogger(__name__)
 

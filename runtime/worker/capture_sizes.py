@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape
 from runtime.kernels.batch import TILE_ROWS
+from runtime.worker.input_batch import ForwardShape, GroupShape, SampleShape
 
 WHOLE = 15 / 16  # of a whole step's rows, from which on a step is filled up to it
 SAMPLED = 16  # sampled rows come in multiples of it,

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.algorithms import Stat, get_rule, sampling
-from runtime.engine import head
-from runtime.engine.head import Head
-from runtime.engine.model_runner import ModelRunner
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, BlockResults, RulePlan, StepPlan
-from runtime.engine.warmup import warm_up
 from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import UnifiedPool
+from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sample import sampler
+from runtime.worker.sample.sampler import Head
+from runtime.worker.warmup import warm_up
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
 from tests.engine.samples import asks, setups
@@ -29,8 +29,8 @@ from tests.engine.samples import asks, setups
 def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
-    monkeypatch.setattr(head, "HEAD_ROWS", data.draw(st.integers(1, 9)))
-    monkeypatch.setattr(head, "DRAW_ROWS", data.draw(st.integers(1, 4)))
+    monkeypatch.setattr(sampler, "HEAD_ROWS", data.draw(st.integers(1, 9)))
+    monkeypatch.setattr(sampler, "DRAW_ROWS", data.draw(st.integers(1, 4)))
     setup = data.draw(setups())
     run = Run(setup)
     for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from runtime.algorithms import sampling
-from runtime.algorithms.logits_processors_ops import Shapes, shape_rows
 from runtime.engine.logits_processors_state import Shaper
+from runtime.worker.sample.logits_processors_ops import Shapes, shape_rows
 from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.oracle.draws import filtered
 

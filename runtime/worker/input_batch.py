@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import MERGED, MIN_P, TEMPERATURE, TOP_K, TOP_P, Rule, Stat
 from runtime.engine.request import MASKED
-from runtime.engine.shaping import shaping_arrays
 from runtime.engine.step_plan import BlockPlan, StepPlan
+from runtime.worker.sample.logits_processors import shaping_arrays
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 
 from runtime.algorithms.base import Decision
-from runtime.engine.inputs import SampleShape
 from runtime.engine.request import FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, BlockResults, Bools, Ints, Mixture
+from runtime.worker.input_batch import SampleShape
 
 Outcome = dict[str, torch.Tensor]
 Told = Mapping[str, npt.NDArray[np.generic]]  # the same on the host

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from runtime.algorithms import Stat, get_rule, rules
-from runtime.engine.device_step import DeviceStep
-from runtime.engine.inputs import GroupShape, SampleShape
-from runtime.engine.outcome import results
 from runtime.kernels.dispatch import TORCH
 from runtime.kernels.filling import fill_reference
 from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import LAYOUTS, KVShape
+from runtime.worker.input_batch import GroupShape, SampleShape
+from runtime.worker.model_step import DeviceStep
+from runtime.worker.sample.sampler_output import results
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
 PLAIN = [key for key in rules() if get_rule(key).plain is not None]

@@ -13,12 +13,12 @@ import torch
 
 from runtime.algorithms import Stat, get_rule
 from runtime.algorithms.base import MERGED
-from runtime.engine.inputs import ForwardShape, SampleShape
-from runtime.engine.model_runner import ModelRunner
-from runtime.engine.replaying import ReplayingRunner
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan, block_causal_plan
 from runtime.request.io import EngineInfo
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.input_batch import ForwardShape, SampleShape
+from runtime.worker.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 

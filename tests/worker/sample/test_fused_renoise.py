@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from runtime.algorithms import get_rule
-from runtime.engine.head import Head
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
 from runtime.kernels.dispatch import TORCH
 from runtime.kernels.distribution import describe_reference
 from runtime.layers.head import CappedHead
+from runtime.worker.sample.sampler import Head
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
@@ -49,7 +49,7 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
         twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
         return found._replace(probs=found.probs * 2, divisor=twice)
 
-    monkeypatch.setattr("runtime.engine.head.HEAD_ROWS", 7)
+    monkeypatch.setattr("runtime.worker.sample.sampler.HEAD_ROWS", 7)
     found = []
     for kernels in (replace(TORCH, describe=describe), TORCH):
         head = Head(

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from runtime.algorithms.base import Rule
-from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape, forward_inputs, sample_inputs
-from runtime.engine.model_runner import ModelRunner
-from runtime.engine.outcome import Told, all_go_on, results, tokens_after
-from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
-from runtime.engine.recording import Work
-from runtime.engine.sizes import Sizes, room_for, sampled_step
-from runtime.engine.staging import Kinds, Layout, Passage, Port, pack, sizes_on_device
 from runtime.engine.step_plan import BlockPlan, BlockResults, ConditionedRows, Ints, StepPlan
+from runtime.worker.capture_sizes import Sizes, room_for, sampled_step
+from runtime.worker.cuda_graph import Work
+from runtime.worker.graph_padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
+from runtime.worker.host_buffers import Kinds, Layout, Passage, Port, pack, sizes_on_device
+from runtime.worker.input_batch import ForwardShape, GroupShape, SampleShape, forward_inputs, sample_inputs
+from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sample.sampler_output import Told, all_go_on, results, tokens_after
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from runtime.engine.staging import Staging
+from runtime.worker.host_buffers import Staging
 
 REASONS = ("off", "prefill", "new", "flag", "apart", "shaped")
 OBSERVATIONS = 2**14  # that are kept for whoever asks; nobody may ever

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import FREE
-from runtime.engine.inputs import Arrays, ForwardShape, SampleShape
-from runtime.engine.sizes import Sizes
-from runtime.engine.staging import Kinds
+from runtime.worker.capture_sizes import Sizes
+from runtime.worker.host_buffers import Kinds
+from runtime.worker.input_batch import Arrays, ForwardShape, SampleShape
 
 Views = dict[str, npt.NDArray[Any]]
 

@@ -10,19 +10,19 @@ import torch
 
 from runtime.algorithms.base import Orders
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
-from runtime.engine.device_step import DeviceStep
-from runtime.engine.inputs import ForwardShape, forward_inputs, sample_inputs
-from runtime.engine.leading import recite
-from runtime.engine.looking import Looking
-from runtime.engine.outcome import end_to_end, results
-from runtime.engine.ran import Clock, Ran
-from runtime.engine.staging import Staging
 from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
-from runtime.engine.telling import tell
-from runtime.engine.walking import walk
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
+from runtime.worker.host_buffers import Staging
+from runtime.worker.input_batch import ForwardShape, forward_inputs, sample_inputs
+from runtime.worker.model_step import DeviceStep
+from runtime.worker.runner_stats import Clock, Ran
+from runtime.worker.sample.constrained_decoding import walk
+from runtime.worker.sample.forced_tokens import recite
+from runtime.worker.sample.full_logits import Looking
+from runtime.worker.sample.logprobs import tell
+from runtime.worker.sample.sampler_output import end_to_end, results
 
 
 class Runner(Protocol):

@@ -16,10 +16,10 @@ import torch
 from runtime.algorithms import sampling
 from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from runtime.algorithms.logits_ops import WHOLE
-from runtime.engine.looking import Looking
 from runtime.engine.request import FILLED
-from runtime.engine.shaping import shape_logits, shaping_arrays
 from runtime.engine.step_plan import BlockPlan, BlockResults, Walk
+from runtime.worker.sample.full_logits import Looking
+from runtime.worker.sample.logits_processors import shape_logits, shaping_arrays
 
 
 @dataclass

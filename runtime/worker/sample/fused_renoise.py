@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from runtime.algorithms.base import Rows, Stat
-from runtime.engine.groups import Given, Group, Place
-from runtime.engine.inputs import SampleShape
 from runtime.kernels.distribution import Asked, Described
 from runtime.layers.head import CappedHead
+from runtime.worker.input_batch import SampleShape
+from runtime.worker.sample.algorithm_groups import Given, Group, Place
 
 NEEDED = Stat.ADJUST | Stat.ENTROPY
 KNOWN = NEEDED | Stat.BEST | Stat.SIGNAL

@@ -7,15 +7,15 @@ import torch
 from runtime.algorithms.base import Orders
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.algorithms.vocab_parallel import PartedVocabulary
-from runtime.engine.groups import Given
-from runtime.engine.head import Head
-from runtime.engine.inputs import ForwardShape, SampleShape
-from runtime.engine.outcome import Outcome, outcome
 from runtime.kernels.batch import ForwardBatch
 from runtime.kernels.filling import Blocks, Sampled
 from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import HasIds, Model, SelfConditioned
+from runtime.worker.input_batch import ForwardShape, SampleShape
+from runtime.worker.sample.algorithm_groups import Given
+from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler_output import Outcome, outcome
 
 MIXED = 32  # rows that are made of several tokens' at a time, where bits must not depend on how many there are
 

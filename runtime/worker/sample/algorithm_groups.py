@@ -11,10 +11,10 @@ import torch
 from runtime.algorithms import sampling
 from runtime.algorithms.base import MERGED, Rows, Rule, Stat
 from runtime.algorithms.logits_ops import Vocabulary
-from runtime.engine.inputs import GroupShape
+from runtime.worker.input_batch import GroupShape
 
 Place = tuple[torch.Tensor, torch.Tensor]  # block and offset of each row
-Given = Mapping[str, torch.Tensor]  # what ``engine.inputs`` names, on the device
+Given = Mapping[str, torch.Tensor]  # what ``worker.input_batch`` names, on the device
 
 
 @dataclass(frozen=True)

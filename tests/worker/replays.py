@@ -13,10 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import LLM, SamplingParams
-from runtime.engine import making
-from runtime.engine.device_step import DeviceStep
-from runtime.engine.recording import at_once
-from runtime.engine.replaying import ReplayingRunner
+from runtime.worker import memory
+from runtime.worker.cuda_graph import at_once
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.model_step import DeviceStep
 from tests.golden import GOLDEN
 from tests.models.golden_answers import SERVER, cases
 
@@ -115,8 +115,8 @@ class Quiet(TorchDispatchMode):
 @contextmanager
 def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU that records: steps are filled up and go the way of recorded ones, and nothing in what decides asks."""
-    monkeypatch.setattr(making, "_records", lambda config, *_: not config.enforce_eager)
-    monkeypatch.setattr(making, "GraphRecorder", lambda device: at_once)
+    monkeypatch.setattr(memory, "_records", lambda config, *_: not config.enforce_eager)
+    monkeypatch.setattr(memory, "GraphRecorder", lambda device: at_once)
     sample = DeviceStep.sample
 
     def watched(self: DeviceStep, *args: Any, fixed: bool = False) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.engine.inputs import Arrays
+from runtime.worker.input_batch import Arrays
 
 ALIGNMENT = 16  # bytes: no number of any array straddles what a kernel loads at once
 

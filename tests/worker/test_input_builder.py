@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.planner import Planner
 from runtime.engine.scheduled_request import Turn
 from runtime.engine.step_plan import StepPlan
 from runtime.strategies import strategies
+from runtime.worker.input_builder import Planner
 from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import asks, setups
 from tests.oracle.block import Params

@@ -11,9 +11,9 @@ import torch
 
 from runtime.algorithms import sampling
 from runtime.engine.logprobs_request import Written
-from runtime.engine.looking import Looking
 from runtime.engine.request import FILLED, MASKED, Request
 from runtime.engine.step_plan import BlockPlan, BlockResults
+from runtime.worker.sample.full_logits import Looking
 
 NONE = -1  # of a block whose request does not ask
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.replays import Served, answers, check, served
+from tests.worker.replays import Served, answers, check, served
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 DEVICE = {"device": "cuda", "dtype": "float32"}

@@ -11,15 +11,15 @@ import numpy as np
 from runtime.algorithms.base import MIN_P, TEMPERATURE, Rule, Stat, get_rule
 from runtime.algorithms.rng import DRAW, RENOISE, uniforms
 from runtime.engine.adapting import Adapters
-from runtime.engine.leading import recitals, walks
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import FILLED, MASKED, Block, Request
-from runtime.engine.row_contents import conditioned_rows, merged_rows
 from runtime.engine.scheduled_request import Turn
-from runtime.engine.shaping import shaping_plan
 from runtime.engine.step_plan import BlockPlan, Bools, Drawing, Ints, Ints32, RulePlan, StepPlan, lay_out
-from runtime.engine.telling import asked
 from runtime.strategies.base import Strategy
+from runtime.worker.input_embeds import conditioned_rows, merged_rows
+from runtime.worker.sample.forced_tokens import recitals, walks
+from runtime.worker.sample.logits_processors import shaping_plan
+from runtime.worker.sample.logprobs import asked
 
 
 @dataclass(frozen=True)

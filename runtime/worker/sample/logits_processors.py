@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from runtime.algorithms.logits_ops import Vocabulary
-from runtime.algorithms.logits_processors_ops import Shapes, shape_rows
 from runtime.engine.logits_processors_state import Shaped
 from runtime.engine.request import FILLED, Block, Request
 from runtime.engine.step_plan import ShapingPlan
+from runtime.worker.sample.logits_processors_ops import Shapes, shape_rows
 
 SHAPED_ROWS = 256  # at a time: bounds the memory, as a row may have as many ids as its request has tokens
 PREFIX = "shaped_"

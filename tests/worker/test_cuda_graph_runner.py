@@ -12,17 +12,17 @@ import torch
 from runtime import LLM, SamplingParams
 from runtime.algorithms import Stat, rules
 from runtime.engine.adapting import Adapters
-from runtime.engine.inputs import ForwardShape, GroupShape, SampleShape
-from runtime.engine.making import step_sizes
-from runtime.engine.padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
-from runtime.engine.replaying import ReplayingRunner
-from runtime.engine.sizes import Sizes, sampled_up, stairs
 from runtime.kernels.batch import TILE_ROWS, cut_tiles
 from runtime.strategies import DecodingContext, make_strategy
-from tests.engine.replays import PROMPTS, SMALL, Served, check, pretending, served
+from runtime.worker.capture_sizes import Sizes, sampled_up, stairs
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.graph_padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
+from runtime.worker.input_batch import ForwardShape, GroupShape, SampleShape
+from runtime.worker.memory import step_sizes
 from tests.golden import GOLDEN
 from tests.matrix import marked
 from tests.request.test_params import info
+from tests.worker.replays import PROMPTS, SMALL, Served, check, pretending, served
 
 # One per kind of decoding; `make test-rest` runs the others.
 QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1", "d2f_llada-llada-d2f-16-4", "dmax-llada2-dmax-edit-8-1")

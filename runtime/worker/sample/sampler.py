@@ -28,14 +28,14 @@ from runtime.algorithms.base import (
     rules_under,
 )
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
-from runtime.engine.groups import Given, Group, Place, make_groups
-from runtime.engine.inputs import SampleShape, sample_inputs
-from runtime.engine.noise_head import described, noise_alone
 from runtime.engine.request import FILLED, MASKED
-from runtime.engine.shaping import shape_logits
 from runtime.engine.step_plan import BlockPlan
 from runtime.kernels.dispatch import Kernels
 from runtime.layers.head import CappedHead, PlainHead
+from runtime.worker.input_batch import SampleShape, sample_inputs
+from runtime.worker.sample.algorithm_groups import Given, Group, Place, make_groups
+from runtime.worker.sample.fused_renoise import described, noise_alone
+from runtime.worker.sample.logits_processors import shape_logits
 
 # Rows of logits at a time: bounds the head's memory (a vocabulary of 157k in float32 is 0.6 GB a thousand rows).
 HEAD_ROWS = 2048
@@ -132,7 +132,7 @@ class Head:
         """Of each rule of the step: the rule, its blocks' numbers (None: all blocks), and what it decides with.
 
         Args:
-            hidden: [n, hidden] of the sampled positions, in their order. given: see ``engine.inputs``.
+            hidden: [n, hidden] of the sampled positions, in their order. given: see ``worker.input_batch``.
             signal: [n, B, hidden], to be written where a rule asks for it.
             fixed: launch the same whatever the contents, and ask the host nothing.
         """

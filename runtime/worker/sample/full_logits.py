@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from runtime.engine.head import HEAD_ROWS, Head
+from runtime.worker.sample.sampler import HEAD_ROWS, Head
 
 GATHERED_ROWS = 256  # of all shares at a time: a vocabulary of 157k in float32 is 0.16 GB, for a moment three times
 
