@@ -10,7 +10,7 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
-from runtime.engine.inboxes import Inboxes
+from runtime.engine.output_collector import Inboxes
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
@@ -170,7 +170,7 @@ class LLM(Scoring):
 
         Same layers and kernels as serving; before any shift or ban.
         """
-        from runtime.engine.uncached import sequence_logits
+        from runtime.engine.forward_logits import sequence_logits
 
         name = self.engine.adapters.named(adapter, self.info.default_adapter)
         return sequence_logits(self.engine, list(ids), block_size, name)

@@ -120,7 +120,7 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
     """Milliseconds of a step that commits; None where the strategy has none."""
     from runtime.bench.live import Live
     from runtime.bench.steady import SERVED, pages_of, steady
-    from runtime.engine.adapting import Adapters
+    from runtime.engine.lora_manager import Adapters
     from runtime.models.base import Facts
 
     engine, info, strategy = llm.engine, llm.info, llm.engine.strategy

@@ -23,8 +23,8 @@ from runtime.bench.discarding import Discarding, experts_chosen
 from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
 from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
-from runtime.engine.adapting import Adapters
 from runtime.engine.engine import Engine
+from runtime.engine.lora_manager import Adapters
 from runtime.engine.request import FILLED, MASKED, Request
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Facts, Model

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from runtime.engine.adapting import Adapters
+from runtime.engine.lora_manager import Adapters
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.lora import Room

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime.engine.kv_cache import KVCacheManager
+from runtime.engine.kv_cache_manager import KVCacheManager
 from runtime.engine.request import Request
 from runtime.errors import ConfigError
 from runtime.strategies import Strategy

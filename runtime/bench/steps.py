@@ -26,7 +26,7 @@ from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
 from runtime.config.table import BY_DEST
 from runtime.distributed.group import ALONE, Group
-from runtime.engine.adapting import Adapters
+from runtime.engine.lora_manager import Adapters
 from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names

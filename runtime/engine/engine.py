@@ -9,18 +9,18 @@ from collections.abc import Callable
 import torch
 
 from runtime.algorithms.base import rules_under
-from runtime.engine.adapting import Adapters
-from runtime.engine.ahead import Ahead
-from runtime.engine.entrance import ConstraintError, Entrance, reason_of
-from runtime.engine.kv_cache import KVCacheManager
-from runtime.engine.news import news
-from runtime.engine.observing import Observed
-from runtime.engine.offer import orders_of
+from runtime.engine.async_scheduling import Ahead
+from runtime.engine.engine_outputs import news
+from runtime.engine.grammar_queue import ConstraintError, Entrance, reason_of
+from runtime.engine.kv_cache_manager import KVCacheManager
+from runtime.engine.lora_manager import Adapters
+from runtime.engine.output_processor import Writing
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request, Status
+from runtime.engine.request_defaults import orders_of
 from runtime.engine.scheduler import Scheduler, TurnError
 from runtime.engine.step_plan import NO_RESULTS
-from runtime.engine.writing import Writing
+from runtime.engine.step_stats import Observed
 from runtime.errors import ReplicaLost
 from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, longest_request

@@ -10,7 +10,7 @@ from torch import nn
 
 from runtime.algorithms import rules
 from runtime.config.markdown import put_between, rewrite
-from runtime.engine.offer import fitting_rules
+from runtime.engine.request_defaults import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool

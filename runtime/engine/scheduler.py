@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 
-from runtime.engine.adapting import Adapters
-from runtime.engine.kv_cache import KVCacheManager, OutOfPages
-from runtime.engine.pace import Pace
+from runtime.engine.in_batch_prefix_cache import Sharing
+from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages
+from runtime.engine.lora_manager import Adapters
 from runtime.engine.page_table import PageTable
-from runtime.engine.queue import FairQueue, deal, served_longest_ago
 from runtime.engine.request import Request, Status
+from runtime.engine.request_queue import FairQueue, deal, served_longest_ago
 from runtime.engine.scheduled_request import Turn
-from runtime.engine.sharing import Sharing
+from runtime.engine.step_time_budget import Pace
 from runtime.strategies.base import Strategy
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from runtime.config import EngineConfig
 from runtime.distributed.group import ALONE, Group
-from runtime.engine.adapter_setup import wanted
 from runtime.engine.engine import Engine
-from runtime.engine.offer import offer, read_orders
+from runtime.engine.lora_setup import wanted
+from runtime.engine.request_defaults import offer, read_orders
 from runtime.errors import ConfigError
 from runtime.layers.build import Build
 from runtime.layers.weight import weights_of

@@ -46,7 +46,7 @@ def resolve(
         default_max_tokens: for a request that names no `max_tokens`, unless the strategy says how many; less where the
             model's length leaves less.
         names: how the client spelt a field where that differs ({"prompt": "messages"}).
-        group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.queue``).
+        group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.request_queue``).
         adapter: the name of one that the engine has; "": the one that all requests have, else the base model.
         given: ids of the answer that stand from the start, by their offsets. What is between them is filled, every
             position of it: no end of sequence is chosen there, unless the request says how those are dealt with.

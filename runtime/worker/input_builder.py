@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.algorithms.base import MIN_P, TEMPERATURE, Rule, Stat, get_rule
 from runtime.algorithms.rng import DRAW, RENOISE, uniforms
-from runtime.engine.adapting import Adapters
+from runtime.engine.lora_manager import Adapters
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.scheduled_request import Turn

@@ -13,8 +13,8 @@ from runtime.algorithms.compiled_logits_ops import CompiledVocabulary
 from runtime.algorithms.logits_ops import WHOLE
 from runtime.config import EngineConfig
 from runtime.distributed.group import ALONE, Group
-from runtime.engine.adapting import Adapters
-from runtime.engine.offer import orders_of
+from runtime.engine.lora_manager import Adapters
+from runtime.engine.request_defaults import orders_of
 from runtime.errors import ConfigError
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model

@@ -16,9 +16,9 @@ import torch
 
 from runtime.algorithms import Orders, get_rule, rules_of, rules_under
 from runtime.engine.engine import Engine
-from runtime.engine.pace import Pace
 from runtime.engine.request import Request
 from runtime.engine.step_plan import BlockResults, StepPlan
+from runtime.engine.step_time_budget import Pace
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.description import RuleInfo, with_defaults

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine import observing
+from runtime.engine import step_stats
 from runtime.engine.request import Request
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
@@ -324,7 +324,7 @@ def test_max_nfe_counts_steps_alone(algorithm: str) -> None:
 
 
 def test_6_an_engine_that_nobody_asks_for_statistics_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "OBSERVATIONS", 5)
+    monkeypatch.setattr(step_stats, "OBSERVATIONS", 5)
     run = Run(Setup(), make_engine(Setup()))
     for i in range(4):
         run.engine.add(spec_of(f"r{i}", Ask((1, 2, i), Params(max_tokens=12, accept_threshold=1.0, ignore_eos=True))))

@@ -11,7 +11,7 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.algorithms import Stat, rules
-from runtime.engine.adapting import Adapters
+from runtime.engine.lora_manager import Adapters
 from runtime.kernels.batch import TILE_ROWS, cut_tiles
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.capture_sizes import Sizes, sampled_up, stairs

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.config.adapters import check_adapter_name
-from runtime.engine.queue import FairQueue
 from runtime.engine.request import Request
+from runtime.engine.request_queue import FairQueue
 from runtime.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:  # its module reads tensors

@@ -6,12 +6,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from runtime.engine.entrance import check_kept
-from runtime.engine.observing import Observed
+from runtime.engine.grammar_queue import check_kept
 from runtime.engine.request import Request, Status
 from runtime.engine.scheduled_request import Turn
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
+from runtime.engine.step_stats import Observed
 from runtime.request.io import EngineStats
 from runtime.strategies.base import Strategy
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.engine.adapting import Adapters
-from runtime.engine.queue import FairQueue
+from runtime.engine.lora_manager import Adapters
+from runtime.engine.request_queue import FairQueue
 from runtime.errors import ConfigError, RequestError
 
 

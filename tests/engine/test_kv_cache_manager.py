@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runtime.engine.kv_cache import KVCacheManager, OutOfPages
+from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages
 
 
 def manager(**changes) -> KVCacheManager:

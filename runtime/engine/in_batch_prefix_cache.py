@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.engine.kv_cache import KVCacheManager
+from runtime.engine.kv_cache_manager import KVCacheManager
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request
 

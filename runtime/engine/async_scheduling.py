@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.engine.entrance import Entrance
+from runtime.engine.grammar_queue import Entrance
 from runtime.engine.request import Status
 from runtime.engine.scheduled_request import Turn
 from runtime.engine.scheduler import Scheduler

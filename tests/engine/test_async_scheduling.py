@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
-from runtime.engine.ahead import Ahead
+from runtime.engine.async_scheduling import Ahead
 from runtime.engine.request import Status
 from runtime.request.io import EngineOutput
 from runtime.worker.cuda_graph_runner import ReplayingRunner
