@@ -27,7 +27,7 @@ from runtime.structured_output.sandbox_on_demand import LateTrials
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
-    from runtime.ranks.lead import Ranks
+    from runtime.distributed.executor import Ranks
     from runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
@@ -275,6 +275,6 @@ def _engine(config: EngineConfig) -> tuple[Engine, Ranks | None]:
     """An engine, and the other processes that share its model."""
     if config.tensor_parallel_size == 1:
         return load_engine(config), None
-    from runtime.ranks.local import local_engine
+    from runtime.distributed.local_executor import local_engine
 
     return local_engine(config)

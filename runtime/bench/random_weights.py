@@ -83,8 +83,8 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     """`LLM(model, **flags)` of such a directory."""
     from runtime import LLM
     from runtime.config import EngineConfig
+    from runtime.distributed.local_executor import local_engine
     from runtime.engine.setup import load_engine
-    from runtime.ranks.local import local_engine
     from runtime.tokenizer import Tokenizer
 
     config = EngineConfig.from_flags(model=model, **flags)

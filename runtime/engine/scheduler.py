@@ -1,9 +1,9 @@
 """Selects the requests of the next step and the rows of each.
 
-Admission is fair between clients (queue.py). If the token budget does not suffice for all running requests, those that
-were not served last time come first. If pages run out, a request is preempted; docs/decoding-rules.md#preemption states
-which. The rows of a request follow docs/decoding-rules.md#prefill, docs/decoding-rules.md#commit and
-docs/decoding-rules.md#token-budget.
+Admission is fair between clients (request_queue.py). If the token budget does not suffice for all running requests,
+those that were not served last time come first. If pages run out, a request is preempted;
+docs/decoding-rules.md#preemption states which. The rows of a request follow docs/decoding-rules.md#prefill,
+docs/decoding-rules.md#commit and docs/decoding-rules.md#token-budget.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
-from runtime.distributed.group import ALONE, Group
+from runtime.distributed.process_group import ALONE, Group
 from runtime.engine.engine import Engine
 from runtime.engine.lora_setup import wanted
 from runtime.engine.request_defaults import offer, read_orders
@@ -47,7 +47,7 @@ def load_engine(
     Args:
         load: where weights come from; benchmarks draw them.
         group: the processes that share the model, each of which loads its own share; what the engine's runner is given
-            to do, all of theirs have to do (``runtime.ranks``).
+            to do, all of theirs have to do (``runtime.distributed``).
     """
     checkpoint = resolve_checkpoint(config.model, progress)
     family = resolve_family(config.model_name, checkpoint.config)

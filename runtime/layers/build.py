@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from runtime.distributed.group import ALONE, Group
+from runtime.distributed.process_group import ALONE, Group
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
 from runtime.kernels.precision import wide

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.distributed.group import Group
+from runtime.distributed.process_group import Group
 
 Index = tuple[int | slice, ...]
 

@@ -64,7 +64,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     report: Report = "final"
     cache_salt: str = ""
     adapter: str = ""  # its name; "": the base model
-    # for fair shares (queue.py): what is sent at once, and who sends it
+    # for fair shares (request_queue.py): what is sent at once, and who sends it
     group: str = ""
     owner: str = ""
 

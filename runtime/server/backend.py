@@ -126,24 +126,24 @@ def take_devices(configure: Configure) -> tuple[int, ...] | None:
     one is not there."""
     import torch
 
-    from runtime.ranks import local
+    from runtime.distributed import local_executor
 
-    if not local.on_gpus(configure.engine):
+    if not local_executor.on_gpus(configure.engine):
         return None
-    local.check_devices(configure.devices, "--device-ids")
+    local_executor.check_devices(configure.devices, "--device-ids")
     torch.cuda.set_device(configure.devices[0])
     return configure.devices
 
 
 def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
-    """The real engine. `lost`: see ``runtime.ranks.lead.Ranks``."""
+    """The real engine. `lost`: see ``runtime.distributed.executor.Ranks``."""
     config, devices = configure.engine, take_devices(configure)
     if config.tensor_parallel_size == 1:
         from runtime.engine import setup
 
         return setup.load_engine(config, progress)
-    from runtime.ranks.lead import Ranks
-    from runtime.ranks.start import Place
+    from runtime.distributed.executor import Ranks
+    from runtime.distributed.rank_launcher import Place
 
     command = (sys.executable, "-m", "runtime.server.rank", configure.log_level, configure.log_format)
     address = resolve(configure.address) if configure.nodes > 1 else loopback()

@@ -12,7 +12,7 @@ import torch
 from runtime.algorithms.compiled_logits_ops import CompiledVocabulary
 from runtime.algorithms.logits_ops import WHOLE
 from runtime.config import EngineConfig
-from runtime.distributed.group import ALONE, Group
+from runtime.distributed.process_group import ALONE, Group
 from runtime.engine.lora_manager import Adapters
 from runtime.engine.request_defaults import orders_of
 from runtime.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Fair shares between those who send (queue.py): admission, places, pages and the length of steps."""
+"""Fair shares between those who send (request_queue.py): admission, places, pages and the length of steps."""
 
 from __future__ import annotations
 

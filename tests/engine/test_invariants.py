@@ -1,6 +1,6 @@
 """The invariants of every strategy (docs/decoding-rules.md#invariants), with their numbers.
 
-8 is tested in tests/ranks, 9 in test_oracle.py and test_llm_oracle.py.
+8 is tested in tests/distributed, 9 in test_oracle.py and test_llm_oracle.py.
 """
 
 from __future__ import annotations

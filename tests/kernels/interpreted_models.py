@@ -16,6 +16,7 @@ from runtime.models.decoder import Decoder
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import fill
+from tests.distributed.threads import together
 from tests.golden import GOLDEN
 from tests.kernels import in_order, interpreting  # noqa: F401
 from tests.models.canvas import Driver, Run
@@ -23,7 +24,6 @@ from tests.models.paged import logits_in_chunks
 from tests.oracle.llama_like import tensors_of, write
 from tests.oracle.spelling import config_of, spelt
 from tests.oracle.tiny import write_tiny
-from tests.ranks.threads import together
 
 MODELS = ("llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe")
 

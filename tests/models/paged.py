@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.distributed.group import ALONE, Group
+from runtime.distributed.process_group import ALONE, Group
 from runtime.kernels.batch import ForwardBatch, cut_tiles
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS, PagedPool

@@ -43,7 +43,7 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.tracing.CLOSING_SECONDS": 60.0,
     },
     "backend": {
-        "runtime.ranks.watch.SILENCE_SECONDS": 60.0,
+        "runtime.distributed.monitor.SILENCE_SECONDS": 60.0,
         "runtime.server.messages.FRONTEND_SILENCE_SECONDS": HOUR,
         "runtime.server.link.REASON_SECONDS": 60.0,
     },

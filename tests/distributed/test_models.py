@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 
+from tests.distributed.cases import EXPERTS, FAMILIES, LENT, ODD
+from tests.distributed.threads import together
 from tests.golden import GOLDEN
 from tests.models.tiny import tiny_logits
 from tests.oracle.llama_like import tensors_of, write
 from tests.oracle.spelling import config_of, spelt
-from tests.ranks.cases import EXPERTS, FAMILIES, LENT, ODD
-from tests.ranks.threads import together
 
 
 def checkpoint(key, directory):

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.ranks import watch
-from runtime.ranks.lead import Ranks
-from runtime.ranks.start import Place
+from runtime.distributed import monitor
+from runtime.distributed.executor import Ranks
+from runtime.distributed.rank_launcher import Place
 
 
 class Lent:
@@ -21,7 +21,7 @@ class Lent:
 def long_silence() -> Iterator[None]:
     """A rank that gets no CPU time is not taken for one that hangs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "SILENCE_SECONDS", 3600.0)
+        patch.setattr(monitor, "SILENCE_SECONDS", 3600.0)
         yield
 
 
@@ -35,5 +35,5 @@ def ranks() -> Iterator[Ranks]:
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch, ranks: Ranks) -> Ranks:
     """What ``LLM(tensor_parallel_size=2)`` uses instead of processes of its own."""
-    monkeypatch.setattr("runtime.ranks.local.local_ranks", lambda config, command: Lent(ranks))
+    monkeypatch.setattr("runtime.distributed.local_executor.local_ranks", lambda config, command: Lent(ranks))
     return ranks

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.distributed.address import create_listener
-from runtime.distributed.room import Room, SharedRoom
+from runtime.distributed.all_reduce import Room, SharedRoom
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.distributed.wire import AdapterPair, AddAdapter, Arrays, DropAdapter, Message, PutAdapter
+from runtime.distributed.rpc import AdapterPair, AddAdapter, Arrays, DropAdapter, Message, PutAdapter
 from runtime.lora.adapter_checkpoint import Adapter, Pair
 from runtime.lora.adapter_weights import Bank
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.group import Group
-from runtime.distributed.room import Room
+from runtime.distributed.all_reduce import Room
+from runtime.distributed.process_group import Group
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

@@ -2,8 +2,8 @@
 
 import torch
 
-from runtime.distributed.group import Group
-from runtime.distributed.room import LEAST_BYTES, TURNS, Room
+from runtime.distributed.all_reduce import LEAST_BYTES, TURNS, Room
+from runtime.distributed.process_group import Group
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.request.resolve import resolve
+from tests.distributed.cases import served
 from tests.engine.harness import check_accounting
 from tests.matrix import marked
-from tests.ranks.cases import served
 
 FLAGS = {"block_size": 8, "page_size": 4, "max_model_len": 64}
 TIGHT = {"num_pages": 26, "max_num_batched_tokens": 48, "max_num_reqs": 5}  # preempts, and cuts prompts

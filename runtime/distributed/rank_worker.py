@@ -1,6 +1,6 @@
 """A rank that follows: it loads its share of the model and does each step that the leading rank tells it.
 
-``python -m runtime.ranks.follow`` is started by the leading rank, or by ``node`` on another host.
+``python -m runtime.distributed.rank_worker`` is started by the leading rank, or by ``node`` on another host.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from runtime.config import EngineConfig
-from runtime.distributed import group as groups
-from runtime.distributed.wire import (
+from runtime.distributed import process_group as groups
+from runtime.distributed.file_check import files_of
+from runtime.distributed.rpc import (
     BEAT_SECONDS,
     VERSION,
     AdapterPair,
@@ -43,14 +44,13 @@ from runtime.distributed.wire import (
     Whole,
     Wire,
 )
+from runtime.distributed.serialization import GEOMETRY, block_plan, step_plan
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BlockPlan, StepPlan
 from runtime.errors import ConfigError
 from runtime.lora.adapter_weights import Bank
-from runtime.ranks.adapting import FollowingBank
-from runtime.ranks.files import files_of
-from runtime.ranks.plans import GEOMETRY, block_plan, step_plan
+from runtime.lora.distributed_backend import FollowingBank
 from runtime.weights import load_model
 from runtime.worker.model_runner import ModelRunner
 
@@ -190,7 +190,9 @@ def main(
     argv: list[str] | None = None, prepare: Callable[[], object] = lambda: None, load: LoadModel = load_model
 ) -> int:
     """The process's exit code. `load`: see `load_engine`."""
-    parser = argparse.ArgumentParser(prog="runtime.ranks.follow", description="started by a rank, not by hand")
+    parser = argparse.ArgumentParser(
+        prog="runtime.distributed.rank_worker", description="started by a rank, not by hand"
+    )
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--node", type=int, default=0)
     parser.add_argument("--local", type=int, default=0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.distributed.wire import Arrays, Sample
+from runtime.distributed.rpc import Arrays, Sample
 from runtime.engine.step_plan import BlockPlan, ConditionedRows, Drawing, MergedRows, RulePlan, ShapingPlan, StepPlan
 
 GEOMETRY = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")

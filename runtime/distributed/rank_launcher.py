@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass, field
 
 from runtime.distributed.address import create_listener, endpoint, loopback
-from runtime.distributed.wire import VERSION, Gone, Hello, Wire
+from runtime.distributed.monitor import Peer
+from runtime.distributed.rpc import VERSION, Gone, Hello, Wire
 from runtime.errors import ConfigError
-from runtime.ranks.watch import Peer
 
-FOLLOW = (sys.executable, "-m", "runtime.ranks.follow")
+FOLLOW = (sys.executable, "-m", "runtime.distributed.rank_worker")
 
 
 @dataclass(frozen=True)

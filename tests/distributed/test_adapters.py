@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from tests.distributed.cases import EXPERTS, served
 from tests.lora.samples import random_adapter
 from tests.matrix import marked
-from tests.ranks.cases import EXPERTS, served
 
 LAYER = r".*(layers|blocks)\.\d+\."
 KINDS = (

@@ -12,8 +12,8 @@ from typing import Any
 
 from runtime.config import ServerConfig
 from runtime.distributed.address import without_brackets
+from runtime.distributed.rank_launcher import FOLLOW, spawn
 from runtime.errors import ConfigError
-from runtime.ranks.start import FOLLOW, spawn
 
 log = logging.getLogger("unmask.node")
 

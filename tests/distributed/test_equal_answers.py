@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from tests.distributed.cases import EXPERTS, FAMILIES, answers, logits, served
 from tests.matrix import marked
-from tests.ranks.cases import EXPERTS, FAMILIES, answers, logits, served
 
 
 @pytest.mark.parametrize("key", marked(FAMILIES, quick=("llada2_tiny", "dream", "sdar_moe")))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from runtime.config import EngineConfig
+from runtime.distributed.executor import Ranks
+from runtime.distributed.rank_launcher import FOLLOW, Place
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel
 from runtime.errors import ConfigError
-from runtime.ranks.lead import Ranks
-from runtime.ranks.start import FOLLOW, Place
 from runtime.weights import load_model
 
 

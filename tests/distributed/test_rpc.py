@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from runtime.distributed.wire import Beat, Gone, Hello, Sample, Step, Wire
+from runtime.distributed.rpc import Beat, Gone, Hello, Sample, Step, Wire
+from runtime.distributed.serialization import GEOMETRY, block_arrays, block_plan, step_arrays, step_plan
 from runtime.engine.step_plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan
-from runtime.ranks.plans import GEOMETRY, block_arrays, block_plan, step_arrays, step_plan
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
-from runtime.distributed.counting import CountingStore
+from runtime.distributed.counting_store import CountingStore
 
 LEAST_BYTES = 1 << 20
 TURNS = 2  # places: a part of a layer may run between another and whoever reads what that one gave

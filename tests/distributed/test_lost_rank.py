@@ -11,12 +11,12 @@ import threading
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.distributed.wire import Beat, Hello, Wire
+from runtime.distributed import executor, monitor
+from runtime.distributed.executor import Ranks
+from runtime.distributed.monitor import Peer, Watch
+from runtime.distributed.rank_launcher import Place
+from runtime.distributed.rpc import Beat, Hello, Wire
 from runtime.errors import ConfigError, ReplicaLost
-from runtime.ranks import lead, watch
-from runtime.ranks.lead import Ranks
-from runtime.ranks.start import Place
-from runtime.ranks.watch import Peer, Watch
 from tests.golden import GOLDEN
 from tests.wait import TIMEOUT, wait_until
 
@@ -27,8 +27,8 @@ FLAGS = {"device": "cpu", "skip_tokenizer": True, "tensor_parallel_size": 2, "di
 @pytest.fixture(autouse=True)
 def long_limits(monkeypatch):
     """However slow the machine is, a rank's exit code is known before a failure is reported."""
-    monkeypatch.setattr(watch, "END_SECONDS", HOUR)
-    monkeypatch.setattr(lead, "CAUSE_SECONDS", HOUR)
+    monkeypatch.setattr(monitor, "END_SECONDS", HOUR)
+    monkeypatch.setattr(executor, "CAUSE_SECONDS", HOUR)
 
 
 def test_a_killed_rank_ends_a_step_that_waits_for_it():
@@ -167,6 +167,6 @@ def test_what_a_rank_refuses_is_told(key, flags, says):
 
 
 def test_ranks_that_see_other_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(lead, "files_of", lambda config, progress: {"config.json": "x"})
+    monkeypatch.setattr(executor, "files_of", lambda config, progress: {"config.json": "x"})
     with pytest.raises(ConfigError, match=r"rank 1 sees other files than rank 0: .*config.json.* differ"):
         LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)

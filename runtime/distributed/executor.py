@@ -10,8 +10,12 @@ from typing import Any
 import torch
 
 from runtime.config import EngineConfig
-from runtime.distributed import group as groups
-from runtime.distributed.wire import (
+from runtime.distributed import process_group as groups
+from runtime.distributed.file_check import files_of
+from runtime.distributed.monitor import Watch
+from runtime.distributed.rank_launcher import Place, gather_peers
+from runtime.distributed.rank_worker import sentence
+from runtime.distributed.rpc import (
     Arrays,
     Close,
     Gone,
@@ -25,17 +29,13 @@ from runtime.distributed.wire import (
     Step,
     Whole,
 )
+from runtime.distributed.serialization import block_arrays, step_arrays
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.lora.adapter_weights import Bank
-from runtime.ranks.adapting import LeadingBank
-from runtime.ranks.files import files_of
-from runtime.ranks.follow import sentence
-from runtime.ranks.plans import block_arrays, step_arrays
-from runtime.ranks.start import Place, gather_peers
-from runtime.ranks.watch import Watch
+from runtime.lora.distributed_backend import LeadingBank
 from runtime.weights import load_model
 from runtime.weights.hub import Progress
 from runtime.worker.model_runner import ModelRunner

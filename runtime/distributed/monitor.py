@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from runtime.distributed.wire import Beat, Failed, Gone, Hello, Message, Wire
+from runtime.distributed.rpc import Beat, Failed, Gone, Hello, Message, Wire
 from runtime.errors import ConfigError, ReplicaLost
 
 log = logging.getLogger("unmask.ranks")

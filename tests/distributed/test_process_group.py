@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.group import ALONE, Group, _place, join, meeting
+from runtime.distributed.process_group import ALONE, Group, _place, join, meeting
 
 
 def test_a_group_of_one_asks_nobody():

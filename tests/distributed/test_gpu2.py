@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.distributed.room import SharedRoom
+from runtime.distributed.all_reduce import SharedRoom
 from runtime.errors import ReplicaLost
-from tests.ranks.cases import EXPERTS, FAMILIES, PROMPTS, served
+from tests.distributed.cases import EXPERTS, FAMILIES, PROMPTS, served
 
 pytestmark = [
     pytest.mark.gpu2,

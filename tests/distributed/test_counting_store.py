@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from runtime.distributed.counting import CountingStore
+from runtime.distributed.counting_store import CountingStore
 
 
 def test_numbers_count_from_where_each_begins():
