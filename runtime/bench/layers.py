@@ -22,9 +22,9 @@ from runtime.kernels.signatures import Sandwich
 from runtime.kernels.turns import gates_first
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.fp8_weight import Fp8Weight
-from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import weights_of
+from runtime.quantization.base import PackedWeight
+from runtime.quantization.fp8 import Fp8Weight
 from runtime.worker.model_runner import ModelRunner
 
 ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4, torch.float64: 1e-9}

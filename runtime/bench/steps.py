@@ -35,9 +35,9 @@ from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.weight import weights_of
 from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Facts, Family, Model, resolve_family
+from runtime.quantization.checkpoint import quantization_of
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.quantised import quantization_of
 from runtime.worker.model_runner import ModelRunner
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -19,13 +19,13 @@ from runtime.layers.build import Build
 from runtime.layers.weight import weights_of
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
+from runtime.quantization.checkpoint import quantization_of
 from runtime.request.io import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.structured_output.grammar_cache import Grammars
 from runtime.structured_output.grammar_cache_setup import grammars_of
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
-from runtime.weights.quantised import quantization_of
 from runtime.worker.memory import make_runner
 
 DEFAULT_MODEL_LEN = 4096

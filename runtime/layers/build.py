@@ -11,12 +11,12 @@ from runtime.distributed.process_group import ALONE, Group
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
 from runtime.kernels.precision import wide
-from runtime.layers import fp8_weight, grouped_weight  # noqa: F401  they register themselves
-from runtime.layers.formats import format_of
 from runtime.layers.lora import Lora, LoraWeight, Room
-from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.share import Heads, Ids, Share
 from runtime.layers.weight import PartsWeight, PlainWeight, TurnsWeight, Weight
+from runtime.quantization import fp8, int4_int8  # noqa: F401  they register themselves
+from runtime.quantization.base import PackedWeight
+from runtime.quantization.registry import format_of
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

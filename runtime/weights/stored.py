@@ -10,9 +10,9 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.packed_torch import Packed
 from runtime.layers.share import Index
+from runtime.quantization.checkpoint import Scheme
+from runtime.quantization.checkpoint.scheme import MAIN
 from runtime.weights.checkpoint import TensorFile, summary
-from runtime.weights.quantised import Scheme
-from runtime.weights.quantised.scheme import MAIN
 
 
 @dataclass(frozen=True)

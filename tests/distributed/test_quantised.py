@@ -6,14 +6,14 @@ import torch
 from runtime import LLM
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import select_kernels
-from runtime.layers.formats import format_of
 from runtime.layers.share import Share
+from runtime.quantization.registry import format_of
 from tests.distributed.cases import logits
 from tests.distributed.test_adapters import LAYER
 from tests.lora.samples import random_adapter
 from tests.matrix import marked
 from tests.oracle.tiny import write_tiny
-from tests.weights.quantised_files import LAYOUTS, write_both
+from tests.quantization.quantized_files import LAYOUTS, write_both
 
 CASES = [(layout, 1) for layout in LAYOUTS] + [("int4, groups of 32", 2), ("fp8, blocks", 2)]
 QUICK = CASES[-2:]

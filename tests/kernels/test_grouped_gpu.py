@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from runtime.kernels.dispatch import TRITON
-from runtime.layers.grouped_weight import GroupedWeight
+from runtime.quantization.int4_int8 import GroupedWeight
 from tests.kernels import grouped_cases
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them

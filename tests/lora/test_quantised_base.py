@@ -5,7 +5,7 @@ import torch
 
 from tests.lora.samples import random_adapter
 from tests.lora.test_serving import BASE, EVERY, llm
-from tests.weights.quantised_files import write_both
+from tests.quantization.quantized_files import write_both
 
 IDS = list(range(40, 64))
 

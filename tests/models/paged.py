@@ -13,8 +13,8 @@ from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS, PagedPool
 from runtime.models import resolve_family
 from runtime.models.base import Model
+from runtime.quantization.checkpoint import quantization_of
 from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.quantised import quantization_of
 
 
 def make_batch(

@@ -8,13 +8,13 @@ from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.kernels.grouped import Grouped, pack, quantise_blocks, quantise_groups, quantise_rows, unpack
 from runtime.kernels.turns import in_turns
-from runtime.layers import packed_weight
 from runtime.layers.build import Build
-from runtime.layers.formats import format_of
-from runtime.layers.grouped_weight import GroupedWeight
 from runtime.layers.weight import PlainWeight, weights_of
 from runtime.models import resolve_family
 from runtime.models.architectures import architecture
+from runtime.quantization import base
+from runtime.quantization.int4_int8 import GroupedWeight
+from runtime.quantization.registry import format_of
 
 CPU = torch.device("cpu")
 NAMES = ("int8", "int4", "int4_32", "fp8_blocks")
@@ -109,7 +109,7 @@ def test_how_far_a_layer_is_from_what_it_was_given(name, low, high):
 @pytest.mark.parametrize("piece", [1, 70, 1 << 22])
 def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, turns):
     """A fused matrix in parts, experts alone and together: each as if it had come whole."""
-    monkeypatch.setattr(packed_weight, "PIECE", piece)
+    monkeypatch.setattr(base, "PIECE", piece)
     values = normal(5, 32, 24).to(torch.bfloat16)
     weight = weight_of(name, 5, 32, 24, turns=turns)
     for index in ((slice(2, 4),), (4, slice(16, 32)), (4, slice(0, 16)), (0,), (1, slice(0, 32))):

@@ -7,8 +7,8 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Fp8Kernels, Kernels
 from runtime.kernels.fp8 import E4M3, LARGEST, Fp8, quantise_reference
-from runtime.layers.formats import Format, register_format
-from runtime.layers.packed_weight import PackedWeight
+from runtime.quantization.base import PackedWeight
+from runtime.quantization.registry import Format, register_format
 
 FP8_UNITS = (8, 9)  # the first compute capability whose matrix units take e4m3
 

@@ -9,15 +9,15 @@ from safetensors.torch import load_file, save_file
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
-from runtime.layers.packed_weight import PackedWeight
 from runtime.layers.weight import PlainWeight, weights_of
 from runtime.models import resolve_family
+from runtime.quantization.base import PackedWeight
+from runtime.quantization.checkpoint import quantization_of, scheme_of
 from runtime.weights import resolve_checkpoint
-from runtime.weights.quantised import quantization_of, scheme_of
 from tests.golden import GOLDEN
 from tests.models.paged import load, logits_in_chunks
 from tests.oracle.tiny import write_tiny
-from tests.weights.quantised_files import FP8, LAYOUTS, compressed, write_both
+from tests.quantization.quantized_files import FP8, LAYOUTS, compressed, write_both
 
 TINY = GOLDEN / "llada2_tiny"
 INT4 = "int4, groups of 32"

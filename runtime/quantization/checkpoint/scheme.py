@@ -22,7 +22,7 @@ class Scheme(ABC):
     """How a checkpoint keeps its quantised weights: instead of NAME.weight, or beside it, under several endings."""
 
     label: str  # how messages call it
-    format: str  # the weights' format here (``layers/formats.py``)
+    format: str  # the weights' format here (``quantization/registry.py``)
     flag: str  # the value of --quantization that asks for the same
     endings: tuple[str, ...]  # the tensors of a quantised weight, all of them there
     spare: tuple[str, ...] = ()  # tensors beside them that change nothing here

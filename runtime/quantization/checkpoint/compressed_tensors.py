@@ -11,8 +11,8 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.grouped import Grouped, pack
 from runtime.kernels.packed_torch import Packed
-from runtime.weights.quantised.fp8 import Blocks, Rows, scales_of_rows
-from runtime.weights.quantised.scheme import FIELD, MAIN, Read, Scheme, refuse, register_method
+from runtime.quantization.checkpoint.fp8 import Blocks, Rows, scales_of_rows
+from runtime.quantization.checkpoint.scheme import FIELD, MAIN, Read, Scheme, refuse, register_method
 
 WORD = 8  # numbers of four bits in a word, the first in its lowest bits; each is 8 more than its code
 GROUPS = (32, 64, 128)

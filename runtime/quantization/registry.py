@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels.dispatch import Kernels
-from runtime.layers.packed_weight import PackedWeight
+from runtime.quantization.base import PackedWeight
 
 Make = Callable[[tuple[int, ...], torch.dtype, torch.device, Kernels, bool], PackedWeight]
 

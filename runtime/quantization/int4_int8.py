@@ -10,9 +10,9 @@ import torch
 from runtime.kernels.dispatch import GroupedKernels, Kernels
 from runtime.kernels.fp8 import E4M3
 from runtime.kernels.grouped import LARGEST, Grouped, quantise_blocks, quantise_groups, quantise_rows, room
-from runtime.layers.formats import Format, register_format
-from runtime.layers.fp8_weight import check_fp8
-from runtime.layers.packed_weight import PackedWeight
+from runtime.quantization.base import PackedWeight
+from runtime.quantization.fp8 import check_fp8
+from runtime.quantization.registry import Format, register_format
 
 GROUP = 128  # inputs that share a scale where numbers have four bits
 

@@ -12,7 +12,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.fp8 import E4M3, Fp8
 from runtime.kernels.grouped import Grouped
 from runtime.kernels.packed_torch import Packed
-from runtime.weights.quantised.scheme import MAIN, Read, Scheme, refuse, register_method
+from runtime.quantization.checkpoint.scheme import MAIN, Read, Scheme, refuse, register_method
 
 BLOCK = 128  # inputs of a block
 FITS = "blocks of [128, 128], or none for one scale a tensor"

@@ -8,12 +8,12 @@ from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.kernels.fp8 import E4M3, quantise_reference
 from runtime.kernels.turns import in_turns
-from runtime.layers import packed_weight
 from runtime.layers.build import Build
-from runtime.layers.fp8_weight import Fp8Weight
 from runtime.layers.weight import weights_of
 from runtime.models import resolve_family
 from runtime.models.architectures import architecture
+from runtime.quantization import base
+from runtime.quantization.fp8 import Fp8Weight
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ def test_each_number_is_rounded_to_the_nearest():
 @pytest.mark.parametrize("piece", [1, 70, 1 << 22])
 def test_parts_in_any_order_are_the_whole(monkeypatch, piece, turns):
     """A fused matrix in parts, experts alone and together: each as if it had come whole."""
-    monkeypatch.setattr(packed_weight, "PIECE", piece)
+    monkeypatch.setattr(base, "PIECE", piece)
     values = normal(5, 32, 24).to(torch.bfloat16)
     weight = fp8(5, 32, 24, turns=turns)
     for index in ((slice(2, 4),), (4, slice(16, 32)), (4, slice(0, 16)), (0,), (1, slice(0, 32))):
@@ -94,7 +94,7 @@ class Largest(TorchDispatchMode):
 
 def test_loading_makes_nothing_larger_than_a_piece(monkeypatch):
     """So nothing wide is ever there but a piece of the one tensor that is being read."""
-    monkeypatch.setattr(packed_weight, "PIECE", 1 << 10)
+    monkeypatch.setattr(base, "PIECE", 1 << 10)
     for weight, index in ((fp8(64, 96, 32, turns=True), ()), (fp8(4096, 32), (slice(1024, 4096),))):
         values = normal(*weight.shape)[index].to(torch.bfloat16)
         with Largest() as largest:
