@@ -2,7 +2,7 @@
 
 A field's declaration says which values it takes, what it is for, and what stands where it is left out. Its check comes
 from there, the routes' schema (``runtime.server.schemas``) and the table in docs/server.md (``python -m
-runtime.request.markdown``). What may stand under ``decoding``, rules and strategies declare
+tools.docs.request_fields``). What may stand under ``decoding``, rules and strategies declare
 (``runtime.request.description``).
 """
 

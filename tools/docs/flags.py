@@ -1,4 +1,4 @@
-"""The flag table as Markdown: ``python -m runtime.config.markdown`` writes it into docs/server.md. And what all tables
+"""The flag table as Markdown: ``python -m tools.docs.flags`` writes it into docs/server.md. And what all tables
 that are written into pages share."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 from runtime.config.flags import Flag
 from runtime.config.table import FLAGS
 
-BEGIN, END = "<!-- flags: python -m runtime.config.markdown -->", "<!-- end of flags -->"
+BEGIN, END = "<!-- flags: python -m tools.docs.flags -->", "<!-- end of flags -->"
 
 
 def flag_table() -> str:

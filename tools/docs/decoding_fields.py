@@ -1,15 +1,15 @@
-"""Decoding fields as a Markdown table, which ``python -m runtime.strategies.markdown`` writes into docs/decoding.md."""
+"""Decoding fields as a Markdown table, which ``python -m tools.docs.decoding_fields`` writes into docs/decoding.md."""
 
 from __future__ import annotations
 
 from runtime.algorithms.base import get_rule, rules
-from runtime.config.markdown import put_between, rewrite
 from runtime.request.description import Field
-from runtime.request.markdown import values_in_words
 from runtime.strategies import DecodingContext, make_strategy, strategies
+from tools.docs.flags import put_between, rewrite
+from tools.docs.request_fields import values_in_words
 
 FEW = 2  # rules that do not read a field: they are named instead of those that do
-BEGIN, END = "<!-- fields: python -m runtime.strategies.markdown -->", "<!-- end of fields -->"
+BEGIN, END = "<!-- fields: python -m tools.docs.decoding_fields -->", "<!-- end of fields -->"
 
 
 def field_table() -> str:

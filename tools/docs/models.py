@@ -1,4 +1,4 @@
-"""The tables of docs/models.md: ``python -m runtime.engine.markdown`` writes them there, from what families, strategies
+"""The tables of docs/models.md: ``python -m tools.docs.models`` writes them there, from what families, strategies
 and rules declare, and from the named shapes."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from runtime.algorithms import rules
-from runtime.config.markdown import put_between, rewrite
 from runtime.engine.request_defaults import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.build import Build
@@ -18,6 +17,7 @@ from runtime.layers.weight import weights_of
 from runtime.models import Family, families, resolve_family
 from runtime.models.architectures import ARCHITECTURES
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy, strategies
+from tools.docs.flags import put_between, rewrite
 
 CONTEXT = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)
 TINY = 10**8  # parameters below which a named shape is one for tests
@@ -94,7 +94,7 @@ TABLES = {"families": family_table, "shapes": shape_table}
 def with_tables(page: str) -> str:
     """`page` with each table between its marks."""
     for name, table in TABLES.items():
-        begin, end = f"<!-- {name}: python -m runtime.engine.markdown -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: python -m tools.docs.models -->", f"<!-- end of {name} -->"
         page = put_between(page, begin, end, table())
     return page
 

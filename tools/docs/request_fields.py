@@ -1,12 +1,12 @@
-"""The table of a request's fields as Markdown: ``python -m runtime.request.markdown`` writes it into docs/server.md."""
+"""The table of request fields as Markdown: ``python -m tools.docs.request_fields`` writes it into docs/server.md."""
 
 from __future__ import annotations
 
-from runtime.config.markdown import put_between, rewrite
 from runtime.request.description import Limits
 from runtime.request.params import PARAMETERS, Parameter
+from tools.docs.flags import put_between, rewrite
 
-BEGIN, END = "<!-- fields: python -m runtime.request.markdown -->", "<!-- end of fields -->"
+BEGIN, END = "<!-- fields: python -m tools.docs.request_fields -->", "<!-- end of fields -->"
 
 
 def field_table() -> str:
