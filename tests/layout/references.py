@@ -32,8 +32,8 @@ EXAMPLES = {
     "runtime/algorithms/best_few.py",
     "runtime/strategies/single_bd.py",
 }
-FOLDERS = (*CODE, "charts", "constraints", "crds", "docs", "examples", "training")
-ROOTS = ("runtime", "unmask_operator", "tools", "tests", "e2e")
+FOLDERS = (*CODE, "charts", "constraints", "crds", "docs", "examples")
+ROOTS = ("runtime", "training", "unmask_operator", "tools", "tests", "e2e")
 BASES = ("", "docs", "runtime", "operator", "operator/unmask_operator")
 
 NUMBERS = r"\d+(?:\.\d+)*(?:(?:,|,?\s+and|\s+to)\s+\d+(?:\.\d+)*)*"

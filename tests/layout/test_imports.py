@@ -156,6 +156,16 @@ def test_packages_import_only_those_above_them(house):
     assert wrong == []
 
 
+def test_the_runtime_imports_no_training():
+    wrong = [
+        f"{module} -> {name}"
+        for module, path in HOUSES[0].modules().items()
+        for name, _, _ in imports_of(path)
+        if name.split(".")[0] == "training"
+    ]
+    assert wrong == []
+
+
 def test_the_operators_core_does_no_io():
     house = HOUSES[1]
     packages = house.order()

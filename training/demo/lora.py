@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from runtime.demo.model import DemoModel
+from training.demo.model import DemoModel
 
 # Attention everywhere, the dense layer and the shared experts: what every token goes through.
 TARGETS = ("query_key_value", "dense", "gate_proj", "up_proj", "down_proj")

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from runtime.demo.norm import RMSNorm, rms_norm
-from runtime.demo.shape import Shape
+from training.demo.norm import RMSNorm, rms_norm
+from training.demo.shape import Shape
 
 Dispatch = Literal["loop", "dense"]
 Mask = torch.Tensor | BlockMask  # dense (bool; an addend while it is used), or FlexAttention's

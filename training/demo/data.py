@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.demo.systems import system_turn
 from runtime.demo.tasks import all_tasks, draw
-from runtime.demo.tokenizer import ChatEncoder
+from training.demo.systems import system_turn
+from training.demo.tokenizer import ChatEncoder
 
 BLOCK_SIZES = (8, 16, 32)
 PAD_WEIGHT = 0.25  # loss weight of the EOS filling after the turn's end

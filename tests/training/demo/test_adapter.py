@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime import LLM, SamplingParams
-from runtime.demo import train_adapter
-from runtime.demo.export import export, load_checkpoint
-from runtime.demo.lora import TARGETS, add_adapter, export_adapter
-from runtime.demo.model import DemoModel
-from runtime.demo.tokenizer import make_tokenizer
+from runtime import LLM, SamplingParams, demo
 from runtime.errors import ConfigError
 from runtime.lora.adapter_checkpoint import resolve_adapter
-from tests.demo.test_model import TINY, block_causal, make
+from tests.training.demo.test_model import TINY, block_causal, make
+from training.demo import train_adapter
+from training.demo.export import export, load_checkpoint
+from training.demo.lora import TARGETS, add_adapter, export_adapter
+from training.demo.model import DemoModel
+from training.demo.tokenizer import make_tokenizer
 
 PROMISED = {"multiply": 1, "compare": 1, "count": 5, "sort": 5}  # as its card has it: most wrong answers of COUNT
 COUNT = 16
@@ -123,7 +123,7 @@ def test_the_shipped_one_keeps_what_its_card_promises(llm, name) -> None:
 def test_it_is_small_and_found_by_its_name() -> None:
     path = resolve_adapter("demo://roman")
     assert sum(file.stat().st_size for file in path.iterdir()) <= 1e6
-    assert path.parent == Path(train_adapter.__file__).parent / "adapters"
+    assert path.parent == Path(demo.__file__).parent / "adapters"
 
 
 @pytest.mark.parametrize("uri", ["demo://greek", "demo://", "demo://../checkpoint"])

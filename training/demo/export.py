@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from runtime.demo.model import DemoModel, Dispatch
-from runtime.demo.shape import Shape
-from runtime.demo.tokenizer import ChatEncoder, save_tokenizer
+from training.demo.model import DemoModel, Dispatch
+from training.demo.shape import Shape
+from training.demo.tokenizer import ChatEncoder, save_tokenizer
 
 
 def checkpoint_tensors(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.demo.model import DemoModel
 from runtime.demo.tasks import all_tasks, held_out_samples
-from runtime.demo.tokenizer import ChatEncoder
+from training.demo.model import DemoModel
+from training.demo.tokenizer import ChatEncoder
 
 
 @dataclass(frozen=True)

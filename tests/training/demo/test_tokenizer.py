@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 
 from runtime.demo.tasks import all_tasks, held_out_samples
 from runtime.demo.tasks.tool_format import HOW
-from runtime.demo.tokenizer import SPECIALS, VOCAB_SIZE, ChatEncoder, make_tokenizer, save_tokenizer
 from runtime.demo.vocabulary import WHOLE_WORDS
+from training.demo.tokenizer import SPECIALS, VOCAB_SIZE, ChatEncoder, make_tokenizer, save_tokenizer
 
-CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"
+CHECKPOINT = Path(__file__).parents[3] / "runtime" / "demo" / "checkpoint"
 
 
 @pytest.fixture(scope="module")

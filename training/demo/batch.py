@@ -8,8 +8,8 @@ import threading
 
 import torch
 
-from runtime.demo.data import Batch
-from runtime.demo.feed import Feed
+from training.demo.data import Batch
+from training.demo.feed import Feed
 
 Tensors = dict[str, torch.Tensor]
 _DEPTH = 6

@@ -8,16 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.demo.batch import to_device
-from runtime.demo.data import CONTEXT, Documents, Noiser, NoiseRecipe, Packer, batches
-from runtime.demo.export import checkpoint_tensors, export
-from runtime.demo.model import DemoModel, Gate, training_blocks, training_mask
-from runtime.demo.norm import FewPassNorm
-from runtime.demo.optim import orthogonalise
-from runtime.demo.presets import PRESETS
-from runtime.demo.shape import Shape
-from runtime.demo.tokenizer import ChatEncoder, make_tokenizer
 from tests.oracle.model import OracleModel
+from training.demo.batch import to_device
+from training.demo.data import CONTEXT, Documents, Noiser, NoiseRecipe, Packer, batches
+from training.demo.export import checkpoint_tensors, export
+from training.demo.model import DemoModel, Gate, training_blocks, training_mask
+from training.demo.norm import FewPassNorm
+from training.demo.optim import orthogonalise
+from training.demo.presets import PRESETS
+from training.demo.shape import Shape
+from training.demo.tokenizer import ChatEncoder, make_tokenizer
 
 TINY = Shape(
     hidden_size=32,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runtime.demo.data import NoiseRecipe
-from runtime.demo.shape import Shape
+from training.demo.data import NoiseRecipe
+from training.demo.shape import Shape
 
 _EVERY_TASK: Mapping[str, float] = {
     "add": 3.0,

@@ -10,17 +10,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from runtime.demo import train as script
-from runtime.demo.data import Noiser, batches
-from runtime.demo.decode import decode
-from runtime.demo.export import load_checkpoint
-from runtime.demo.feed import Feed, local_batches
-from runtime.demo.model import DemoModel
-from runtime.demo.optim import cosine
-from runtime.demo.presets import PRESETS
-from runtime.demo.tokenizer import ChatEncoder
-from tests.demo.test_model import TINY
 from tests.oracle.model import OracleModel
+from tests.training.demo.test_model import TINY
+from training.demo import train as script
+from training.demo.data import Noiser, batches
+from training.demo.decode import decode
+from training.demo.export import load_checkpoint
+from training.demo.feed import Feed, local_batches
+from training.demo.model import DemoModel
+from training.demo.optim import cosine
+from training.demo.presets import PRESETS
+from training.demo.tokenizer import ChatEncoder
 
 TOY = dataclasses.replace(
     PRESETS["cpu"],

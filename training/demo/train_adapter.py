@@ -1,4 +1,4 @@
-"""Train the adapter `roman` for a demo checkpoint: ``python -m runtime.demo.train_adapter --model DIR --out DIR``.
+"""Train the adapter `roman` for a demo checkpoint: ``python -m training.demo.train_adapter --model DIR --out DIR``.
 
 With it, the numbers of answers are roman numerals; all else stays as it is. A minute on a GPU.
 """
@@ -17,18 +17,18 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from runtime.demo.batch import Ahead
-from runtime.demo.data import Batch, Noiser, NoiseRecipe, batches
-from runtime.demo.decode import decode
-from runtime.demo.export import load_checkpoint
-from runtime.demo.feed import Feed, seeded
-from runtime.demo.lora import add_adapter, export_adapter
-from runtime.demo.model import DemoModel, training_blocks, training_mask
-from runtime.demo.optim import cosine
 from runtime.demo.tasks import Sample, all_tasks, draw
 from runtime.demo.tasks.roman import in_roman
-from runtime.demo.tokenizer import ChatEncoder
-from runtime.demo.train import compile_layers, loss_of
+from training.demo.batch import Ahead
+from training.demo.data import Batch, Noiser, NoiseRecipe, batches
+from training.demo.decode import decode
+from training.demo.export import load_checkpoint
+from training.demo.feed import Feed, seeded
+from training.demo.lora import add_adapter, export_adapter
+from training.demo.model import DemoModel, training_blocks, training_mask
+from training.demo.optim import cosine
+from training.demo.tokenizer import ChatEncoder
+from training.demo.train import compile_layers, loss_of
 
 RANK, ALPHA = 16, 32
 PEAK = 4e-3  # learning rate at its highest

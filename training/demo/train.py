@@ -1,4 +1,4 @@
-"""Train the demo checkpoint: ``python -m runtime.demo.train --preset gpu --out DIR`` (see README.md beside this file).
+"""Train the demo checkpoint: ``python -m training.demo.train --preset gpu --out DIR`` (see README.md beside this file).
 
 A run may be cut into calls: ``--minutes 9`` stops after that much training, ``--resume`` goes on from DIR/state.pt.
 The learning rate follows the share of the preset's whole training time that is over, whatever the calls.
@@ -21,14 +21,14 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from runtime.demo.batch import Ahead, Tensors, to_device
-from runtime.demo.decode import score_tasks
-from runtime.demo.export import export, load_checkpoint
-from runtime.demo.feed import Feed, local_batches
-from runtime.demo.model import DemoModel, Mask, training_blocks, training_mask
-from runtime.demo.optim import Average, Muon, cosine, split_parameters
-from runtime.demo.presets import PRESETS, Preset
-from runtime.demo.tokenizer import ChatEncoder, make_tokenizer, save_tokenizer
+from training.demo.batch import Ahead, Tensors, to_device
+from training.demo.decode import score_tasks
+from training.demo.export import export, load_checkpoint
+from training.demo.feed import Feed, local_batches
+from training.demo.model import DemoModel, Mask, training_blocks, training_mask
+from training.demo.optim import Average, Muon, cosine, split_parameters
+from training.demo.presets import PRESETS, Preset
+from training.demo.tokenizer import ChatEncoder, make_tokenizer, save_tokenizer
 
 AVERAGE_EVERY = 4  # steps between updates of the averaged weights
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from runtime.demo.data import Batch, Documents, Noiser, batches
-from runtime.demo.presets import Preset
-from runtime.demo.tokenizer import ChatEncoder
+from training.demo.data import Batch, Documents, Noiser, batches
+from training.demo.presets import Preset
+from training.demo.tokenizer import ChatEncoder
 
 Source = Callable[[str], Iterator[Batch]]  # endless batches that the seed decides; workers get it pickled
 _AHEAD = 3  # batches a worker may be ahead of the training
