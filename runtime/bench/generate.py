@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.bench import floor, output
-from runtime.config.table import BY_DEST
+from runtime.config.flag_definitions import BY_DEST
 from runtime.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from runtime.bench.sizes import check_memory, check_positive, check_weights
 from runtime.bench.steady import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
-from runtime.config.table import BY_DEST
+from runtime.config.flag_definitions import BY_DEST
 from runtime.distributed.process_group import ALONE, Group
 from runtime.engine.lora_manager import Adapters
 from runtime.engine.step_plan import StepPlan

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
-from runtime.config.talking import OFF
+from runtime.config.chat_flags import OFF
 from runtime.errors import ConfigError, RequestError
 from runtime.parsers import (
     Parts,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from runtime.config.flag_definitions import FLAGS
 from runtime.config.flags import Flag
-from runtime.config.table import FLAGS
 
 BEGIN, END = "<!-- flags: python -m tools.docs.flags -->", "<!-- end of flags -->"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from runtime.config.adapters import ADAPTER_FLAGS
+from runtime.config.chat_flags import TALKING_FLAGS
 from runtime.config.decoding import DECODING_FLAGS
 from runtime.config.flags import Flag
-from runtime.config.talking import TALKING_FLAGS
 
 _model = partial(Flag, group="model", engine=True)
 _parallel = partial(Flag, group="parallelism and devices")

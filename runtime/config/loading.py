@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from runtime.config.adapters import DEFAULT_LORAS
+from runtime.config.api_keys import read_settled_key_file
 from runtime.config.config import EngineConfig, ServerConfig
+from runtime.config.flag_definitions import BY_SPELLING, FLAGS
 from runtime.config.flags import ENV_PREFIX, Flag, check
-from runtime.config.keys import read_settled_key_file
-from runtime.config.table import BY_SPELLING, FLAGS
 from runtime.errors import ConfigError
 
 # What Kubernetes puts into every pod for a Service whose name begins with "unmask".
