@@ -14,13 +14,13 @@ from runtime.engine.output_collector import Inboxes
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
-from runtime.request.answer import GenerationOutput
-from runtime.request.checks import refuse
-from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
-from runtime.request.io import EngineInfo, EngineOutput, Report
-from runtime.request.params import SamplingParams, stop_strings
+from runtime.request.engine_messages import EngineInfo, EngineOutput, Report
+from runtime.request.output import AnswerText, Choice, IdsOnly, append_event, denoise_event
+from runtime.request.request_output import GenerationOutput
 from runtime.request.resolve import choices, resolve
+from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
+from runtime.request.validation import refuse
 from runtime.scoring import Scoring
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox_on_demand import LateTrials

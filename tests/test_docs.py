@@ -18,7 +18,7 @@ from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
 from runtime.models import families, resolve_family
 from runtime.request.decoding import CHOOSING, ENGINE
-from runtime.request.params import SamplingParams
+from runtime.request.sampling_params import SamplingParams
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies
 from tests.golden import GOLDEN
 from tests.layout.pages import headings, slugs

@@ -12,7 +12,7 @@ import torch
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.algorithms.sampling import Top
 from runtime.errors import ConfigError
-from runtime.request.description import Field, Value
+from runtime.request.field_spec import Field, Value
 
 # The first columns of every parameter row: how a candidate is drawn, whatever the rule.
 TEMPERATURE, TOP_P, TOP_K, MIN_P = range(4)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from runtime.algorithms.base import SUPPRESS_EOS, BlockBatch, Decision, Rule, Stat, Tradeoff
-from runtime.request.description import Field, share
+from runtime.request.field_spec import Field, share
 
 ACCEPT = share("accept_threshold", 0.9, "confidence above which a masked position is taken")
 BY_THRESHOLD = Tradeoff(ACCEPT, (0.99, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3))

@@ -9,7 +9,7 @@ import torch
 
 from runtime.algorithms.base import BlockBatch, Decision, Rows, Stat, register_rule
 from runtime.algorithms.common import ACCEPT, BY_THRESHOLD, COMMON, METRIC, RankedRule, accept_or_force, filling
-from runtime.request.description import Field, share
+from runtime.request.field_spec import Field, share
 
 WEIGHT = Field(name="credit.weight", default=0.7, high=100, help="what the logarithm of credit adds to a logit")
 DECAY = share("credit.decay", 0.8, "what a step leaves of the credit before it")

@@ -22,7 +22,7 @@ from runtime.algorithms.base import (
     register_rule,
 )
 from runtime.algorithms.common import MAX_STEPS, late
-from runtime.request.description import Field, Value, share
+from runtime.request.field_spec import Field, Value, share
 
 SURE = 0.9  # probability of every position's likeliest token at which a block has come to rest
 

@@ -9,7 +9,7 @@ import torch
 
 from runtime.algorithms.base import BlockBatch, Decision, Rows, Rule, Stat, register_rule
 from runtime.algorithms.common import ACCEPT, BY_THRESHOLD, COMMON, accept_or_force
-from runtime.request.description import Field, Value, share
+from runtime.request.field_spec import Field, Value, share
 
 EDIT = share("edit_threshold", 0.0, "confidence above which a filled token is replaced")
 MAX_POST_EDIT = Field(

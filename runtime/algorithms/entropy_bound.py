@@ -9,7 +9,7 @@ import torch
 
 from runtime.algorithms.base import BlockBatch, Decision, Rule, Stat, Tradeoff, register_rule
 from runtime.algorithms.common import COMMON, filling, or_best, rank
-from runtime.request.description import Field
+from runtime.request.field_spec import Field
 
 BOUND = Field(
     name="entropy_bound", default=0.1, high=1e6,

@@ -6,7 +6,7 @@ import torch
 
 from runtime.algorithms.base import BlockBatch, Decision, Tradeoff, register_rule
 from runtime.algorithms.common import COMMON, METRIC, RankedRule, filling, or_best, order, rank
-from runtime.request.description import Field
+from runtime.request.field_spec import Field
 
 FACTOR = Field(
     name="factor", default=1.0, high=1e6,

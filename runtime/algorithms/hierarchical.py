@@ -6,7 +6,7 @@ import torch
 
 from runtime.algorithms.base import BlockBatch, Decision, Tradeoff, register_rule
 from runtime.algorithms.common import ACCEPT, COMMON, METRIC, RankedRule, filling, or_best, order
-from runtime.request.description import share
+from runtime.request.field_spec import share
 
 LOW = share("low_threshold", 0.4, "confidence above which the best position of a run of masks is taken")
 

@@ -6,7 +6,7 @@ import torch
 
 from runtime.algorithms.base import BlockBatch, Decision, Tradeoff, register_rule
 from runtime.algorithms.common import COMMON, METRIC, RankedRule, filling, or_best, order
-from runtime.request.description import Field, share
+from runtime.request.field_spec import Field, share
 
 ANCHOR = share("local_leap.anchor", 0.9, "confidence from which a masked position is an anchor, which is taken")
 NEIGHBOR = share("local_leap.neighbor", 0.75, "confidence from which one in an anchor's reach is taken too")

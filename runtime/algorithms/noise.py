@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from runtime.algorithms.base import TEMPERATURE, BlockBatch, Decision, Rows, Rule, Stat, Tradeoff, register_rule
-from runtime.request.description import Field, Value
+from runtime.request.field_spec import Field, Value
 
 STEPS = Field(
     name="max_denoising_steps", kind="integer", default=48, low=1, high=4096, flag="diffusion_gemma_max_steps",

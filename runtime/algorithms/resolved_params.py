@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from runtime.algorithms.base import Merge, Rule
-from runtime.request.description import Value
+from runtime.request.field_spec import Value
 
 KEPT = 256  # most requests set no value
 

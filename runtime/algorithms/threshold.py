@@ -20,7 +20,7 @@ from runtime.algorithms.common import (
     accept_or_force,
     filling,
 )
-from runtime.request.description import Value, share
+from runtime.request.field_spec import Value, share
 
 REMASK = share("remask_threshold", 0.0, "confidence below which a filled position is masked again, once", neutral=0)
 

@@ -21,8 +21,8 @@ from runtime.engine.engine import Engine
 from runtime.engine.request import FILLED, MASKED
 from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.errors import ConfigError
-from runtime.request.description import RuleInfo, with_defaults
-from runtime.request.io import EngineInfo, RequestSpec
+from runtime.request.engine_messages import EngineInfo, RequestSpec
+from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.runner_stats import Ran
 

@@ -29,8 +29,8 @@ from runtime.engine.request import FILLED, MASKED, Request
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Facts, Model
 from runtime.models.decoder import Decoder
-from runtime.request.description import RuleInfo, with_defaults
-from runtime.request.io import EngineInfo, RequestSpec
+from runtime.request.engine_messages import EngineInfo, RequestSpec
+from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.strategies import Strategy, longest_request
 from runtime.strategies.full import CACHE
 from runtime.worker.cuda_graph import GraphRecorder

@@ -13,12 +13,12 @@ from runtime.engine.page_table import PageTable
 from runtime.engine.request import FILLED, Block, Request
 from runtime.engine.scheduled_request import Feed, Turn
 from runtime.engine.step_plan import StepPlan
-from runtime.request.description import Value, values_of, with_defaults
+from runtime.request.field_spec import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
 from runtime.worker.input_builder import Planner
 
 if TYPE_CHECKING:  # the machines that measure lack the messages' package
-    from runtime.request.io import RequestSpec
+    from runtime.request.engine_messages import RequestSpec
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 

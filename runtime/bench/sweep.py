@@ -16,8 +16,8 @@ from runtime.bench import plot
 from runtime.bench.accuracy import Result, add_model_arguments, chosen_tasks, open_llm, pooled, run_tasks
 from runtime.demo.tasks import Task
 from runtime.errors import ConfigError, RequestError
-from runtime.request.checks import declared
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.validation import declared
 
 AXES = ("tokens per forward", "accuracy, %")
 

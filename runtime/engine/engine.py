@@ -22,7 +22,7 @@ from runtime.engine.scheduler import Scheduler, TurnError
 from runtime.engine.step_plan import NO_RESULTS
 from runtime.engine.step_stats import Observed
 from runtime.errors import ReplicaLost
-from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, longest_request
 from runtime.structured_output.grammar_cache import GrammarError, Grammars
 from runtime.worker.input_builder import Planner

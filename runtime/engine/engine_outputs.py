@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.engine.request import Request
-from runtime.request.io import EngineOutput, TokenLogprobs
+from runtime.request.engine_messages import EngineOutput, TokenLogprobs
 
 
 def news(request: Request) -> EngineOutput:

@@ -11,8 +11,8 @@ from runtime.engine.engine import Engine
 from runtime.engine.request import Request
 from runtime.engine.step_plan import block_causal_plan
 from runtime.errors import RequestError
-from runtime.request.checks import integer
-from runtime.request.io import RequestSpec
+from runtime.request.engine_messages import RequestSpec
+from runtime.request.validation import integer
 from runtime.worker.model_runner import GivesLogits
 
 

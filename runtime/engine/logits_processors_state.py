@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from runtime.request.io import RequestSpec, Shaping
+    from runtime.request.engine_messages import RequestSpec, Shaping
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

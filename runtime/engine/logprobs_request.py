@@ -10,7 +10,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-LEAST = -9999.0  # as in ``request.io``, which the kernels' machines cannot read
+LEAST = -9999.0  # as in ``request.engine_messages``, which the kernels' machines cannot read
 
 
 class Written(NamedTuple):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from runtime.engine.engine import Engine
-from runtime.request.io import EngineOutput, RequestSpec
+from runtime.request.engine_messages import EngineOutput, RequestSpec
 
 Inbox = deque[EngineOutput]
 

@@ -12,7 +12,7 @@ from runtime.engine.scheduled_request import Turn
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.engine.step_stats import Observed
-from runtime.request.io import EngineStats
+from runtime.request.engine_messages import EngineStats
 from runtime.strategies.base import Strategy
 
 

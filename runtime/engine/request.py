@@ -19,7 +19,7 @@ from runtime.engine.logprobs_request import Told
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
     from runtime.engine.scheduled_request import Turn
     from runtime.engine.step_plan import Mixture
-    from runtime.request.io import FinishReason, RequestSpec
+    from runtime.request.engine_messages import FinishReason, RequestSpec
     from runtime.structured_output.grammar_matcher import Constraint
 
 # States of a position; they never follow from the token id (docs/decoding-rules.md#position-states).

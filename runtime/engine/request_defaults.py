@@ -10,9 +10,9 @@ from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
 from runtime.models import Facts, Family
-from runtime.request.checks import declared
-from runtime.request.description import Field, RuleInfo, Value, with_defaults
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.field_spec import Field, RuleInfo, Value, with_defaults
+from runtime.request.validation import declared
 from runtime.strategies import Strategy
 from runtime.weights import TokenIds
 

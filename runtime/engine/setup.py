@@ -20,7 +20,7 @@ from runtime.layers.weight import weights_of
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
 from runtime.quantization.checkpoint import quantization_of
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.structured_output.grammar_cache import Grammars
 from runtime.structured_output.grammar_cache_setup import grammars_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from runtime.request.io import EngineStats
+from runtime.request.engine_messages import EngineStats
 from runtime.worker.runner_stats import OBSERVATIONS
 
 

@@ -16,7 +16,7 @@ from runtime.layers.share import Ids
 from runtime.models.fields import Fields
 from runtime.models.spellings import canonical
 from runtime.models.weight_map import WeightMap
-from runtime.request.description import Value
+from runtime.request.field_spec import Value
 
 Arch = TypeVar("Arch")  # a family's own frozen dataclass of what its config.json says
 

@@ -11,7 +11,7 @@ from runtime.models.diffusion_gemma_config import GemmaArch, parse
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.models.diffusion_gemma_weights import weights
 from runtime.models.fields import Fields
-from runtime.request.description import Value
+from runtime.request.field_spec import Value
 
 
 def generation(config: Mapping[str, Any]) -> dict[str, Value]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from runtime.parsers.formats import ReasoningFormat, Tool, ToolFormat
-from runtime.request.checks import refuse
 from runtime.request.structured import FIELD_PATH, MAX_CHARS, check_length, grammar_of
+from runtime.request.validation import refuse
 
 Wanted = Literal["only", "or_form", "within"]
 

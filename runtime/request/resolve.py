@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse, shown
 from runtime.request.decoding import resolve_decoding
-from runtime.request.io import DecodingParams, EngineInfo, Report, RequestSpec
-from runtime.request.params import At, SamplingParams, check_fields
-from runtime.request.shaping import check_stop_ids, resolve_shaping
+from runtime.request.engine_messages import DecodingParams, EngineInfo, Report, RequestSpec
+from runtime.request.logits_processors_params import check_stop_ids, resolve_shaping
+from runtime.request.sampling_params import At, SamplingParams, check_fields
 from runtime.request.structured import grammar_of
+from runtime.request.validation import refuse, shown
 
 SUPPRESS = "suppress_eos"  # the rules' field of that name
 GREEDY_BELOW = 1e-6  # a temperature under this is 0: dividing logits by it would only lose precision

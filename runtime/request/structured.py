@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse, shown
+from runtime.request.validation import refuse, shown
 
 FIELD = "structured_outputs"
 FORMS = ("json", "json_object", "regex", "choice", "grammar")

@@ -20,7 +20,7 @@ from typing import Any
 from runtime.distributed.address import loopback, resolve
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.parent_death import exit_with_parent
-from runtime.request.io import EngineOutput
+from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs, messages, peers
 from runtime.server.adapter_work import LOOK_SECONDS, AdapterWork
 from runtime.server.link import FrontendGone, Link

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.errors import RequestError
-from runtime.request.choice import Choice, IdsOnly, TokenLogprob
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.output import Choice, IdsOnly, TokenLogprob
 from runtime.request.scoring import score_spec
 from runtime.server.logprobs import MOST
 from runtime.server.schemas import CompletionRequest

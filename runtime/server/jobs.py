@@ -11,8 +11,8 @@ from typing import Any
 from starlette.types import Receive
 
 from runtime.errors import RequestError
-from runtime.request.choice import Choice
-from runtime.request.io import EngineOutput
+from runtime.request.engine_messages import EngineOutput
+from runtime.request.output import Choice
 from runtime.request.structured import FIELD
 from runtime.server.frontend import Frontend
 from runtime.structured_output.grammar_cache import GrammarError

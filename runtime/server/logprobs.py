@@ -11,8 +11,8 @@ import msgspec
 
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
-from runtime.request.choice import Choice, TokenLogprob
-from runtime.request.io import RequestSpec
+from runtime.request.engine_messages import RequestSpec
+from runtime.request.output import Choice, TokenLogprob
 from runtime.tokenizer.token_bytes import Pieces
 from runtime.tokenizer.token_offsets import Offsets, Place
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.parsers import Arguments, CallStart, Delta, Parts, Reasoning
-from runtime.request.choice import Choice
+from runtime.request.output import Choice
 
 
 def parts_of(choice: Choice) -> Parts:

@@ -16,9 +16,9 @@ from typing import Any
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.resolve import check_ids, check_length
+from runtime.request.validation import refuse
 from runtime.server.bodies import decoded
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lanes, T, Work, attended

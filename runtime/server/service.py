@@ -15,12 +15,12 @@ from starlette.requests import Request
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
-from runtime.request.checks import refuse
-from runtime.request.choice import Choice
-from runtime.request.io import EngineInfo, Report, RequestSpec
-from runtime.request.params import MANY, SamplingParams, stop_strings
+from runtime.request.engine_messages import EngineInfo, Report, RequestSpec
+from runtime.request.output import Choice
 from runtime.request.resolve import choices, resolve
+from runtime.request.sampling_params import MANY, SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
+from runtime.request.validation import refuse
 from runtime.server.bodies import read_body
 from runtime.server.content_encoding import NAME, codings
 from runtime.server.echo import Echo

@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from runtime.request.checks import refuse, shown
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import FIELD
+from runtime.request.validation import refuse, shown
 from runtime.server.environment import backend_environment
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lane, attended

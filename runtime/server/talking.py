@@ -22,9 +22,9 @@ from runtime.parsers import (
 )
 from runtime.parsers.reasoning import Thought
 from runtime.parsers.tool_call_grammar import Held, Wanted, grammar, part_name
-from runtime.request.checks import refuse
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
+from runtime.request.validation import refuse
 from runtime.server.conversation import NO_GRAMMAR
 from runtime.server.tooling import NO_TOOLS, Tooling
 

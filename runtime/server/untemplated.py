@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runtime.request.choice import Choice
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.output import Choice
 from runtime.tokenizer import Tokenizer
 
 WARNING = (

@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.request.checks import shown
 from runtime.request.structured import FIELD_PATH, GBNF, MAX_CHARS, SCHEMA
+from runtime.request.validation import shown
 from runtime.structured_output.json_schema import OVERLAP, remaining_one_of, simplify_schema
 from runtime.structured_output.patterns import Unsupported
 

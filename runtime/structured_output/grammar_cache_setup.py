@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.structured_output.grammar_cache import Grammars
 from runtime.structured_output.grammar_matcher import Facts
 from runtime.structured_output.llguidance_tokenizer import read_vocabulary

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.request.checks import shown
+from runtime.request.validation import shown
 from runtime.structured_output.disjoint import all_disjoint
 from runtime.structured_output.patterns import (
     BASE64,

@@ -17,7 +17,7 @@ from typing import IO
 import msgspec
 
 from runtime.errors import ConfigError
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.structured_output.limits import TrialLimits
 from runtime.structured_output.sandbox_process import READY, Setup, Verdict
 

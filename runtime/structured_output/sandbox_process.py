@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runtime.errors import ConfigError
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import SCHEMA
 from runtime.structured_output.gbnf import RefusedParts, readable, untranslatable_parts
 from runtime.structured_output.grammar_cache import STACK, Grammars

@@ -18,7 +18,7 @@ from runtime.engine.request_defaults import orders_of
 from runtime.errors import ConfigError
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.strategies import Strategy, longest_request
 from runtime.worker.capture_sizes import Sizes
 from runtime.worker.cuda_graph import GraphRecorder

@@ -15,7 +15,7 @@ from runtime.algorithms import Stat, get_rule
 from runtime.algorithms.base import MERGED
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan, block_causal_plan
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.worker.cuda_graph_runner import ReplayingRunner
 from runtime.worker.input_batch import ForwardShape, SampleShape
 from runtime.worker.model_runner import ModelRunner

@@ -23,7 +23,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH
 from runtime.layers.build import Build
 from runtime.layers.head import PlainHead
-from runtime.request.description import Field
+from runtime.request.field_spec import Field
 from runtime.worker.input_builder import _kept
 from runtime.worker.sample import sampler as heads
 from runtime.worker.sample.sampler import Head

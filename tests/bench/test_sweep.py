@@ -13,7 +13,7 @@ from runtime.bench import accuracy, sweep
 from runtime.bench.accuracy import Result
 from runtime.bench.sweep import Point, Walk
 from runtime.demo.tasks import all_tasks, held_out_samples
-from runtime.request.checks import declared
+from runtime.request.validation import declared
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from runtime.engine.step_plan import BlockResults, StepPlan
 from runtime.engine.step_time_budget import Pace
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
-from runtime.request.description import RuleInfo, with_defaults
-from runtime.request.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
+from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
+from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.strategies import DecodingContext, longest_request, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
 from runtime.worker.capture_sizes import Sizes
@@ -216,7 +216,7 @@ def decoding_of(p: Params) -> dict[str, Any]:
 
 
 def shaping_of(p: Params) -> Shaping | None:
-    """What `runtime.request.shaping` would make of it."""
+    """What `runtime.request.logits_processors_params` would make of it."""
     found = Shaping(
         bias=dict(p.logit_bias), repetition=p.repetition_penalty, presence=p.presence_penalty,
         frequency=p.frequency_penalty, min_tokens=p.min_tokens,

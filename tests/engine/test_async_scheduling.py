@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runtime import LLM, SamplingParams
 from runtime.engine.async_scheduling import Ahead
 from runtime.engine.request import Status
-from runtime.request.io import EngineOutput
+from runtime.request.engine_messages import EngineOutput
 from runtime.worker.cuda_graph_runner import ReplayingRunner
 from runtime.worker.input_batch import GroupShape, SampleShape
 from runtime.worker.sample.sampler_output import all_go_on, results

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engine.engine import Engine
-from runtime.request.io import EngineOutput
+from runtime.request.engine_messages import EngineOutput
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.samples import STRATEGIES, asks, examples, setups
 from tests.oracle.block import Params

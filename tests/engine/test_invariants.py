@@ -20,7 +20,7 @@ from runtime.engine import step_stats
 from runtime.engine.request import Request
 from runtime.kernels.batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
-from runtime.request.io import EngineOutput
+from runtime.request.engine_messages import EngineOutput
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.hash_model import HashModel, flat
 from tests.engine.samples import STRATEGIES, asks, examples, setups

@@ -18,11 +18,11 @@ from runtime.config.flags import DECODING
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
 from runtime.models import Family, families, resolve_family
-from runtime.request.checks import shown
 from runtime.request.decoding import ENGINE
-from runtime.request.description import Field
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.field_spec import Field
 from runtime.request.resolve import resolve
+from runtime.request.validation import shown
 from runtime.strategies import also_fits, strategies
 from runtime.weights import Checkpoint, read_tokens
 from tests.models.tiny import checkpoint_of

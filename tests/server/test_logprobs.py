@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.request.choice import TokenLogprob
+from runtime.request.output import TokenLogprob
 from runtime.server import logprobs
 from runtime.server.logprobs import Revealed, in_steps
 from runtime.tokenizer import Tokenizer

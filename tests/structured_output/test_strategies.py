@@ -12,7 +12,7 @@ import pytest
 
 from runtime.engine.engine import Engine
 from runtime.engine.grammar_queue import Entrance
-from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
+from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.structured import grammar_of
 from runtime.structured_output.grammar_cache import Grammars
 from runtime.structured_output.grammar_matcher import Facts

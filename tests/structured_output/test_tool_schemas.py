@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runtime import LLM
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.structured_output import grammar_cache as module
 from runtime.structured_output.grammar_cache import Grammars

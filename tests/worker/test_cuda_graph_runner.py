@@ -21,7 +21,7 @@ from runtime.worker.input_batch import ForwardShape, GroupShape, SampleShape
 from runtime.worker.memory import step_sizes
 from tests.golden import GOLDEN
 from tests.matrix import marked
-from tests.request.test_params import info
+from tests.request.test_sampling_params import info
 from tests.worker.replays import PROMPTS, SMALL, Served, check, pretending, served
 
 # One per kind of decoding; `make test-rest` runs the others.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.algorithms.base import get_rule, rules
-from runtime.request.description import Field
+from runtime.request.field_spec import Field
 from runtime.strategies import DecodingContext, make_strategy, strategies
 from tools.docs.flags import put_between, rewrite
 from tools.docs.request_fields import values_in_words

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.request.description import Limits
-from runtime.request.params import PARAMETERS, Parameter
+from runtime.request.field_spec import Limits
+from runtime.request.sampling_params import PARAMETERS, Parameter
 from tools.docs.flags import put_between, rewrite
 
 BEGIN, END = "<!-- fields: python -m tools.docs.request_fields -->", "<!-- end of fields -->"

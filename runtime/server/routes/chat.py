@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.request.choice import denoise_fields
+from runtime.request.output import denoise_fields
 from runtime.server.answers.common import ErrorResponse
 from runtime.server.answers.openai import ChatAnswer, ChatChunk
 from runtime.server.conversation import continues, ending_arguments, plain, template_arguments

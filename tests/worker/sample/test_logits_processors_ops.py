@@ -68,7 +68,7 @@ def test_min_p_keeps_what_the_oracle_keeps():
 
 
 def test_ends_are_never_counted():
-    from runtime.request.io import RequestSpec, Shaping
+    from runtime.request.engine_messages import RequestSpec, Shaping
 
     asked = Shaping(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)
     spec = RequestSpec(id="r", prompt=[3, 3, 5, 1], max_tokens=8, stop_ids=[7], shaping=asked)

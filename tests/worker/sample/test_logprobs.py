@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from runtime.engine.logprobs_request import LEAST
 from runtime.errors import RequestError
-from runtime.request.io import DecodingParams, RequestSpec
+from runtime.request.engine_messages import DecodingParams, RequestSpec
 from runtime.request.scoring import score_spec
 from tests.engine.harness import Ask, Run, Setup, decoding_of
 from tests.engine.hash_model import HashMemory
 from tests.engine.samples import examples
 from tests.oracle.block import Params, banned
-from tests.request.test_params import info, rule_info
+from tests.request.test_sampling_params import info, rule_info
 
 SETUPS = [
     Setup(),

@@ -12,11 +12,11 @@ from runtime.algorithms import get_rule, rules
 from runtime.config import FLAGS
 from runtime.config.flags import DECODING
 from runtime.request.decoding import engine_fields
-from runtime.request.description import Field
-from runtime.request.params import PARAMETERS, Parameter, SamplingParams
+from runtime.request.field_spec import Field
+from runtime.request.sampling_params import PARAMETERS, Parameter, SamplingParams
 from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
 from runtime.strategies import DecodingContext, make_strategy, strategies
-from tests.request.test_params import INFO, refused, spec
+from tests.request.test_sampling_params import INFO, refused, spec
 
 TYPES = {
     "integer": {int},

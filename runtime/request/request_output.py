@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.request.choice import Choice, TokenLogprob
+from runtime.request.output import Choice, TokenLogprob
 
 
 @dataclass(frozen=True)

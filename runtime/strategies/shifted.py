@@ -10,11 +10,11 @@ from __future__ import annotations
 from runtime.engine.request import FIXED, MASKED, Block, Request
 from runtime.engine.scheduled_request import Feed
 from runtime.engine.step_plan import BlockResults
-from runtime.request.tiling import Tiling
+from runtime.request.block_layout import Tiling
 from runtime.strategies.base import DecodingContext, check_one_at_a_time
-from runtime.strategies.progress import advance, complete, finish, worth_caching, write_block
-from runtime.strategies.shares import shares
-from runtime.strategies.tiled import TiledBlocks
+from runtime.strategies.block_strategy import TiledBlocks
+from runtime.strategies.block_update import advance, complete, finish, worth_caching, write_block
+from runtime.strategies.step_schedule import shares
 
 
 class SeededBlocks(TiledBlocks):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runtime.request.checks import number, refuse, shown
-from runtime.request.io import DecodingParams, EngineInfo, Shaping
-from runtime.request.params import At, SamplingParams
+from runtime.request.engine_messages import DecodingParams, EngineInfo, Shaping
+from runtime.request.sampling_params import At, SamplingParams
+from runtime.request.validation import number, refuse, shown
 
 MAX_BIASED = 1024  # ids of a logit_bias
 MOST_BIAS = 100.0

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from runtime.algorithms import get_rule, rules, rules_of
 from runtime.errors import RequestError
 from runtime.request.decoding import field_names
-from runtime.request.description import RuleInfo, with_defaults
-from runtime.request.io import EngineInfo, RequestSpec, Shaping
-from runtime.request.params import SamplingParams, stop_strings
+from runtime.request.engine_messages import EngineInfo, RequestSpec, Shaping
+from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.request.resolve import choices, resolve
+from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.strategies.multi_bd import MultiBlock
 
 SERVER = {"accept_threshold": 0.95, "remask_threshold": 0.2, "edit_threshold": 0.4, "penalty_lambda": 0.1,

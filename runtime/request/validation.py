@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, overload
 
 from runtime.errors import RequestError
-from runtime.request.description import Limits, Value
+from runtime.request.field_spec import Limits, Value
 
 _REQUIRED: Any = object()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from runtime.request.io import LEAST, EngineOutput, RequestSpec, TokenLogprobs
+from runtime.request.engine_messages import LEAST, EngineOutput, RequestSpec, TokenLogprobs
 
 
 class AnswerText(Protocol):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from runtime.engine.request import Block, Request
 from runtime.engine.step_plan import BlockResults
-from runtime.request.tiling import Tiling
+from runtime.request.block_layout import Tiling
 
 if TYPE_CHECKING:  # strategies are timed where the messages' package is not installed
-    from runtime.request.io import FinishReason
+    from runtime.request.engine_messages import FinishReason
 
 
 def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:

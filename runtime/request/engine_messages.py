@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from runtime.request.description import Field, RuleInfo, Value, values_of
-from runtime.request.tiling import Tiling
+from runtime.request.block_layout import Tiling
+from runtime.request.field_spec import Field, RuleInfo, Value, values_of
 
 Report = Literal["final", "stable", "denoise"]
 FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "error"]
@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "erro
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Resolved decoding parameters of a request (docs/decoding-rules.md#values-of-fields).
 
-    `values` maps the fields of the strategy and of the unmasking algorithm (``runtime.request.description``) to values.
+    `values` maps the fields of the strategy and of the unmasking algorithm (``runtime.request.field_spec``) to values.
     """
 
     algorithm: str = "threshold"

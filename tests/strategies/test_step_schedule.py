@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.strategies.shares import shares
+from runtime.strategies.step_schedule import shares
 from tests.engine.harness import Ask, Setup, run_all
 from tests.oracle.block import Params
 

@@ -3,7 +3,7 @@
 A field's declaration says which values it takes, what it is for, and what stands where it is left out. Its check comes
 from there, the routes' schema (``runtime.server.schemas``) and the table in docs/server.md (``python -m
 tools.docs.request_fields``). What may stand under ``decoding``, rules and strategies declare
-(``runtime.request.description``).
+(``runtime.request.field_spec``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.request.checks import declared, refuse
-from runtime.request.description import Kind, Limits
+from runtime.request.field_spec import Kind, Limits
+from runtime.request.validation import declared, refuse
 
 MAX_STOPS, MAX_STOP_CHARS, MAX_CHOICES = 32, 1024, 128
 MAX_STOP_IDS = 128

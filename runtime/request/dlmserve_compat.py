@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.request.checks import refuse, shown
-from runtime.request.params import PARAMETERS, SamplingParams
+from runtime.request.sampling_params import PARAMETERS, SamplingParams
+from runtime.request.validation import refuse, shown
 
 SAME = [field for field in PARAMETERS if field.stands_for]
 

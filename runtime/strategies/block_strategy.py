@@ -9,8 +9,8 @@ import numpy as np
 from runtime.engine.request import Request
 from runtime.engine.scheduled_request import Feed
 from runtime.engine.step_plan import Ints
-from runtime.request.description import Field, Value
-from runtime.request.tiling import Tiling
+from runtime.request.block_layout import Tiling
+from runtime.request.field_spec import Field, Value
 
 
 class TiledBlocks:
