@@ -20,6 +20,7 @@ from torch import nn
 
 from runtime.bench import floor, loras, output
 from runtime.bench.captured import captured
+from runtime.bench.model_shapes import ARCHITECTURES, architecture, random_model
 from runtime.bench.sizes import check_memory, check_positive, check_weights
 from runtime.bench.steady import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
@@ -33,7 +34,6 @@ from runtime.layers.attention_dispatch import attention_names
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.weight import weights_of
-from runtime.models.architectures import ARCHITECTURES, architecture, random_model
 from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.quantization.checkpoint import quantization_of
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
+from runtime.bench.model_shapes import ARCHITECTURES, architecture
 from runtime.bench.sizes import check_positive
 from runtime.errors import ConfigError
 from runtime.kernels.expert_cut import Cut, Product, by_rule, fitted, key, name_of, path_of, table_of, write_table
 from runtime.kernels.expert_down import run_down
 from runtime.kernels.expert_gate_up import run_gate_up
 from runtime.kernels.expert_sort import sort_by_expert
-from runtime.models.architectures import ARCHITECTURES, architecture
 from runtime.models.base import resolve_family
 from runtime.strategies import DecodingContext, make_strategy
 

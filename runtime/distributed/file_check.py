@@ -5,7 +5,7 @@ from __future__ import annotations
 from runtime.config import EngineConfig
 from runtime.lora.adapter_checkpoint import resolve_adapter
 from runtime.weights import resolve_checkpoint
-from runtime.weights.digest import digests
+from runtime.weights.checkpoint_digest import digests
 from runtime.weights.hub import Progress
 
 

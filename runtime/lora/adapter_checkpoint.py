@@ -20,7 +20,7 @@ from runtime.lora import peft_config
 from runtime.lora.peft_config import PeftConfig
 from runtime.models.base import Family
 from runtime.models.weight_map import Slot, WeightMap
-from runtime.weights import files, hub
+from runtime.weights import checkpoint_files, hub
 from runtime.weights.checkpoint import TensorFile, summary
 from runtime.weights.loader import sketch
 
@@ -123,11 +123,11 @@ def read_adapter(path: Path, base: Base, most_rank: int | None = None) -> Adapte
 
 
 def _read(path: Path, base: Base, most_rank: int | None) -> Adapter:
-    given = files.read_json(path, peft_config.FILE)
+    given = checkpoint_files.read_json(path, peft_config.FILE)
     if given is None:
         raise ConfigError(f"there is no {peft_config.FILE}; an adapter is a directory as PEFT saves it")
     config = peft_config.parse(given)
-    with files.opened_path(path, TENSORS) as real:
+    with checkpoint_files.opened_path(path, TENSORS) as real:
         if real is None:
             raise ConfigError(f"there is no {TENSORS}; save the adapter in that format")
         try:

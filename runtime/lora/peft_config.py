@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.fields import Fields
+from runtime.models.config_reader import Fields
 
 FILE = "adapter_config.json"
 MOST_RANK = 4096

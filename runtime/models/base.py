@@ -13,7 +13,7 @@ from runtime.kernels.batch import ForwardBatch
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.share import Ids
-from runtime.models.fields import Fields
+from runtime.models.config_reader import Fields
 from runtime.models.spellings import canonical
 from runtime.models.weight_map import WeightMap
 from runtime.request.field_spec import Value

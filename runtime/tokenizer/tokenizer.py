@@ -15,7 +15,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.tokenizer.chat_template import ChatTemplate
 from runtime.tokenizer.template_limits import Abandoned, Budget
 from runtime.tokenizer.token_bytes import Pieces
-from runtime.weights import files, tokenizer_formats, tokenizer_json
+from runtime.weights import checkpoint_files, tokenizer_formats, tokenizer_json
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +40,19 @@ class Tokenizer:
         directory = self.directory = Path(directory)
         data = tokenizer_json.read_tokenizer(directory)
         self._file = tokenizer_json.source_name(directory)
-        is_converted = not files.has(directory, tokenizer_formats.FILE)
+        is_converted = not checkpoint_files.has(directory, tokenizer_formats.FILE)
         if data is None:
             raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_formats.REMEDY}")
-        config = files.read_json(directory, tokenizer_formats.CONFIG_FILE) or {}
+        config = checkpoint_files.read_json(directory, tokenizer_formats.CONFIG_FILE) or {}
         self._lacks_prefix = is_converted and tokenizer_formats.lacks_prefix(data)
         self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if token.get("special")}
         if not isinstance(data.get("model"), dict):
             raise ConfigError(f"{self._file}: holds no model")
         tokens = _tokens(data)
         sources = _template_sources(directory, config, chat_template)
-        special = _special_ids(data, files.read_json(directory, "config.json") or {}, "".join(sources.values()))
+        special = _special_ids(
+            data, checkpoint_files.read_json(directory, "config.json") or {}, "".join(sources.values())
+        )
         self.special = frozenset(special)  # ids that stand for no text
         marks = {tokens[id]: _new_mark() for id in special}
 
@@ -267,11 +269,13 @@ def _template_sources(directory: Path, config: Mapping[str, Any], override: str 
     Files take precedence over tokenizer_config.json. ConfigError for a template that is no text.
     """
     if override is not None:
-        return {"default": files.read_owners_text(override, "--chat-template", files.TEMPLATE_BYTES)}
+        return {
+            "default": checkpoint_files.read_owners_text(override, "--chat-template", checkpoint_files.TEMPLATE_BYTES)
+        }
     from_files = {
         name: text
         for name, file in TEMPLATE_FILES.items()
-        if (text := files.read_text(directory, file, files.TEMPLATE_BYTES)) is not None
+        if (text := checkpoint_files.read_text(directory, file, checkpoint_files.TEMPLATE_BYTES)) is not None
     }
     return from_files or _config_templates(config.get("chat_template"), directory / tokenizer_formats.CONFIG_FILE)
 
@@ -291,9 +295,10 @@ def _config_templates(value: Any, file: Path) -> dict[str, str]:
     for name, text in named.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise ConfigError(f"{file}: chat_template must have texts as names and templates; name {name!r} does not")
-        if len(text) > files.TEMPLATE_BYTES:
+        if len(text) > checkpoint_files.TEMPLATE_BYTES:
             raise ConfigError(
-                f"{file}: its chat_template is longer than {files.TEMPLATE_BYTES} characters; make it smaller"
+                f"{file}: its chat_template is longer than {checkpoint_files.TEMPLATE_BYTES} characters; "
+                "make it smaller"
             )
     if named and "default" not in named:
         names = ", ".join(map(repr, sorted(named)))

@@ -23,7 +23,7 @@ from runtime.quantization.base import PackedWeight
 from runtime.quantization.checkpoint import scheme_of
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
-from runtime.weights.stored import Stored, gather
+from runtime.weights.shard_reader import Stored, gather
 
 Arch = TypeVar("Arch")
 

@@ -12,6 +12,7 @@ from runtime.bench import layers
 from runtime.bench.__main__ import main
 from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
+from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.kernels.dispatch import TORCH, TRITON, Kernels
@@ -21,7 +22,6 @@ from runtime.kernels.signatures import Sandwich
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.weight import weights_of
-from runtime.models.architectures import architecture, random_model
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.model_runner import ModelRunner
 from tests.bench.test_steps import NOISY, TINY

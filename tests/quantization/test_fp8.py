@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.kernels.fp8 import E4M3, quantise_reference
@@ -11,7 +12,6 @@ from runtime.kernels.turns import in_turns
 from runtime.layers.build import Build
 from runtime.layers.weight import weights_of
 from runtime.models import resolve_family
-from runtime.models.architectures import architecture
 from runtime.quantization import base
 from runtime.quantization.fp8 import Fp8Weight
 

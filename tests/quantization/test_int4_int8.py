@@ -4,6 +4,7 @@ and what is refused."""
 import pytest
 import torch
 
+from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.kernels.grouped import Grouped, pack, quantise_blocks, quantise_groups, quantise_rows, unpack
@@ -11,7 +12,6 @@ from runtime.kernels.turns import in_turns
 from runtime.layers.build import Build
 from runtime.layers.weight import PlainWeight, weights_of
 from runtime.models import resolve_family
-from runtime.models.architectures import architecture
 from runtime.quantization import base
 from runtime.quantization.int4_int8 import GroupedWeight
 from runtime.quantization.registry import format_of

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from runtime.algorithms import rules
+from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.engine.request_defaults import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.weight import weights_of
 from runtime.models import Family, families, resolve_family
-from runtime.models.architectures import ARCHITECTURES
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy, strategies
 from tools.docs.flags import put_between, rewrite
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from runtime.weights import files
+from runtime.weights import checkpoint_files
 
 SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".tiktoken")
 PIECE = 1 << 16  # bytes that are looked at of each place
@@ -17,7 +17,7 @@ def digests(directory: Path) -> dict[str, str]:
     """Of each JSON and safetensors file and each tokenizer's: its size, and what stands at some places of it."""
     found = {}
     for path in sorted(path for suffix in SUFFIXES for path in directory.glob(f"*{suffix}")):
-        with files.opened(directory, path.name) as descriptor:
+        with checkpoint_files.opened(directory, path.name) as descriptor:
             if descriptor is not None:
                 found[path.name] = _digest(descriptor)
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.models.base import Facts, Family
-from runtime.models.fields import Fields
+from runtime.models.config_reader import Fields
 from runtime.weights import tokenizer_json
 from runtime.weights.checkpoint import Checkpoint
 

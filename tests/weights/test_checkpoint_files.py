@@ -13,7 +13,7 @@ import pytest
 from runtime.errors import ConfigError
 from runtime.models import resolve_family
 from runtime.tokenizer import Tokenizer
-from runtime.weights import files, read_tokens, resolve_checkpoint
+from runtime.weights import checkpoint_files, read_tokens, resolve_checkpoint
 from runtime.weights.checkpoint import resolve_text_files
 from tests.server.checkpoint import write_checkpoint
 from tests.wait import TIMEOUT
@@ -196,7 +196,7 @@ def test_what_is_opened_is_what_was_looked_at(model: Path, monkeypatch: pytest.M
     (model / "chat_template.jinja").write_text("mine")
     monkeypatch.setattr(os.path, "realpath", swapping)
     with pytest.raises(ConfigError, match="is no plain file"):
-        files.read_text(model, "chat_template.jinja", 100)
+        checkpoint_files.read_text(model, "chat_template.jinja", 100)
 
 
 def test_a_name_that_is_swapped_meanwhile_is_resolved_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,20 +211,20 @@ def test_a_name_that_is_swapped_meanwhile_is_resolved_again(model: Path, monkeyp
         return first.pop() if first and real.endswith("/a") else real
 
     monkeypatch.setattr(os.path, "realpath", late)
-    assert files.read_text(model, "a", 100) == "new"
+    assert checkpoint_files.read_text(model, "a", 100) == "new"
 
 
 def test_files_are_read_to_a_limit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (model / "chat_template.jinja").write_text("x" * (files.TEMPLATE_BYTES + 1))
-    assert f"larger than the {files.TEMPLATE_BYTES} bytes" in refusal(model)
+    (model / "chat_template.jinja").write_text("x" * (checkpoint_files.TEMPLATE_BYTES + 1))
+    assert f"larger than the {checkpoint_files.TEMPLATE_BYTES} bytes" in refusal(model)
     (model / "chat_template.jinja").unlink()
     settings = json.loads((model / "tokenizer_config.json").read_text())
-    longer = {**settings, "chat_template": "x" * (files.TEMPLATE_BYTES + 1)}
+    longer = {**settings, "chat_template": "x" * (checkpoint_files.TEMPLATE_BYTES + 1)}
     (model / "tokenizer_config.json").write_text(json.dumps(longer))
     assert "chat_template is longer" in refusal(model)
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
     with (model / "generation_config.json").open("r+b") as file:
-        file.truncate(files.JSON_BYTES + 1)  # sparse
+        file.truncate(checkpoint_files.JSON_BYTES + 1)  # sparse
     assert "make it smaller" in refusal(model)
 
 
@@ -265,6 +265,6 @@ def test_the_owners_template_may_lie_anywhere_else(model: Path) -> None:
     link.symlink_to("real.jinja")
     tokenizer = Tokenizer(model, link)
     assert tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "x"}])) == "chosen"
-    (model.parent / "large.jinja").write_text("x" * (files.TEMPLATE_BYTES + 1))
+    (model.parent / "large.jinja").write_text("x" * (checkpoint_files.TEMPLATE_BYTES + 1))
     with pytest.raises(ConfigError, match=r"--chat-template: .*large\.jinja is larger than"):
         Tokenizer(model, model.parent / "large.jinja")

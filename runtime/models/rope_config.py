@@ -10,8 +10,8 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.layers.rotary import Yarn
+from runtime.models.config_reader import Fields
 from runtime.models.decoder import Growth
-from runtime.models.fields import Fields
 
 log = logging.getLogger(__name__)
 
