@@ -11,7 +11,7 @@ from runtime.algorithms import sampling
 from runtime.algorithms.distributed_quantile import Ordered, keys
 from runtime.algorithms.logits_ops import Vocabulary
 from runtime.algorithms.sampling import Candidate, Top
-from runtime.layers.share import Ids
+from runtime.layers.sharding import Ids
 
 NONE = float("-inf")
 

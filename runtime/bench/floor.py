@@ -21,7 +21,7 @@ from runtime.engine.step_plan import StepPlan
 from runtime.kernels.fp8 import Fp8
 from runtime.layers.kv_pool import KVPool
 from runtime.layers.moe import Router
-from runtime.layers.weight import weights_of
+from runtime.layers.parameter import weights_of
 from runtime.models.base import Model, SelfConditioned
 from runtime.models.decoder import Decoder
 

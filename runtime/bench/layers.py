@@ -22,7 +22,7 @@ from runtime.kernels.signatures import Sandwich
 from runtime.kernels.turns import gates_first
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.weight import weights_of
+from runtime.layers.parameter import weights_of
 from runtime.quantization.base import PackedWeight
 from runtime.quantization.fp8 import Fp8Weight
 from runtime.worker.model_runner import ModelRunner

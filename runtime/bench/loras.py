@@ -10,7 +10,7 @@ import torch
 
 from runtime.engine.lora_manager import Adapters
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.layers.lora import Room
 from runtime.lora.adapter_checkpoint import Adapter, Base, Pair
 from runtime.lora.adapter_weights import Bank

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
-from runtime.layers.share import Part
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
+from runtime.layers.sharding import Part
 from runtime.models.base import Model, resolve_family
 
 PIECE = 1 << 24  # elements that are drawn at once

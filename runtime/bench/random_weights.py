@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.sizes import check_memory, check_weights
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
+from runtime.layers.layer_factory import Build
 from runtime.models.base import Family, Model
 from runtime.weights import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress

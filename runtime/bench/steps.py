@@ -31,9 +31,9 @@ from runtime.engine.lora_manager import Adapters
 from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.quantization.checkpoint import quantization_of
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy

@@ -11,7 +11,7 @@ import torch
 from runtime.config import EngineConfig
 from runtime.config.adapters import DEFAULT_LORAS
 from runtime.engine.lora_manager import Adapters
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.layers.lora import Room
 from runtime.lora.adapter_checkpoint import Adapter, Base, read_adapter, resolve_adapter
 from runtime.lora.adapter_weights import Bank

@@ -15,8 +15,8 @@ from runtime.engine.engine import Engine
 from runtime.engine.lora_setup import wanted
 from runtime.engine.request_defaults import offer, read_orders
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
 from runtime.quantization.checkpoint import quantization_of

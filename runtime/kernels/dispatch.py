@@ -112,7 +112,7 @@ class Kernels:
     grouped: GroupedKernels
     linear: LinearKernel = F.linear  # of plain weights
     mean: MeanKernel = mean_reference  # of embeddings
-    logits: TableKernel | None = None  # of a head that is capped; None: ``layers.head.head_logits``
+    logits: TableKernel | None = None  # of a head that is capped; None: ``layers.lm_head.head_logits``
     fixed: bool = False  # a row's bits depend on what is beside it in no way: `--deterministic`
 
     def of(self, quantization: str | None) -> Kernels:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from runtime.layers.build import Build, Calls
+from runtime.layers.layer_factory import Build, Calls
 
 
 class Embedding(nn.Module):

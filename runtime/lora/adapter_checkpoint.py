@@ -15,7 +15,7 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.lora import LoraWeight, Room
-from runtime.layers.weight import Part, Weight, weights_of
+from runtime.layers.parameter import Part, Weight, weights_of
 from runtime.lora import peft_config
 from runtime.lora.peft_config import PeftConfig
 from runtime.models.base import Family

@@ -11,7 +11,7 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.lora import Lora, LoraWeight
-from runtime.layers.weight import Part, weights_of
+from runtime.layers.parameter import Part, weights_of
 from runtime.lora.adapter_checkpoint import Adapter, Base, read_adapter, resolve_adapter
 from runtime.models.base import Model
 

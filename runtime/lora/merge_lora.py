@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels.precision import wide
-from runtime.layers.share import Index
+from runtime.layers.sharding import Index
 from runtime.lora.adapter_checkpoint import Adapter, Base, Pair, read_adapter, resolve_adapter
 from runtime.models.weight_map import WeightMap
 

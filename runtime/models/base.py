@@ -10,9 +10,9 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.batch import ForwardBatch
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import KVPool, KVShape
-from runtime.layers.share import Ids
+from runtime.layers.layer_factory import Build
+from runtime.layers.sharding import Ids
 from runtime.models.config_reader import Fields
 from runtime.models.spellings import canonical
 from runtime.models.weight_map import WeightMap

@@ -20,11 +20,11 @@ from runtime.kernels.sandwich import Fillings
 from runtime.kernels.signatures import Sandwich
 from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
-from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
-from runtime.layers.head import CappedHead
 from runtime.layers.kv_pool import KVPool, KVShape
+from runtime.layers.layer_factory import Build, Calls
 from runtime.layers.linear import Linear, attention_shares
+from runtime.layers.lm_head import CappedHead
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import Router, stack
 from runtime.layers.norm import RMSNorm

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.precision import wide
-from runtime.layers.share import Index
+from runtime.layers.sharding import Index
 from runtime.models.decoder import DecoderArch, Mixture
 from runtime.models.weight_map import Fused, Slot, WeightMap
 

@@ -14,8 +14,8 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.packed_torch import Packed
 from runtime.kernels.turns import gates_first, places
-from runtime.layers.share import Index, Part
-from runtime.layers.weight import Weight, require_finite
+from runtime.layers.parameter import Weight, require_finite
+from runtime.layers.sharding import Index, Part
 
 PIECE = 1 << 22  # numbers that are wide at a time while they are rounded
 

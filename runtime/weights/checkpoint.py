@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     import torch
 
-    from runtime.layers.share import Index
+    from runtime.layers.sharding import Index
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

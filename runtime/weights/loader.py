@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.layers.lora import Room
-from runtime.layers.share import Index, Part
-from runtime.layers.weight import Weight, require_finite, weights_of
+from runtime.layers.parameter import Weight, require_finite, weights_of
+from runtime.layers.sharding import Index, Part
 from runtime.models.base import Family, Model
 from runtime.models.weight_map import Slot, WeightMap
 from runtime.quantization.base import PackedWeight

@@ -9,7 +9,7 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.packed_torch import Packed
-from runtime.layers.share import Index
+from runtime.layers.sharding import Index
 from runtime.quantization.checkpoint import Scheme
 from runtime.quantization.checkpoint.scheme import MAIN
 from runtime.weights.checkpoint import TensorFile, summary

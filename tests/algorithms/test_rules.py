@@ -21,8 +21,8 @@ from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, RulePlan
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH
-from runtime.layers.build import Build
-from runtime.layers.head import PlainHead
+from runtime.layers.layer_factory import Build
+from runtime.layers.lm_head import PlainHead
 from runtime.request.field_spec import Field
 from runtime.worker.input_builder import _kept
 from runtime.worker.sample import sampler as heads

@@ -5,7 +5,7 @@ import torch
 
 from runtime.algorithms.logits_ops import WHOLE
 from runtime.algorithms.vocab_parallel import PartedVocabulary
-from runtime.layers.share import Ids
+from runtime.layers.sharding import Ids
 from tests.distributed.threads import together
 
 VOCAB, ROWS = 37, 24

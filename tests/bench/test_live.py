@@ -19,9 +19,9 @@ from runtime.kernels.dispatch import TORCH, TRITON, Kernels
 from runtime.kernels.product_norm import product_add_norm_reference
 from runtime.kernels.sandwich import after_reference
 from runtime.kernels.signatures import Sandwich
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.model_runner import ModelRunner
 from tests.bench.test_steps import NOISY, TINY

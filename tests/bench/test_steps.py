@@ -15,9 +15,9 @@ from runtime.bench.model_shapes import ARCHITECTURES, architecture, random_model
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family
 from runtime.strategies import DecodingContext, make_strategy, strategies
 from runtime.worker.model_runner import ModelRunner

@@ -8,8 +8,8 @@ import torch
 
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.kernels.batch import ForwardBatch
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
+from runtime.layers.layer_factory import Build
 from tests.engine.bits import answers, check, check_looks, listening, questions
 from tests.models.paged import make_batch, page_tables
 from tests.worker.replays import Served

@@ -14,7 +14,7 @@ from runtime.algorithms import sampling
 from runtime.algorithms.rng import RENOISE
 from runtime.algorithms.sampling import Candidate
 from runtime.errors import ConfigError, RequestError
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
 from runtime.request.resolve import resolve

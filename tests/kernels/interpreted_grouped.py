@@ -8,7 +8,7 @@ import torch
 from runtime.kernels import descriptors
 from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
 from runtime.weights import resolve_checkpoint

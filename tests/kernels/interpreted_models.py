@@ -9,8 +9,8 @@ import torch
 from runtime.kernels.dispatch import FIXED_TRITON, TRITON
 from runtime.kernels.router import split_parts
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
+from runtime.layers.layer_factory import Build
 from runtime.models import families, resolve_family
 from runtime.models.decoder import Decoder
 from runtime.models.diffusion_gemma_model import DiffusionGemma

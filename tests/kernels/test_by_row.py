@@ -10,7 +10,7 @@ from runtime.kernels.dispatch import FIXED_TORCH, TORCH
 from runtime.kernels.fp8 import quantise_reference
 from runtime.kernels.routing import RoutingRule
 from runtime.layers.attention import AttentionShape
-from runtime.layers.attention_by_row import RowAttention
+from runtime.layers.attention_batch_invariant import RowAttention
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.kv_pool import LayerKV
 from tests.kernels.cases import attention_case, random, random_ids, with_any_sight

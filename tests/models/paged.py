@@ -9,8 +9,8 @@ import torch
 
 from runtime.distributed.process_group import ALONE, Group
 from runtime.kernels.batch import ForwardBatch, cut_tiles
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS, PagedPool
+from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family
 from runtime.models.base import Model
 from runtime.quantization.checkpoint import quantization_of

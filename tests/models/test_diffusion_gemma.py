@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TRITON
-from runtime.layers.build import Build
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma_config import parse
 from runtime.quantization.checkpoint import quantization_of

@@ -12,8 +12,8 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import select_kernels
-from runtime.layers.build import Build
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
 from runtime.quantization.base import PackedWeight

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runtime.bench.model_shapes import architecture, random_model
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from tests.models.paged import make_batch, page_tables, poisoned_pool
 
 SHAPES = {

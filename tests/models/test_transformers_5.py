@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime import LLM
 from runtime.errors import ConfigError
-from runtime.layers.weight import weights_of
+from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
 from runtime.models.spellings import ALIASES

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
-from runtime.layers.weight import PlainWeight, weights_of
+from runtime.layers.parameter import PlainWeight, weights_of
 from runtime.models import resolve_family
 from runtime.quantization.base import PackedWeight
 from runtime.quantization.checkpoint import quantization_of, scheme_of

@@ -9,8 +9,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.kernels.fp8 import E4M3, quantise_reference
 from runtime.kernels.turns import in_turns
-from runtime.layers.build import Build
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family
 from runtime.quantization import base
 from runtime.quantization.fp8 import Fp8Weight

@@ -9,8 +9,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.kernels.grouped import Grouped, pack, quantise_blocks, quantise_groups, quantise_rows, unpack
 from runtime.kernels.turns import in_turns
-from runtime.layers.build import Build
-from runtime.layers.weight import PlainWeight, weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import PlainWeight, weights_of
 from runtime.models import resolve_family
 from runtime.quantization import base
 from runtime.quantization.int4_int8 import GroupedWeight

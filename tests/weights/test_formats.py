@@ -10,8 +10,8 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TORCH
-from runtime.layers.build import Build
-from runtime.layers.weight import PlainWeight, weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import PlainWeight, weights_of
 from runtime.models import resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from runtime.algorithms import Stat, get_rule, sampling
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, BlockResults, RulePlan, StepPlan
-from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import UnifiedPool
+from runtime.layers.lm_head import PlainHead
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sample import sampler
 from runtime.worker.sample.sampler import Head

@@ -12,9 +12,9 @@ from runtime.algorithms import rules
 from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.engine.request_defaults import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models import Family, families, resolve_family
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy, strategies
 from tools.docs.flags import put_between, rewrite

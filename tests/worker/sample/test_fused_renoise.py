@@ -12,7 +12,7 @@ from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
 from runtime.kernels.dispatch import TORCH
 from runtime.kernels.distribution import describe_reference
-from runtime.layers.head import CappedHead
+from runtime.layers.lm_head import CappedHead
 from runtime.worker.sample.sampler import Head
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5

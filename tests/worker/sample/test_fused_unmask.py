@@ -9,8 +9,8 @@ import torch
 from runtime.algorithms import Stat, get_rule, rules
 from runtime.kernels.dispatch import TORCH
 from runtime.kernels.filling import fill_reference
-from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import LAYOUTS, KVShape
+from runtime.layers.lm_head import PlainHead
 from runtime.worker.input_batch import GroupShape, SampleShape
 from runtime.worker.model_step import DeviceStep
 from runtime.worker.sample.sampler_output import results

@@ -10,13 +10,13 @@ from runtime.kernels.dispatch import TORCH, TRITON, Kernels
 from runtime.kernels.gate import Activation
 from runtime.kernels.gated_product import gated_product_reference
 from runtime.kernels.product_norm import product_add_norm_reference
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.layers.linear import Linear
 from runtime.layers.lora import LoraRows, LoraWeight, Room
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.norm import RMSNorm
-from runtime.layers.share import Part
-from runtime.layers.weight import TurnsWeight
+from runtime.layers.parameter import TurnsWeight
+from runtime.layers.sharding import Part
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from torch import nn
 from runtime.errors import ConfigError
 from runtime.kernels.dispatch import TRITON
 from runtime.kernels.turns import in_turns, run_of
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.layers.linear import Linear
-from runtime.layers.share import Part
-from runtime.layers.weight import Weight, tensor_of, weights_of
+from runtime.layers.parameter import Weight, tensor_of, weights_of
+from runtime.layers.sharding import Part
 
 
 def plain(*shape: int, dtype: torch.dtype = torch.float32) -> Weight:

@@ -13,8 +13,8 @@ from runtime.kernels.precision import wide
 
 if TYPE_CHECKING:
     from runtime.kernels.dispatch import Kernels
-    from runtime.layers.share import Ids
-    from runtime.layers.weight import Weight
+    from runtime.layers.parameter import Weight
+    from runtime.layers.sharding import Ids
 
 HEAD_CHUNK = 8192  # vocabulary rows widened at a time where the device cannot accumulate wide by itself
 

@@ -15,8 +15,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.packed_torch import Packed
 from runtime.kernels.router import PARTS, split_parts
 from runtime.kernels.turns import gates_first, outputs_first, places
-from runtime.layers.head import head_logits
-from runtime.layers.share import Index, Part, Share
+from runtime.layers.lm_head import head_logits
+from runtime.layers.sharding import Index, Part, Share
 
 if TYPE_CHECKING:
     from runtime.kernels.signatures import LinearKernel

@@ -12,8 +12,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.dispatch import Kernels, select_kernels
 from runtime.kernels.precision import wide
 from runtime.layers.lora import Lora, LoraWeight, Room
-from runtime.layers.share import Heads, Ids, Share
-from runtime.layers.weight import PartsWeight, PlainWeight, TurnsWeight, Weight
+from runtime.layers.parameter import PartsWeight, PlainWeight, TurnsWeight, Weight
+from runtime.layers.sharding import Heads, Ids, Share
 from runtime.quantization import fp8, int4_int8  # noqa: F401  they register themselves
 from runtime.quantization.base import PackedWeight
 from runtime.quantization.registry import format_of
