@@ -180,7 +180,7 @@ class Rule:
             after the step is left out of the next one.
         once: it has one record a position, which it writes anew in each step, and none is new.
         plain: its threshold and its most steps, of a rule that fills, where it wants nothing of the head, as
-            ``kernels.filling`` does.
+            ``kernels.unmask`` does.
     """
 
     key: ClassVar[str]

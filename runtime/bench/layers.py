@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.engine.step_plan import StepPlan
-from runtime.kernels.dispatch import TORCH, Kernels
-from runtime.kernels.gate import Activation
+from runtime.kernels.activation import Activation
+from runtime.kernels.gemm_add_norm import product_add_norm_reference
+from runtime.kernels.interleave import gates_first
+from runtime.kernels.ops import TORCH, Kernels
 from runtime.kernels.precision import wide
-from runtime.kernels.product_norm import product_add_norm_reference
-from runtime.kernels.sandwich import after_reference
+from runtime.kernels.sandwich_norm import after_reference
 from runtime.kernels.signatures import Sandwich
-from runtime.kernels.turns import gates_first
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.parameter import weights_of

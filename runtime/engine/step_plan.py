@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.kernels.batch import cut_tiles
+from runtime.kernels.forward_batch import cut_tiles
 
 if TYPE_CHECKING:
     from runtime.engine.logprobs_request import Written
@@ -128,7 +128,7 @@ class ConditionedRows:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One forward, as ``kernels.batch.ForwardBatch`` describes its rows, and which blocks are sampled.
+    """One forward, as ``kernels.forward_batch.ForwardBatch`` describes its rows, and which blocks are sampled.
 
     `blocks` is worked out when it is first asked for: while a device is at the forward, which does not need it.
     `begin_next` is asked when all blocks go on: whether the next step is this one again, but for its tokens. Who is

@@ -28,7 +28,10 @@ class Embedding(nn.Module):
         return self.ids.group.sum(self.weight.rows(at).mul_(here[:, None]))
 
     def mean(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution, see ``kernels.mean``."""
+        """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution.
+
+        See ``kernels.weighted_embedding``.
+        """
         mine = self.kernels.mean(probs, self.weight.tensor, divisor)
         return mine if self.ids is None else self.ids.group.sum(mine)
 

@@ -9,7 +9,7 @@ import torch
 
 from runtime.distributed.process_group import ALONE, Group
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import Kernels, select_kernels
+from runtime.kernels.ops import Kernels, select_kernels
 from runtime.kernels.precision import wide
 from runtime.layers.lora import Lora, LoraWeight, Room
 from runtime.layers.parameter import PartsWeight, PlainWeight, TurnsWeight, Weight

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.greedy_head import likeliest_reference
+from runtime.kernels.fused_argmax import likeliest_reference
 from runtime.kernels.precision import wide
 
 if TYPE_CHECKING:
-    from runtime.kernels.dispatch import Kernels
+    from runtime.kernels.ops import Kernels
     from runtime.layers.parameter import Weight
     from runtime.layers.sharding import Ids
 
@@ -68,7 +68,7 @@ class PlainHead:
         self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
         live: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """[n, hidden] -> token int64 [n] and its probability [n], see ``kernels.greedy_head.likeliest_reference``."""
+        """[n, hidden] -> token int64 [n] and its probability [n], see ``kernels.fused_argmax.likeliest_reference``."""
         if self.ids is not None:
             return self._joined(self.ids, hidden, mask_id, max_token_id, spared, live)
         found = self.kernels.likeliest(

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.lora import LoraKernel, LoraRows
-from runtime.kernels.packed_torch import Packed
+from runtime.kernels.quant_reference import Packed
 from runtime.layers.parameter import Weight
 from runtime.layers.sharding import Index, Part
 

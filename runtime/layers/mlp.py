@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from runtime.kernels.gate import Activation
+from runtime.kernels.activation import Activation
 from runtime.layers.layer_factory import Build, Calls, Gated
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm

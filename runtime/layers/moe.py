@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from runtime.kernels.moe_router import RoutingRule
 from runtime.kernels.precision import wide
-from runtime.kernels.routing import RoutingRule
 from runtime.layers.layer_factory import Build, Calls, Gated
 from runtime.layers.lora import Lora
 from runtime.layers.lora_experts import adapted_experts

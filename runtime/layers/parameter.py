@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.packed_torch import Packed
-from runtime.kernels.router import PARTS, split_parts
-from runtime.kernels.turns import gates_first, outputs_first, places
+from runtime.kernels.interleave import gates_first, outputs_first, places
+from runtime.kernels.moe_router_gemm import PARTS, split_parts
+from runtime.kernels.quant_reference import Packed
 from runtime.layers.lm_head import head_logits
 from runtime.layers.sharding import Index, Part, Share
 
@@ -152,7 +152,7 @@ class PlainWeight(Weight):
 
 class TurnsWeight(Weight):
     """One tensor of the whole, [2 * width, inputs] or a stack of such, whose gate and up rows lie in turns
-    (``kernels/turns.py``)."""
+    (``kernels/interleave.py``)."""
 
     __slots__ = ("operand",)  # as a plain weight's tensor
     operand: torch.Tensor
@@ -192,7 +192,7 @@ class TurnsWeight(Weight):
 
 
 class PartsWeight(Weight):
-    """A float32 matrix as three of bfloat16 that sum up to it (``kernels/router.py``)."""
+    """A float32 matrix as three of bfloat16 that sum up to it (``kernels/moe_router_gemm.py``)."""
 
     __slots__ = ("operand",)
     operand: torch.Tensor

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.layer_factory import Build
 from runtime.layers.sharding import Ids
@@ -61,7 +61,7 @@ class SelfConditioned(Protocol):
 
     def soften(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
         """[n, vocab] -> [n, signal_width]: the signal of a step with these distributions, or with what is
-        `divisor` [n] times them (``kernels.distribution.Described``)."""
+        `divisor` [n] times them (``kernels.fused_softmax_stats.Described``)."""
         ...
 
 

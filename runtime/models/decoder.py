@@ -12,8 +12,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.forward_batch import ForwardBatch
+from runtime.kernels.moe_router import RoutingRule
 from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.embedding import Embedding

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.moe_router import RoutingRule
 from runtime.models.config_reader import Fields
 from runtime.models.decoder import DecoderArch, Mixture
 from runtime.models.decoder_config import head_shape, require_full_attention, sparse_layers, tell_unknown

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.moe_router import RoutingRule
 from runtime.models.base import Family, architectures, register_family
 from runtime.models.config_reader import Fields
 from runtime.models.decoder import Decoder, DecoderArch, Mixture, decoder_facts

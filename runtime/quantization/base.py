@@ -12,8 +12,8 @@ from typing import Any, Self
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.packed_torch import Packed
-from runtime.kernels.turns import gates_first, places
+from runtime.kernels.interleave import gates_first, places
+from runtime.kernels.quant_reference import Packed
 from runtime.layers.parameter import Weight, require_finite
 from runtime.layers.sharding import Index, Part
 
@@ -21,8 +21,10 @@ PIECE = 1 << 22  # numbers that are wide at a time while they are rounded
 
 
 class PackedWeight(Weight):
-    """[..., outputs, inputs] as codes and their scales (``kernels.packed_torch.Packed``). `turns`: gate and up rows lie
-    in turns (``kernels/turns.py``)."""
+    """[..., outputs, inputs] as codes and their scales (``kernels.quant_reference.Packed``).
+
+    `turns`: gate and up rows are interleaved (``kernels/interleave.py``).
+    """
 
     __slots__ = ("operand",)  # as a plain weight's tensor
     operand: Any

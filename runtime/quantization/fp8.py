@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import Fp8Kernels, Kernels
 from runtime.kernels.fp8 import E4M3, LARGEST, Fp8, quantise_reference
+from runtime.kernels.ops import Fp8Kernels, Kernels
 from runtime.quantization.base import PackedWeight
 from runtime.quantization.registry import Format, register_format
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
-from runtime.kernels.dispatch import GroupedKernels, Kernels
 from runtime.kernels.fp8 import E4M3
-from runtime.kernels.grouped import LARGEST, Grouped, quantise_blocks, quantise_groups, quantise_rows, room
+from runtime.kernels.group_quantized import LARGEST, Grouped, quantise_blocks, quantise_groups, quantise_rows, room
+from runtime.kernels.ops import GroupedKernels, Kernels
 from runtime.quantization.base import PackedWeight
 from runtime.quantization.fp8 import check_fp8
 from runtime.quantization.registry import Format, register_format

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.dispatch import Kernels
+from runtime.kernels.ops import Kernels
 from runtime.quantization.base import PackedWeight
 
 Make = Callable[[tuple[int, ...], torch.dtype, torch.device, Kernels, bool], PackedWeight]

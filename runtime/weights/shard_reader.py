@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.packed_torch import Packed
+from runtime.kernels.quant_reference import Packed
 from runtime.layers.sharding import Index
 from runtime.quantization.checkpoint import Scheme
 from runtime.quantization.checkpoint.scheme import MAIN

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from runtime.kernels.batch import TILE_ROWS
+from runtime.kernels.forward_batch import TILE_ROWS
 from runtime.worker.input_batch import ForwardShape, GroupShape, SampleShape
 
 WHOLE = 15 / 16  # of a whole step's rows, from which on a step is filled up to it

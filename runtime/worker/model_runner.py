@@ -11,7 +11,7 @@ import torch
 from runtime.algorithms.base import Orders
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.worker.host_buffers import Staging

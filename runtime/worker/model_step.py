@@ -7,8 +7,8 @@ import torch
 from runtime.algorithms.base import Orders
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.algorithms.vocab_parallel import PartedVocabulary
-from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.filling import Blocks, Sampled
+from runtime.kernels.forward_batch import ForwardBatch
+from runtime.kernels.unmask import Blocks, Sampled
 from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import HasIds, Model, SelfConditioned

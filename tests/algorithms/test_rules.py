@@ -20,7 +20,7 @@ from runtime.algorithms.sampling import Candidate, distribution, greedy, pick
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, RulePlan
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import TORCH
+from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import Build
 from runtime.layers.lm_head import PlainHead
 from runtime.request.field_spec import Field

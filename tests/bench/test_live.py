@@ -15,9 +15,9 @@ from runtime.bench.layers import layer_error
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
-from runtime.kernels.dispatch import TORCH, TRITON, Kernels
-from runtime.kernels.product_norm import product_add_norm_reference
-from runtime.kernels.sandwich import after_reference
+from runtime.kernels.gemm_add_norm import product_add_norm_reference
+from runtime.kernels.ops import TORCH, TRITON, Kernels
+from runtime.kernels.sandwich_norm import after_reference
 from runtime.kernels.signatures import Sandwich
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import Build
@@ -125,8 +125,8 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
 
 def test_references_take_what_other_kernels_are_given():
     """Gate and up rows in turns, the router in parts."""
-    from runtime.kernels.router import split_parts
-    from runtime.kernels.turns import in_turns
+    from runtime.kernels.interleave import in_turns
+    from runtime.kernels.moe_router_gemm import split_parts
 
     taking = layers._taking(layers.replace(TORCH, turns=True, parts=True))
     x, weight = torch.randn(5, 8), torch.randn(4, 8)

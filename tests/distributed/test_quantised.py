@@ -5,7 +5,7 @@ import torch
 
 from runtime import LLM
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import select_kernels
+from runtime.kernels.ops import select_kernels
 from runtime.layers.sharding import Share
 from runtime.quantization.registry import format_of
 from tests.distributed.cases import logits

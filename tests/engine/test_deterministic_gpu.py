@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.bench.model_shapes import architecture, random_model
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import Build
 from tests.engine.bits import answers, check, check_looks, listening, questions

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from runtime.engine import step_stats
 from runtime.engine.request import Request
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.request.engine_messages import EngineOutput
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kernels.dispatch import FIXED_TRITON, TRITON
-from runtime.kernels.router import split_parts
+from runtime.kernels.moe_router_gemm import split_parts
+from runtime.kernels.ops import FIXED_TRITON, TRITON
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import Build

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.kernels.dispatch import TRITON
+from runtime.kernels.ops import TRITON
 from runtime.quantization.fp8 import Fp8Weight
 from tests.kernels import fp8_cases
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import TORCH, TRITON, Kernels
-from runtime.kernels.gate import Activation
-from runtime.kernels.gated_product import gated_product_reference
-from runtime.kernels.product_norm import product_add_norm_reference
+from runtime.kernels.activation import Activation
+from runtime.kernels.gate_up_gemm import gated_product_reference
+from runtime.kernels.gemm_add_norm import product_add_norm_reference
+from runtime.kernels.ops import TORCH, TRITON, Kernels
 from runtime.layers.layer_factory import Build
 from runtime.layers.linear import Linear
 from runtime.layers.lora import LoraRows, LoraWeight, Room

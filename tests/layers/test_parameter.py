@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import TRITON
-from runtime.kernels.turns import in_turns, run_of
+from runtime.kernels.interleave import in_turns, run_of
+from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import Build
 from runtime.layers.linear import Linear
 from runtime.layers.parameter import Weight, tensor_of, weights_of

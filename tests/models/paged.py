@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from runtime.distributed.process_group import ALONE, Group
-from runtime.kernels.batch import ForwardBatch, cut_tiles
+from runtime.kernels.forward_batch import ForwardBatch, cut_tiles
 from runtime.layers.kv_pool import LAYOUTS, PagedPool
 from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import TRITON
+from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family

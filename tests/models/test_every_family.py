@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import select_kernels
+from runtime.kernels.ops import select_kernels
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family

@@ -7,7 +7,7 @@ import torch
 
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.errors import ConfigError
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.moe_router import RoutingRule
 from runtime.layers.kv_pool import KVShape
 from runtime.layers.layer_factory import Build
 from runtime.models import families, resolve_family

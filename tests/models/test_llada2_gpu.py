@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.bench.model_shapes import architecture, fill_random, random_model
-from runtime.kernels.dispatch import TORCH, TRITON
+from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
 from runtime.models.decoder import Decoder

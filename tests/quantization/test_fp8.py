@@ -6,9 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import TORCH, TRITON
 from runtime.kernels.fp8 import E4M3, quantise_reference
-from runtime.kernels.turns import in_turns
+from runtime.kernels.interleave import in_turns
+from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family

@@ -6,9 +6,9 @@ import torch
 
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import TORCH, TRITON
-from runtime.kernels.grouped import Grouped, pack, quantise_blocks, quantise_groups, quantise_rows, unpack
-from runtime.kernels.turns import in_turns
+from runtime.kernels.group_quantized import Grouped, pack, quantise_blocks, quantise_groups, quantise_rows, unpack
+from runtime.kernels.interleave import in_turns
+from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import PlainWeight, weights_of
 from runtime.models import resolve_family

@@ -12,7 +12,7 @@ import torch
 from runtime import LLM, SamplingParams
 from runtime.algorithms import Stat, rules
 from runtime.engine.lora_manager import Adapters
-from runtime.kernels.batch import TILE_ROWS, cut_tiles
+from runtime.kernels.forward_batch import TILE_ROWS, cut_tiles
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.capture_sizes import Sizes, sampled_up, stairs
 from runtime.worker.cuda_graph_runner import ReplayingRunner

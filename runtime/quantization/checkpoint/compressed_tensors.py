@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.grouped import Grouped, pack
-from runtime.kernels.packed_torch import Packed
+from runtime.kernels.group_quantized import Grouped, pack
+from runtime.kernels.quant_reference import Packed
 from runtime.quantization.checkpoint.fp8 import Blocks, Rows, scales_of_rows
 from runtime.quantization.checkpoint.scheme import FIELD, MAIN, Read, Scheme, refuse, register_method
 

@@ -10,8 +10,8 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.fp8 import E4M3, Fp8
-from runtime.kernels.grouped import Grouped
-from runtime.kernels.packed_torch import Packed
+from runtime.kernels.group_quantized import Grouped
+from runtime.kernels.quant_reference import Packed
 from runtime.quantization.checkpoint.scheme import MAIN, Read, Scheme, refuse, register_method
 
 BLOCK = 128  # inputs of a block

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.packed_torch import Packed
+from runtime.kernels.quant_reference import Packed
 
 FIELD = "quantization_config"
 MAIN = ".weight"

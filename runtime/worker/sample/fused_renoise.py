@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from runtime.algorithms.base import Rows, Stat
-from runtime.kernels.distribution import Asked, Described
+from runtime.kernels.fused_softmax_stats import Asked, Described
 from runtime.layers.lm_head import CappedHead
 from runtime.worker.input_batch import SampleShape
 from runtime.worker.sample.algorithm_groups import Given, Group, Place

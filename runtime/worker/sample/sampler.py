@@ -30,7 +30,7 @@ from runtime.algorithms.base import (
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.engine.request import FILLED, MASKED
 from runtime.engine.step_plan import BlockPlan
-from runtime.kernels.dispatch import Kernels
+from runtime.kernels.ops import Kernels
 from runtime.layers.lm_head import CappedHead, PlainHead
 from runtime.worker.input_batch import SampleShape, sample_inputs
 from runtime.worker.sample.algorithm_groups import Given, Group, Place, make_groups

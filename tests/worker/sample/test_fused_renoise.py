@@ -10,8 +10,8 @@ import torch
 from runtime.algorithms import get_rule
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
-from runtime.kernels.dispatch import TORCH
-from runtime.kernels.distribution import describe_reference
+from runtime.kernels.fused_softmax_stats import describe_reference
+from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import CappedHead
 from runtime.worker.sample.sampler import Head
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from runtime.algorithms import Stat, get_rule, rules
-from runtime.kernels.dispatch import TORCH
-from runtime.kernels.filling import fill_reference
+from runtime.kernels.ops import TORCH
+from runtime.kernels.unmask import fill_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape
 from runtime.layers.lm_head import PlainHead
 from runtime.worker.input_batch import GroupShape, SampleShape
