@@ -8,7 +8,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from runtime.llm import LLM
-    from runtime.request.params import SamplingParams
+    from runtime.request.sampling_params import SamplingParams
 
 
 def wait_passively() -> None:
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "SamplingParams":
-        from runtime.request.params import SamplingParams
+        from runtime.request.sampling_params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'runtime' has no attribute {name!r}")

@@ -10,25 +10,25 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
-from runtime.engine.inboxes import Inboxes
+from runtime.engine.output_collector import Inboxes
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
-from runtime.parts import part_marks
-from runtime.request.answer import GenerationOutput
-from runtime.request.checks import refuse
-from runtime.request.choice import AnswerText, Choice, IdsOnly, append_event, denoise_event
-from runtime.request.io import EngineInfo, EngineOutput, Report
-from runtime.request.params import SamplingParams, stop_strings
+from runtime.parsers import part_marks
+from runtime.request.engine_messages import EngineInfo, EngineOutput, Report
+from runtime.request.output import AnswerText, Choice, IdsOnly, append_event, denoise_event
+from runtime.request.request_output import GenerationOutput
 from runtime.request.resolve import choices, resolve
+from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
+from runtime.request.validation import refuse
 from runtime.scoring import Scoring
-from runtime.structured.grammars import GrammarError
-from runtime.structured.late import LateTrials
+from runtime.structured_output.grammar_cache import GrammarError
+from runtime.structured_output.sandbox_on_demand import LateTrials
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
-    from runtime.ranks.lead import Ranks
-    from runtime.text import Tokenizer
+    from runtime.distributed.executor import Ranks
+    from runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
 
@@ -56,7 +56,7 @@ class LLM(Scoring):
         self._begin(*_engine(config))
         path = resolve_checkpoint(config.model).path
         if not config.skip_tokenizer:
-            from runtime.text import Tokenizer
+            from runtime.tokenizer import Tokenizer
 
             self.tokenizer = Tokenizer(path)
         if self.engine.grammars is not None:  # no server has tried them before
@@ -170,7 +170,7 @@ class LLM(Scoring):
 
         Same layers and kernels as serving; before any shift or ban.
         """
-        from runtime.engine.uncached import sequence_logits
+        from runtime.engine.forward_logits import sequence_logits
 
         name = self.engine.adapters.named(adapter, self.info.default_adapter)
         return sequence_logits(self.engine, list(ids), block_size, name)
@@ -244,7 +244,7 @@ class LLM(Scoring):
     def _answer(self, stop: tuple[str, ...]) -> AnswerText:
         if self.tokenizer is None:
             return IdsOnly()
-        from runtime.text import Answer
+        from runtime.tokenizer import Answer
 
         return Answer(self.tokenizer, stop, marks=part_marks())
 
@@ -275,6 +275,6 @@ def _engine(config: EngineConfig) -> tuple[Engine, Ranks | None]:
     """An engine, and the other processes that share its model."""
     if config.tensor_parallel_size == 1:
         return load_engine(config), None
-    from runtime.ranks.local import local_engine
+    from runtime.distributed.local_executor import local_engine
 
     return local_engine(config)

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.errors import RequestError
-from runtime.request.checks import integer
-from runtime.request.choice import Choice, IdsOnly, TokenLogprob
-from runtime.request.params import MOST_TOLD
+from runtime.request.output import Choice, IdsOnly, TokenLogprob
 from runtime.request.resolve import check_ids, check_prompt
+from runtime.request.sampling_params import MOST_TOLD
 from runtime.request.scoring import MOST_STRIDE, score_spec
+from runtime.request.validation import integer
 
 if TYPE_CHECKING:
     from runtime.engine.engine import Engine
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
 
 class Scores(Protocol):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from runtime import LLM, SamplingParams
+from runtime.algorithms import base as algorithms
 from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
 from runtime.models import base as models
-from runtime.parts import Parts, formats, reasoning_format, tool_format
-from runtime.samplers import base as samplers
+from runtime.parsers import Parts, formats, reasoning_format, tool_format
 from runtime.strategies import base as strategies
 from runtime.weights import resolve_checkpoint
 from tests.golden import GOLDEN
@@ -26,7 +26,7 @@ def run(monkeypatch):
     """Executes the example of a file as importing it would; registries are put back afterwards."""
     for module, name in (
         (models, "_FAMILIES"),
-        (samplers, "_RULES"),
+        (algorithms, "_RULES"),
         (strategies, "_STRATEGIES"),
         (strategies, "_ALSO_FITS"),
         (formats, "_TOOLS"),
@@ -57,7 +57,7 @@ def test_a_strategy(run):
 
 
 def test_an_acceptance_rule(run, tmp_path):
-    run("runtime/samplers/best_few.py")
+    run("runtime/algorithms/best_few.py")
     least = SamplingParams(max_tokens=32, ignore_eos=True, decoding={"accept_threshold": 1.0})  # the best one a step
     for few in (1, 2):
         params = SamplingParams(max_tokens=32, ignore_eos=True, decoding={"algorithm": "best_few", "few": few})
@@ -94,7 +94,7 @@ def test_a_family(run, tmp_path):
 
 def test_a_format(run):
     assert tool_format("bracketed") is None
-    run("runtime/parts/bracketed.py")
+    run("runtime/parsers/bracketed.py")
     parts = Parts(tools=tool_format("bracketed"), reasoning=reasoning_format("bracketed"))
     for character in '[R]hm[/R]Look: [CALL]{"name": "f", "arguments": {"x": 1}}[/CALL]':
         parts.push(character)

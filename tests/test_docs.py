@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from runtime.algorithms import get_rule, rules
+from runtime.algorithms.common import COMMON
 from runtime.bench import sweep
 from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
-from runtime.config.markdown import with_table
-from runtime.engine import markdown as models
 from runtime.models import families, resolve_family
-from runtime.request import markdown as request_markdown
 from runtime.request.decoding import CHOOSING, ENGINE
-from runtime.request.params import SamplingParams
-from runtime.samplers import get_rule, rules
-from runtime.samplers.shared import COMMON
-from runtime.strategies import DecodingContext, Strategy, make_strategy, markdown, strategies
+from runtime.request.sampling_params import SamplingParams
+from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies
 from tests.golden import GOLDEN
 from tests.layout.pages import headings, slugs
+from tools.docs import decoding_fields, models
+from tools.docs import request_fields as request_markdown
+from tools.docs.flags import with_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -50,7 +50,7 @@ def code(name: str, language: str) -> list[str]:
 
 
 def test_flags_are_the_tables():
-    assert page("docs/server.md") == with_table(page("docs/server.md")), "run python -m runtime.config.markdown"
+    assert page("docs/server.md") == with_table(page("docs/server.md")), "run python -m tools.docs.flags"
 
 
 @cache
@@ -122,7 +122,7 @@ def test_python_examples_use_what_there_is():
 @pytest.mark.all_entries
 def test_decoding_fields_are_the_table():
     text = page("docs/decoding.md")
-    assert text == markdown.with_table(text), "run python -m runtime.strategies.markdown"
+    assert text == decoding_fields.with_table(text), "run python -m tools.docs.decoding_fields"
 
 
 def test_fields_of_every_request_are_documented():
@@ -141,7 +141,7 @@ def described(section: str) -> dict[str, set[str]]:
 
 def test_a_requests_fields_are_the_table():
     text = page("docs/server.md")
-    assert text == request_markdown.with_table(text), "run python -m runtime.request.markdown"
+    assert text == request_markdown.with_table(text), "run python -m tools.docs.request_fields"
 
 
 RULES, STRATEGIES = described("Rules"), described("Strategies")
@@ -186,7 +186,7 @@ def test_a_strategys_paragraph_and_the_table_name_its_fields(key):
 
 @pytest.mark.all_entries
 def test_families_and_shapes_are_the_tables():
-    assert page("docs/models.md") == models.with_tables(page("docs/models.md")), "run python -m runtime.engine.markdown"
+    assert page("docs/models.md") == models.with_tables(page("docs/models.md")), "run python -m tools.docs.models"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_limits_of_the_security_page_are_the_codes():
     from runtime.server import bodies, conversation, preparing, schemas, shape
     from runtime.server.lanes import MAX_WAITING
     from runtime.server.wire.limits import Limits
-    from runtime.text import budget
+    from runtime.tokenizer import template_limits
 
     rows = {
         line.split("|")[1].strip(): line.split("|")[2] for line in page("docs/security.md").splitlines() if "|" in line
@@ -278,7 +278,7 @@ def test_limits_of_the_security_page_are_the_codes():
         ("entries", f"{schemas.MAX_ENTRIES}"),
         ("prompts of", f"{preparing.MAX_PROMPT_TOKENS:,}"),
         ("characters of long", f"{MAX_WAITING // mib} Mi"),
-        ("what a chat template", f"{budget.MAX_CHARS // mib} Mi", f"{budget.MAX_SECONDS:g} s"),
+        ("what a chat template", f"{template_limits.MAX_CHARS // mib} Mi", f"{template_limits.MAX_SECONDS:g} s"),
     ):
         (row,) = [value for name, value in rows.items() if re.match(rf"{words}\b", name)][:1]
         assert all(value in row for value in values), (words, values, row)

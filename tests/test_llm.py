@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError, RequestError
+from runtime.worker.model_runner import ModelRunner
 from tests.golden import GOLDEN
 from tests.oracle.tiny import write_tiny
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from runtime.algorithms import rules
 from runtime.bench import serve
 from runtime.chat import Conversation
 from runtime.client import is_address, may_use_proxy
-from runtime.samplers import rules
 from tests.server.harness import serving
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

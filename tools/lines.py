@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("runtime", "operator", "tools", "tests", "e2e")
+FOLDERS = ("runtime", "training", "operator", "tools", "tests", "e2e")
 # What `core` leaves out of runtime/: the front ends and what does not serve requests.
 NOT_CORE = {"server", "bench", "demo", "chat.py", "cli.py", "client.py"}
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.engine.model_runner import ModelRunner
-from runtime.engine.ran import Ran
-from runtime.engine.replaying import ReplayingRunner
+from runtime.engine.request import MASKED
+from runtime.engine.step_plan import BlockResults, StepPlan
 from runtime.layers.moe import Router
-from runtime.state.plan import BlockResults, StepPlan
-from runtime.state.request import MASKED
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.model_runner import ModelRunner
+from runtime.worker.runner_stats import Ran
 
 
 class Discarding:

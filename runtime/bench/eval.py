@@ -84,7 +84,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _has_modes(algorithm: str) -> bool:
-    from runtime.samplers import get_rule, rules
+    from runtime.algorithms import get_rule, rules
 
     return algorithm in rules() and bool(get_rule(algorithm).modes)
 

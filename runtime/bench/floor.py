@@ -17,13 +17,13 @@ from typing import cast
 import numpy as np
 from torch import nn
 
+from runtime.engine.step_plan import StepPlan
 from runtime.kernels.fp8 import Fp8
 from runtime.layers.kv_pool import KVPool
 from runtime.layers.moe import Router
-from runtime.layers.weight import weights_of
+from runtime.layers.parameter import weights_of
 from runtime.models.base import Model, SelfConditioned
 from runtime.models.decoder import Decoder
-from runtime.state.plan import StepPlan
 
 EIGHT_BITS = 2.0  # times as many products a second
 LAYER = re.compile(r"(layers\.\d+)\.(\w+)\.")

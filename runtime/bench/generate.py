@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.bench import floor, output
-from runtime.config.table import BY_DEST
+from runtime.config.flag_definitions import BY_DEST
 from runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
     """Milliseconds of a step that commits; None where the strategy has none."""
     from runtime.bench.live import Live
     from runtime.bench.steady import SERVED, pages_of, steady
-    from runtime.engine.adapting import Adapters
+    from runtime.engine.lora_manager import Adapters
     from runtime.models.base import Facts
 
     engine, info, strategy = llm.engine, llm.info, llm.engine.strategy

@@ -14,17 +14,17 @@ from collections.abc import Callable
 
 import numpy as np
 
+from runtime.algorithms import get_rule
 from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
-from runtime.engine.ran import Ran
+from runtime.engine.request import FILLED, MASKED
+from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.errors import ConfigError
-from runtime.request.description import RuleInfo, with_defaults
-from runtime.request.io import EngineInfo, RequestSpec
-from runtime.samplers import get_rule
-from runtime.state.plan import BlockPlan, BlockResults, StepPlan
-from runtime.state.request import FILLED, MASKED
+from runtime.request.engine_messages import EngineInfo, RequestSpec
+from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.strategies import DecodingContext, make_strategy
+from runtime.worker.runner_stats import Ran
 
 MASK_ID, VOCAB = 1023, 1024
 

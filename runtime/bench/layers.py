@@ -12,20 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from runtime.engine.model_runner import ModelRunner
-from runtime.kernels.dispatch import TORCH, Kernels
-from runtime.kernels.gate import Activation
+from runtime.engine.step_plan import StepPlan
+from runtime.kernels.activation import Activation
+from runtime.kernels.gemm_add_norm import product_add_norm_reference
+from runtime.kernels.interleave import gates_first
+from runtime.kernels.ops import TORCH, Kernels
 from runtime.kernels.precision import wide
-from runtime.kernels.product_norm import product_add_norm_reference
-from runtime.kernels.sandwich import after_reference
+from runtime.kernels.sandwich_norm import after_reference
 from runtime.kernels.signatures import Sandwich
-from runtime.kernels.turns import gates_first
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.fp8_weight import Fp8Weight
-from runtime.layers.packed_weight import PackedWeight
-from runtime.layers.weight import weights_of
-from runtime.state.plan import StepPlan
+from runtime.layers.parameter import weights_of
+from runtime.quantization.base import PackedWeight
+from runtime.quantization.fp8 import Fp8Weight
+from runtime.worker.model_runner import ModelRunner
 
 ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4, torch.float64: 1e-9}
 ALLOWED_FP8 = 0.1  # the references do not round rows to eight bits

@@ -18,25 +18,25 @@ import msgspec
 import numpy as np
 import torch
 
+from runtime.algorithms import get_rule, rules
 from runtime.bench.discarding import Discarding, experts_chosen
 from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
 from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
-from runtime.engine.adapting import Adapters
 from runtime.engine.engine import Engine
-from runtime.engine.making import step_sizes
-from runtime.engine.model_runner import ModelRunner
-from runtime.engine.recording import GraphRecorder
-from runtime.engine.replaying import ReplayingRunner
+from runtime.engine.lora_manager import Adapters
+from runtime.engine.request import FILLED, MASKED, Request
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Facts, Model
 from runtime.models.decoder import Decoder
-from runtime.request.description import RuleInfo, with_defaults
-from runtime.request.io import EngineInfo, RequestSpec
-from runtime.samplers import get_rule, rules
-from runtime.state.request import FILLED, MASKED, Request
+from runtime.request.engine_messages import EngineInfo, RequestSpec
+from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.strategies import Strategy, longest_request
 from runtime.strategies.full import CACHE
+from runtime.worker.cuda_graph import GraphRecorder
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.memory import step_sizes
+from runtime.worker.model_runner import ModelRunner
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 IDS = 1000, 150_000  # of what is not masked, as far as the vocabulary reaches

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from runtime.adapters.bank import Bank
-from runtime.adapters.reading import Adapter, Base, Pair
-from runtime.engine.adapting import Adapters
+from runtime.engine.lora_manager import Adapters
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.layers.lora import Room
+from runtime.lora.adapter_checkpoint import Adapter, Base, Pair
+from runtime.lora.adapter_weights import Bank
 from runtime.models.base import Family, Model
 
 ATTENTION = ("attention.qkv.weight", "attention.out.weight")

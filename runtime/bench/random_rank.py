@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from runtime.bench.random_weights import load_random
-from runtime.ranks import follow
+from runtime.distributed import rank_worker
 
 if __name__ == "__main__":
-    sys.exit(follow.main(load=load_random))
+    sys.exit(rank_worker.main(load=load_random))

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.sizes import check_memory, check_weights
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.models.architectures import architecture, random_model
+from runtime.layers.layer_factory import Build
 from runtime.models.base import Family, Model
 from runtime.weights import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress
@@ -83,9 +83,9 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     """`LLM(model, **flags)` of such a directory."""
     from runtime import LLM
     from runtime.config import EngineConfig
+    from runtime.distributed.local_executor import local_engine
     from runtime.engine.setup import load_engine
-    from runtime.ranks.local import local_engine
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
     config = EngineConfig.from_flags(model=model, **flags)
     load = partial(load_random, pages=config.num_pages or 0)

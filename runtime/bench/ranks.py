@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime.bench import output
+from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.bench.sizes import check_positive
 from runtime.errors import ConfigError
-from runtime.models.architectures import ARCHITECTURES
 
 PREFILLS = 5
 

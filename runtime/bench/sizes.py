@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models.base import Model
 
 NOTED = 4e9  # bytes from which a note says how much is drawn

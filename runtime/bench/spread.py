@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.distributed import group as groups
-from runtime.distributed.group import Group
+from runtime.distributed import process_group as groups
+from runtime.distributed.process_group import Group
 
 SECONDS = 600.0
 Run = Callable[[argparse.Namespace, Group], int]

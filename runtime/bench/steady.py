@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime.engine.kv_cache import KVCacheManager
+from runtime.engine.kv_cache_manager import KVCacheManager
+from runtime.engine.request import Request
 from runtime.errors import ConfigError
-from runtime.state.request import Request
 from runtime.strategies import Strategy
 
 if TYPE_CHECKING:  # the machines that measure may lack the messages' package

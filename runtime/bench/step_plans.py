@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from runtime.algorithms import get_rule, rules
 from runtime.engine.page_table import PageTable
-from runtime.engine.planner import Planner
-from runtime.request.description import Value, values_of, with_defaults
-from runtime.samplers import get_rule, rules
-from runtime.state.plan import StepPlan
-from runtime.state.request import FILLED, Block, Request
-from runtime.state.turn import Feed, Turn
+from runtime.engine.request import FILLED, Block, Request
+from runtime.engine.scheduled_request import Feed, Turn
+from runtime.engine.step_plan import StepPlan
+from runtime.request.field_spec import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
+from runtime.worker.input_builder import Planner
 
 if TYPE_CHECKING:  # the machines that measure lack the messages' package
-    from runtime.request.io import RequestSpec
+    from runtime.request.engine_messages import RequestSpec
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 

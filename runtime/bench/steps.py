@@ -20,25 +20,25 @@ from torch import nn
 
 from runtime.bench import floor, loras, output
 from runtime.bench.captured import captured
+from runtime.bench.model_shapes import ARCHITECTURES, architecture, random_model
 from runtime.bench.sizes import check_memory, check_positive, check_weights
 from runtime.bench.steady import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
-from runtime.config.table import BY_DEST
-from runtime.distributed.group import ALONE, Group
-from runtime.engine.adapting import Adapters
-from runtime.engine.model_runner import ModelRunner
+from runtime.config.flag_definitions import BY_DEST
+from runtime.distributed.process_group import ALONE, Group
+from runtime.engine.lora_manager import Adapters
+from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.layers.weight import weights_of
-from runtime.models.architectures import ARCHITECTURES, architecture, random_model
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models.base import Facts, Family, Model, resolve_family
-from runtime.state.plan import StepPlan
+from runtime.quantization.checkpoint import quantization_of
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
 from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.quantised import quantization_of
+from runtime.worker.model_runner import ModelRunner
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _TOLD = (

@@ -16,8 +16,8 @@ from runtime.bench import plot
 from runtime.bench.accuracy import Result, add_model_arguments, chosen_tasks, open_llm, pooled, run_tasks
 from runtime.demo.tasks import Task
 from runtime.errors import ConfigError, RequestError
-from runtime.request.checks import declared
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.validation import declared
 
 AXES = ("tokens per forward", "accuracy, %")
 
@@ -105,7 +105,7 @@ def walks(info: EngineInfo, wanted: Sequence[str] | None, values: Sequence[float
         ConfigError: for a rule that the model does not have, and for values that are not of one rule's field.
         RequestError: for a value that the field does not take.
     """
-    from runtime.samplers import get_rule
+    from runtime.algorithms import get_rule
 
     fitting = [rule.key for rule in info.rules]
     for name in wanted or ():
@@ -126,7 +126,7 @@ def walks(info: EngineInfo, wanted: Sequence[str] | None, values: Sequence[float
 
 
 def _declared(key: str, info: EngineInfo) -> Walk:
-    from runtime.samplers import get_rule
+    from runtime.algorithms import get_rule
 
     tradeoff = get_rule(key).tradeoff
     if tradeoff is None:

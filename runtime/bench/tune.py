@@ -2,8 +2,8 @@
 
 Choices are as a family's blocks make them. Of blocks that are half masked the masked rows agree on most of their
 experts, the others spread, some experts being liked more than others; where noise is denoised no row is masked. What is
-found goes into the device's table (``runtime/kernels/expert_cut.py``), or where --out says. Tiles are timed in turns:
-a device whose power is limited gets slower while it works, and whoever is timed first would win.
+found goes into the device's table (``runtime/kernels/fused_moe/tile_config.py``), or where --out says. Timings of tiles
+alternate: a device whose power is limited gets slower while it works, and the first tile would win.
 """
 
 from __future__ import annotations
@@ -17,13 +17,23 @@ from pathlib import Path
 
 import torch
 
+from runtime.bench.model_shapes import ARCHITECTURES, architecture
 from runtime.bench.sizes import check_positive
 from runtime.errors import ConfigError
-from runtime.kernels.expert_cut import Cut, Product, by_rule, fitted, key, name_of, path_of, table_of, write_table
-from runtime.kernels.expert_down import run_down
-from runtime.kernels.expert_gate_up import run_gate_up
-from runtime.kernels.expert_sort import sort_by_expert
-from runtime.models.architectures import ARCHITECTURES, architecture
+from runtime.kernels.fused_moe.down import run_down
+from runtime.kernels.fused_moe.gate_up import run_gate_up
+from runtime.kernels.fused_moe.moe_align import sort_by_expert
+from runtime.kernels.fused_moe.tile_config import (
+    Cut,
+    Product,
+    by_rule,
+    fitted,
+    key,
+    name_of,
+    path_of,
+    table_of,
+    write_table,
+)
 from runtime.models.base import resolve_family
 from runtime.strategies import DecodingContext, make_strategy
 

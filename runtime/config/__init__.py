@@ -1,9 +1,9 @@
 """Configuration: the flag table, how its sources combine, and the typed result. Loads no torch."""
 
 from runtime.config.config import DEMO_NAME, EngineConfig, ServerConfig, default_model_name
+from runtime.config.flag_definitions import BY_DEST, FLAGS
 from runtime.config.flags import ENV_PREFIX, Flag, check
-from runtime.config.sources import build_parser, log_format, parse
-from runtime.config.table import BY_DEST, FLAGS
+from runtime.config.loading import build_parser, log_format, parse
 
 __all__ = [
     "BY_DEST",

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from runtime.config.adapters import named_adapters
+from runtime.config.api_keys import check_keys
+from runtime.config.flag_definitions import BY_DEST, BY_SPELLING
 from runtime.config.flags import check
-from runtime.config.keys import check_keys
-from runtime.config.table import BY_DEST, BY_SPELLING
-from runtime.config.together import check_together
+from runtime.config.validation import check_together
 from runtime.errors import ConfigError
 
 # A name, an IPv4 address or an IPv6 address without brackets, as `--allowed-hosts` takes it.

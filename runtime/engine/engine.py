@@ -8,26 +8,26 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.engine.adapting import Adapters
-from runtime.engine.ahead import Ahead
-from runtime.engine.entrance import ConstraintError, Entrance, reason_of
-from runtime.engine.kv_cache import KVCacheManager
-from runtime.engine.model_runner import Runner
-from runtime.engine.news import news
-from runtime.engine.observing import Observed
-from runtime.engine.offer import orders_of
+from runtime.algorithms.base import rules_under
+from runtime.engine.async_scheduling import Ahead
+from runtime.engine.engine_outputs import news
+from runtime.engine.grammar_queue import ConstraintError, Entrance, reason_of
+from runtime.engine.kv_cache_manager import KVCacheManager
+from runtime.engine.lora_manager import Adapters
+from runtime.engine.output_processor import Writing
 from runtime.engine.page_table import PageTable
-from runtime.engine.planner import Planner
-from runtime.engine.ran import REASONS
+from runtime.engine.request import Request, Status
+from runtime.engine.request_defaults import orders_of
 from runtime.engine.scheduler import Scheduler, TurnError
-from runtime.engine.writing import Writing
+from runtime.engine.step_plan import NO_RESULTS
+from runtime.engine.step_stats import Observed
 from runtime.errors import ReplicaLost
-from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.samplers.base import rules_under
-from runtime.state.plan import NO_RESULTS
-from runtime.state.request import Request, Status
+from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, longest_request
-from runtime.structured.grammars import GrammarError, Grammars
+from runtime.structured_output.grammar_cache import GrammarError, Grammars
+from runtime.worker.input_builder import Planner
+from runtime.worker.model_runner import Runner
+from runtime.worker.runner_stats import REASONS
 
 log = logging.getLogger(__name__)
 

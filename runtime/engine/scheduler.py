@@ -1,23 +1,23 @@
 """Selects the requests of the next step and the rows of each.
 
-Admission is fair between clients (queue.py). If the token budget does not suffice for all running requests, those that
-were not served last time come first. If pages run out, a request is preempted; docs/decoding-rules.md#preemption states
-which. The rows of a request follow docs/decoding-rules.md#prefill, docs/decoding-rules.md#commit and
-docs/decoding-rules.md#token-budget.
+Admission is fair between clients (request_queue.py). If the token budget does not suffice for all running requests,
+those that were not served last time come first. If pages run out, a request is preempted;
+docs/decoding-rules.md#preemption states which. The rows of a request follow docs/decoding-rules.md#prefill,
+docs/decoding-rules.md#commit and docs/decoding-rules.md#token-budget.
 """
 
 from __future__ import annotations
 
 import time
 
-from runtime.engine.adapting import Adapters
-from runtime.engine.kv_cache import KVCacheManager, OutOfPages
-from runtime.engine.pace import Pace
+from runtime.engine.in_batch_prefix_cache import Sharing
+from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages
+from runtime.engine.lora_manager import Adapters
 from runtime.engine.page_table import PageTable
-from runtime.engine.queue import FairQueue, deal, served_longest_ago
-from runtime.engine.sharing import Sharing
-from runtime.state.request import Request, Status
-from runtime.state.turn import Turn
+from runtime.engine.request import Request, Status
+from runtime.engine.request_queue import FairQueue, deal, served_longest_ago
+from runtime.engine.scheduled_request import Turn
+from runtime.engine.step_time_budget import Pace
 from runtime.strategies.base import Strategy
 
 

@@ -10,23 +10,23 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
-from runtime.distributed.group import ALONE, Group
-from runtime.engine.adapter_setup import wanted
+from runtime.distributed.process_group import ALONE, Group
 from runtime.engine.engine import Engine
-from runtime.engine.making import make_runner
-from runtime.engine.offer import offer, read_orders
+from runtime.engine.lora_setup import wanted
+from runtime.engine.request_defaults import offer, read_orders
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
-from runtime.layers.weight import weights_of
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
-from runtime.request.io import EngineInfo
+from runtime.quantization.checkpoint import quantization_of
+from runtime.request.engine_messages import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
-from runtime.structured.grammars import Grammars
-from runtime.structured.reading import grammars_of
+from runtime.structured_output.grammar_cache import Grammars
+from runtime.structured_output.grammar_cache_setup import grammars_of
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
 from runtime.weights.hub import Progress
-from runtime.weights.quantised import quantization_of
+from runtime.worker.memory import make_runner
 
 DEFAULT_MODEL_LEN = 4096
 
@@ -47,7 +47,7 @@ def load_engine(
     Args:
         load: where weights come from; benchmarks draw them.
         group: the processes that share the model, each of which loads its own share; what the engine's runner is given
-            to do, all of theirs have to do (``runtime.ranks``).
+            to do, all of theirs have to do (``runtime.distributed``).
     """
     checkpoint = resolve_checkpoint(config.model, progress)
     family = resolve_family(config.model_name, checkpoint.config)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from runtime.kernels.activation import Activation, gated
 from runtime.kernels.fp8 import LARGEST, LEAST, beside, room, round_row
-from runtime.kernels.gate import Activation, gated
 from runtime.kernels.triton_import import tl, triton
 
 

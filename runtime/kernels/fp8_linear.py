@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.kernels.descriptors import box, boxes, is_described
 from runtime.kernels.fp8 import Fp8, rounded
+from runtime.kernels.tma import box, boxes, is_described
 from runtime.kernels.triton_import import tl, triton
 
 

@@ -1,4 +1,4 @@
-"""New keys and values into the paged pool, in torch; on a GPU the kernel of ``rotary.py`` stores what it made."""
+"""New keys and values into the paged pool, in torch. On a GPU a kernel of ``rotary_and_cache.py`` stores them."""
 
 from __future__ import annotations
 

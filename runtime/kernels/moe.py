@@ -1,11 +1,11 @@
 """The experts of a mixture: each row through its chosen gated layers, weighted and summed; in torch.
-`expert_products.py` does it on a GPU."""
+`fused_moe.py` does it on a GPU."""
 
 from __future__ import annotations
 
 import torch
 
-from runtime.kernels.gate import Activation, gate_mul_reference
+from runtime.kernels.activation import Activation, gate_mul_reference
 from runtime.kernels.precision import wide
 
 # Rows of one batched product, padding included, for each row that is real: beyond it, expert after expert is faster,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.attention_rounds import LOG2_E, pages_of, weigh
-from runtime.kernels.attention_shares import put_together
-from runtime.kernels.attention_tiles import MANY, in_crowds, shares, tile_sizes
-from runtime.kernels.attention_wide import attention_in_two, quicker_in_two
-from runtime.kernels.batch import TILE_ROWS, ForwardBatch
+from runtime.kernels.forward_batch import TILE_ROWS, ForwardBatch
+from runtime.kernels.large_head_attention import attention_in_two, quicker_in_two
+from runtime.kernels.paged_attention_config import MANY, in_crowds, shares, tile_sizes
+from runtime.kernels.paged_attention_softmax import LOG2_E, pages_of, weigh
+from runtime.kernels.paged_attention_split_kv import put_together
 from runtime.kernels.pages import read, read_keys, strides
 from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from runtime.kernels import sandwich
-from runtime.kernels.distribution import Asked, Described
-from runtime.kernels.expert_sum import Choices
-from runtime.kernels.filling import After, Blocks, Sampled
+from runtime.kernels import sandwich_norm
+from runtime.kernels.activation import Activation
 from runtime.kernels.fp8 import Fp8
-from runtime.kernels.gate import Activation
-from runtime.kernels.greedy_head import Likeliest
-from runtime.kernels.grouped import Grouped
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.fused_argmax import Likeliest
+from runtime.kernels.fused_moe.moe_sum import Choices
+from runtime.kernels.fused_softmax_stats import Asked, Described
+from runtime.kernels.group_quantized import Grouped
+from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.unmask import After, Blocks, Sampled
 
 Two = tuple[torch.Tensor, torch.Tensor]
 LinearKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # as ``F.linear``
@@ -106,7 +106,7 @@ class BeforeKernel(Protocol):
     def __call__(
         self, mixed: torch.Tensor, x: torch.Tensor, after: torch.Tensor, dense: torch.Tensor, experts: torch.Tensor,
         eps: float,
-    ) -> sandwich.Fillings: ...  # fmt: skip
+    ) -> sandwich_norm.Fillings: ...  # fmt: skip
 
 
 class AfterKernel(Protocol):
@@ -125,8 +125,8 @@ class ProductsKernel(Protocol):
 
 
 class Sandwich(NamedTuple):
-    """The norms between the parts of a layer that are normed before and after, see ``kernels.sandwich``; and what gives
-    them its choices as they are."""
+    """The norms between the parts of a layer that are normed before and after, see ``kernels.sandwich_norm``;
+    and what gives them its choices as they are."""
 
     before: BeforeKernel
     after: AfterKernel

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import LayerKV
 
 

@@ -8,13 +8,13 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.layers.attention import Attention, AttentionShape
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 
 Factory = Callable[[AttentionShape, Build], Attention]
 
 
 def _torch(shape: AttentionShape, build: Build) -> Attention:
-    from runtime.layers.attention_by_row import RowAttention
+    from runtime.layers.attention_batch_invariant import RowAttention
     from runtime.layers.attention_torch import TorchAttention
 
     if build.kernels.fixed:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.pages import read, read_keys
 from runtime.layers.attention import AttentionShape
 from runtime.layers.kv_pool import LayerKV

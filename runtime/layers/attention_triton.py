@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.paged_attention import paged_attention
 from runtime.layers.attention import AttentionShape
 from runtime.layers.kv_pool import LayerKV

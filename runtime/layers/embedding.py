@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from runtime.layers.build import Build, Calls
+from runtime.layers.layer_factory import Build, Calls
 
 
 class Embedding(nn.Module):
@@ -28,7 +28,10 @@ class Embedding(nn.Module):
         return self.ids.group.sum(self.weight.rows(at).mul_(here[:, None]))
 
     def mean(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution, see ``kernels.mean``."""
+        """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution.
+
+        See ``kernels.weighted_embedding``.
+        """
         mine = self.kernels.mean(probs, self.weight.tensor, divisor)
         return mine if self.ids is None else self.ids.group.sum(mine)
 

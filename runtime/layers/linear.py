@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from runtime.layers.build import Build, Calls
+from runtime.layers.layer_factory import Build, Calls
 from runtime.layers.norm import RMSNorm
-from runtime.layers.share import Share
-from runtime.layers.weight import PlainWeight, Weight, tensor_of
+from runtime.layers.parameter import PlainWeight, Weight, tensor_of
+from runtime.layers.sharding import Share
 
 
 class Linear(nn.Module):

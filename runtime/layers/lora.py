@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.lora import LoraKernel, LoraRows
-from runtime.kernels.packed_torch import Packed
-from runtime.layers.share import Index, Part
-from runtime.layers.weight import Weight
+from runtime.kernels.quant_reference import Packed
+from runtime.layers.parameter import Weight
+from runtime.layers.sharding import Index, Part
 
 LEAST_RANK = 16  # of what kernels multiply
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.gate import Activation, gate_mul_reference
+from runtime.kernels.activation import Activation, gate_mul_reference
 from runtime.kernels.precision import wide
 from runtime.layers.lora import Lora, LoraWeight
-from runtime.layers.weight import Weight
+from runtime.layers.parameter import Weight
 
 
 def adapted_experts(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from runtime.kernels.gate import Activation
-from runtime.layers.build import Build, Calls, Gated
+from runtime.kernels.activation import Activation
+from runtime.layers.layer_factory import Build, Calls, Gated
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
-from runtime.layers.weight import TurnsWeight
+from runtime.layers.parameter import TurnsWeight
 
 
 class SwiGLU(nn.Module):

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from runtime.kernels.moe_router import RoutingRule
 from runtime.kernels.precision import wide
-from runtime.kernels.routing import RoutingRule
-from runtime.layers.build import Build, Calls, Gated
+from runtime.layers.layer_factory import Build, Calls, Gated
 from runtime.layers.lora import Lora
 from runtime.layers.lora_experts import adapted_experts
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.norm import RMSNorm
-from runtime.layers.share import Experts, Share
-from runtime.layers.weight import tensor_of
+from runtime.layers.parameter import tensor_of
+from runtime.layers.sharding import Experts, Share
 
 
 class Router(nn.Module):

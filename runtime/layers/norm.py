@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from runtime.layers.build import Build, Calls
-from runtime.layers.weight import tensor_of
+from runtime.layers.layer_factory import Build, Calls
+from runtime.layers.parameter import tensor_of
 
 
 class RMSNorm(nn.Module):

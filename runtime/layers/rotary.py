@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels.precision import wide
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 
 GRANULE = 512  # rows are added in multiples of it
 

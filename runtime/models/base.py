@@ -9,14 +9,14 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.batch import ForwardBatch
-from runtime.layers.build import Build
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool, KVShape
-from runtime.layers.share import Ids
-from runtime.models.fields import Fields
+from runtime.layers.layer_factory import Build
+from runtime.layers.sharding import Ids
+from runtime.models.config_reader import Fields
 from runtime.models.spellings import canonical
 from runtime.models.weight_map import WeightMap
-from runtime.request.description import Value
+from runtime.request.field_spec import Value
 
 Arch = TypeVar("Arch")  # a family's own frozen dataclass of what its config.json says
 
@@ -61,7 +61,7 @@ class SelfConditioned(Protocol):
 
     def soften(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
         """[n, vocab] -> [n, signal_width]: the signal of a step with these distributions, or with what is
-        `divisor` [n] times them (``kernels.distribution.Described``)."""
+        `divisor` [n] times them (``kernels.fused_softmax_stats.Described``)."""
         ...
 
 
@@ -96,7 +96,7 @@ class Family(Generic[Arch]):
     `mask_id` and `eos_ids` are the published checkpoints' ids, for one whose files name none. `masks`: what is open is
     masked; else it is noise, and there is no mask. `generation` reads the defaults of decoding fields that the family's
     generation_config.json names, or raises ConfigError. `tool_calls` and `reasoning` name the formats in which its
-    models write calls of tools and reasoning (``runtime.parts``); "": they mark no reasoning.
+    models write calls of tools and reasoning (``runtime.parsers``); "": they mark no reasoning.
     """
 
     key: str

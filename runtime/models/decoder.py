@@ -12,20 +12,20 @@ from typing import cast
 import torch
 from torch import nn
 
-from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.forward_batch import ForwardBatch
+from runtime.kernels.moe_router import RoutingRule
 from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
-from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
-from runtime.layers.head import PlainHead
 from runtime.layers.kv_pool import KVPool, KVShape
+from runtime.layers.layer_factory import Build, Calls
 from runtime.layers.linear import Linear, attention_shares
+from runtime.layers.lm_head import PlainHead
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import MoE
 from runtime.layers.norm import RMSNorm
+from runtime.layers.parameter import tensor_of
 from runtime.layers.rotary import RotaryTable, Yarn
-from runtime.layers.weight import tensor_of
 from runtime.models.base import Facts
 
 

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.moe_router import RoutingRule
+from runtime.models.config_reader import Fields
 from runtime.models.decoder import DecoderArch, Mixture
-from runtime.models.fields import Fields
-from runtime.models.rotary_config import rotary
+from runtime.models.rope_config import rotary
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.models.base import Facts, Family, register_family
+from runtime.models.config_reader import Fields
 from runtime.models.diffusion_gemma_config import GemmaArch, parse
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.models.diffusion_gemma_weights import weights
-from runtime.models.fields import Fields
-from runtime.request.description import Value
+from runtime.request.field_spec import Value
 
 
 def generation(config: Mapping[str, Any]) -> dict[str, Value]:

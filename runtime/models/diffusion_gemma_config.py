@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ConfigError
+from runtime.models.config_reader import Fields
 from runtime.models.decoder_config import tell_unknown
-from runtime.models.fields import Fields
 
 TEXT = "config.json's text_config"
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -11,20 +11,20 @@ from typing import cast
 import torch
 from torch import nn
 
-from runtime.kernels.batch import ForwardBatch
-from runtime.kernels.expert_sum import Choices
-from runtime.kernels.gate import Activation
+from runtime.kernels.activation import Activation
+from runtime.kernels.forward_batch import ForwardBatch
+from runtime.kernels.fused_moe.moe_sum import Choices
+from runtime.kernels.moe_router import RoutingRule
 from runtime.kernels.precision import wide
-from runtime.kernels.routing import RoutingRule
-from runtime.kernels.sandwich import Fillings
+from runtime.kernels.sandwich_norm import Fillings
 from runtime.kernels.signatures import Sandwich
 from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
-from runtime.layers.build import Build, Calls
 from runtime.layers.embedding import Embedding
-from runtime.layers.head import CappedHead
 from runtime.layers.kv_pool import KVPool, KVShape
+from runtime.layers.layer_factory import Build, Calls
 from runtime.layers.linear import Linear, attention_shares
+from runtime.layers.lm_head import CappedHead
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.moe import Router, stack
 from runtime.layers.norm import RMSNorm
@@ -220,7 +220,10 @@ class DiffusionGemma(nn.Module):
 
     @torch.inference_mode()
     def soften(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, ids that are here] -> [n, hidden]: the mean embedding under each distribution, see ``kernels.mean``."""
+        """[n, ids that are here] -> [n, hidden]: the mean embedding under each distribution.
+
+        See ``kernels.weighted_embedding``.
+        """
         return self.embedding.mean(probs, divisor) * self.embedding_scale
 
     @torch.inference_mode()

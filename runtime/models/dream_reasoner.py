@@ -9,7 +9,7 @@ from typing import Any
 from runtime.models.base import Family, architectures, register_family
 from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
 from runtime.models.decoder_config import llama_like
-from runtime.models.names import llama_weights
+from runtime.models.weight_names import llama_weights
 
 
 def detect(config: Mapping[str, Any]) -> bool:

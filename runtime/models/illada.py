@@ -9,7 +9,7 @@ from typing import Any
 from runtime.models.base import Family, architectures, register_family
 from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
 from runtime.models.decoder_config import llama_like
-from runtime.models.names import llama_weights
+from runtime.models.weight_names import llama_weights
 
 BUILT = {"layer_norm_eps": (None,)}  # a number: LayerNorm in the place of RMSNorm
 KNOWN = frozenset({"resid_pdrop", "embd_pdrop"})

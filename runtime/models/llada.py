@@ -10,7 +10,7 @@ from typing import Any
 from runtime.models.base import Facts, Family, architectures, register_family
 from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
 from runtime.models.llada_config import parse
-from runtime.models.names import Names, llama_weights
+from runtime.models.weight_names import Names, llama_weights
 
 BOS = 126080  # <|startoftext|>
 NAMES = Names(

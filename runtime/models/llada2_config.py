@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.moe_router import RoutingRule
+from runtime.models.config_reader import Fields
 from runtime.models.decoder import DecoderArch, Mixture
 from runtime.models.decoder_config import head_shape, require_full_attention, sparse_layers, tell_unknown
-from runtime.models.fields import Fields
-from runtime.models.rotary_config import rotary
+from runtime.models.rope_config import rotary
 
 # Fields that change the computation, with the only values built.
 BUILT: dict[str, tuple[Any, ...]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from runtime.models.decoder import DecoderArch
-from runtime.models.names import Names, decoder_weights
 from runtime.models.weight_map import Slot, WeightMap
+from runtime.models.weight_names import Names, decoder_weights
 
 NAMES = Names(embedding="model.word_embeddings")
 

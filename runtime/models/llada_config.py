@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import ConfigError
+from runtime.models.config_reader import Fields
 from runtime.models.decoder import DecoderArch
 from runtime.models.decoder_config import require_full_attention, tell_unknown
-from runtime.models.fields import Fields
-from runtime.models.rotary_config import rotary
+from runtime.models.rope_config import rotary
 
 # Fields that change the computation, with the only values built.
 BUILT: dict[str, tuple[Any, ...]] = {

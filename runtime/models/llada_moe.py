@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.moe_router import RoutingRule
 from runtime.models.base import Family, architectures, register_family
+from runtime.models.config_reader import Fields
 from runtime.models.decoder import Decoder, DecoderArch, Mixture, decoder_facts
 from runtime.models.decoder_config import expert_counts, llama_like, sparse_layers
-from runtime.models.fields import Fields
-from runtime.models.names import Names, llama_weights
+from runtime.models.weight_names import Names, llama_weights
 
 BUILT: dict[str, tuple[Any, ...]] = {
     "moe_router_score_function": ("softmax", None),

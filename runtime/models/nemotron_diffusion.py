@@ -11,7 +11,7 @@ from typing import Any
 from runtime.models.base import Facts, Family, register_family
 from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
 from runtime.models.decoder_config import llama_like
-from runtime.models.names import Names, llama_weights
+from runtime.models.weight_names import Names, llama_weights
 
 BUILT: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),  # no other field has to switch it on here

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from runtime.errors import ConfigError
-from runtime.layers.share import Index
+from runtime.layers.sharding import Index
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.request.checks import choice, declared, flag, integer, integral, refuse, shown
-from runtime.request.description import BLOCK_LENGTH, SUB_BLOCK, Field, RuleInfo, Value, values_of
-from runtime.request.flat import merged
-from runtime.request.io import DecodingParams, EngineInfo
-from runtime.request.params import At, SamplingParams
+from runtime.request.dlmserve_compat import merged
+from runtime.request.engine_messages import DecodingParams, EngineInfo
+from runtime.request.field_spec import BLOCK_LENGTH, SUB_BLOCK, Field, RuleInfo, Value, values_of
+from runtime.request.sampling_params import At, SamplingParams
+from runtime.request.validation import choice, declared, flag, integer, integral, refuse, shown
 
 # Fields that no rule declares: which rule and mode, and what is the engine's own.
 CHOOSING = ("mode", "algorithm")

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse, shown
 from runtime.request.decoding import resolve_decoding
-from runtime.request.io import DecodingParams, EngineInfo, Report, RequestSpec
-from runtime.request.params import At, SamplingParams, check_fields
-from runtime.request.shaping import check_stop_ids, resolve_shaping
+from runtime.request.engine_messages import DecodingParams, EngineInfo, Report, RequestSpec
+from runtime.request.logits_processors_params import check_stop_ids, resolve_shaping
+from runtime.request.sampling_params import At, SamplingParams, check_fields
 from runtime.request.structured import grammar_of
+from runtime.request.validation import refuse, shown
 
 SUPPRESS = "suppress_eos"  # the rules' field of that name
 GREEDY_BELOW = 1e-6  # a temperature under this is 0: dividing logits by it would only lose precision
@@ -46,7 +46,7 @@ def resolve(
         default_max_tokens: for a request that names no `max_tokens`, unless the strategy says how many; less where the
             model's length leaves less.
         names: how the client spelt a field where that differs ({"prompt": "messages"}).
-        group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.queue``).
+        group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.request_queue``).
         adapter: the name of one that the engine has; "": the one that all requests have, else the base model.
         given: ids of the answer that stand from the start, by their offsets. What is between them is filled, every
             position of it: no end of sequence is chosen there, unless the request says how those are dealt with.

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse
-from runtime.request.description import RuleInfo, Value
-from runtime.request.io import DecodingParams, EngineInfo, RequestSpec
+from runtime.request.engine_messages import DecodingParams, EngineInfo, RequestSpec
+from runtime.request.field_spec import RuleInfo, Value
+from runtime.request.validation import refuse
 
 # Of what a server may have set otherwise: every token stands as it is recited, in full forwards.
 MOST_STRIDE = 4096

@@ -1,5 +1,5 @@
 """What a request may ask of its answer's form, as the one text that the grammar engine reads. Pure; the grammar itself
-is compiled, and refused where it is wrong, by ``runtime.structured``."""
+is compiled, and refused where it is wrong, by ``runtime.structured_output``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse, shown
+from runtime.request.validation import refuse, shown
 
 FIELD = "structured_outputs"
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
@@ -17,7 +17,7 @@ FORMS = ("json", "json_object", "regex", "choice", "grammar")
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 MAX_CHARS = 2**16  # of a grammar as it is handed to the engine
 MAX_CHOICES = 1024
-# Keys of a grammar's parts that are translated before the engine reads it (``runtime.structured.notation``).
+# Keys of a grammar's parts that are translated before the engine reads it (``runtime.structured_output.gbnf``).
 GBNF = "gbnf_grammar"
 SCHEMA = "client_schema"
 FIELD_PATH = "field_path"  # of the request's field that holds a part's schema
@@ -131,7 +131,7 @@ def _choice(value: object, param: str) -> str:
 
 def _grammar(value: object, param: str) -> str:
     """Lark's notation as the engine has it; that of GBNF and EBNF, by their ``::=``, goes as it is: translating may
-    take long, and is done where grammars are compiled (``runtime.structured.notation``)."""
+    take long, and is done where grammars are compiled (``runtime.structured_output.gbnf``)."""
     if not isinstance(value, str) or not value.strip():
         raise refuse(param, f"{shown(value)} is not a grammar")
     return _text({GBNF if "::=" in value else "lark_grammar": value}, param)

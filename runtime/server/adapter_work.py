@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.request.io import RequestSpec
+from runtime.request.engine_messages import RequestSpec
 from runtime.server.messages import AdapterNews
 
 log = logging.getLogger("unmask.backend")

@@ -20,7 +20,7 @@ from typing import Any
 from runtime.distributed.address import loopback, resolve
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.parent_death import exit_with_parent
-from runtime.request.io import EngineOutput
+from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs, messages, peers
 from runtime.server.adapter_work import LOOK_SECONDS, AdapterWork
 from runtime.server.link import FrontendGone, Link
@@ -126,24 +126,24 @@ def take_devices(configure: Configure) -> tuple[int, ...] | None:
     one is not there."""
     import torch
 
-    from runtime.ranks import local
+    from runtime.distributed import local_executor
 
-    if not local.on_gpus(configure.engine):
+    if not local_executor.on_gpus(configure.engine):
         return None
-    local.check_devices(configure.devices, "--device-ids")
+    local_executor.check_devices(configure.devices, "--device-ids")
     torch.cuda.set_device(configure.devices[0])
     return configure.devices
 
 
 def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
-    """The real engine. `lost`: see ``runtime.ranks.lead.Ranks``."""
+    """The real engine. `lost`: see ``runtime.distributed.executor.Ranks``."""
     config, devices = configure.engine, take_devices(configure)
     if config.tensor_parallel_size == 1:
         from runtime.engine import setup
 
         return setup.load_engine(config, progress)
-    from runtime.ranks.lead import Ranks
-    from runtime.ranks.start import Place
+    from runtime.distributed.executor import Ranks
+    from runtime.distributed.rank_launcher import Place
 
     command = (sys.executable, "-m", "runtime.server.rank", configure.log_level, configure.log_format)
     address = resolve(configure.address) if configure.nodes > 1 else loopback()

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from runtime.errors import RequestError
-from runtime.request.checks import shown
+from runtime.request.validation import shown
 
 NAME = "Content-Encoding"
 MAX_CODINGS = 4  # of one body

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse, shown
+from runtime.request.validation import refuse, shown
 from runtime.server.fields import Body, said
 from runtime.server.shape import check_shape
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.errors import RequestError
-from runtime.request.choice import Choice, IdsOnly, TokenLogprob
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.output import Choice, IdsOnly, TokenLogprob
 from runtime.request.scoring import score_spec
 from runtime.server.logprobs import MOST
 from runtime.server.schemas import CompletionRequest
-from runtime.text import Tokenizer
-from runtime.text.offsets import Offsets, Place
+from runtime.tokenizer import Tokenizer
+from runtime.tokenizer.token_offsets import Offsets, Place
 
 
 def echo_of(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> Echo | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runtime.request.io import EngineStats
+from runtime.request.engine_messages import EngineStats
 
 # totals of EngineStats -> (metric without prefix and suffix, help)
 _TOTALS = {

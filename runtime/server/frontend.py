@@ -14,7 +14,7 @@ from typing import Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.io import EngineInfo, EngineOutput, RequestSpec
+from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpec
 from runtime.server.observed import Observed
 from runtime.server.offered import Offered
 from runtime.server.profiling import Profiles

@@ -11,11 +11,11 @@ from typing import Any
 from starlette.types import Receive
 
 from runtime.errors import RequestError
-from runtime.request.choice import Choice
-from runtime.request.io import EngineOutput
+from runtime.request.engine_messages import EngineOutput
+from runtime.request.output import Choice
 from runtime.request.structured import FIELD
 from runtime.server.frontend import Frontend
-from runtime.structured.grammars import GrammarError
+from runtime.structured_output.grammar_cache import GrammarError
 
 MAX_BATCH = 128  # outputs that one request has handled before others have their turn
 _OUTCOMES = {499: "aborted", 504: "timeout"}

@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from starlette.requests import Request
 
-from runtime.config.keys import SETTLE_SECONDS, Stamp, key_file_stamp, read_key_file
+from runtime.config.api_keys import SETTLE_SECONDS, Stamp, key_file_stamp, read_key_file
 from runtime.errors import ConfigError, RequestError
 
 log = logging.getLogger("unmask.keys")

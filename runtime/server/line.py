@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from runtime.errors import RequestError
-from runtime.structured.service_time import ServiceTime
+from runtime.structured_output.service_time import ServiceTime
 
 QUANTUM = 0.05  # seconds of service by which owners may differ and count as equal
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from runtime.errors import RequestError
-from runtime.parts import part_marks
-from runtime.request.choice import Choice, TokenLogprob
-from runtime.request.io import RequestSpec
-from runtime.text.offsets import Offsets, Place
-from runtime.text.pieces import Pieces
+from runtime.parsers import part_marks
+from runtime.request.engine_messages import RequestSpec
+from runtime.request.output import Choice, TokenLogprob
+from runtime.tokenizer.token_bytes import Pieces
+from runtime.tokenizer.token_offsets import Offsets, Place
 
 if TYPE_CHECKING:
     from runtime.server.jobs import Update

@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.config.adapters import check_adapter_name
 from runtime.errors import ConfigError
-from runtime.weights.files import read_owners_text
+from runtime.weights.checkpoint_files import read_owners_text
 
 LIMIT = 1 << 20  # bytes of a file
 FLAG = "--lora-config"

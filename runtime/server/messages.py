@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from runtime.config import EngineConfig, ServerConfig
-from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
 VERSION = 7  # of this file; raised whenever a struct changes its meaning
 

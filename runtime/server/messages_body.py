@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse
+from runtime.request.validation import refuse
 from runtime.server.conversation import (
     CHAT,
     MAX_MESSAGES,

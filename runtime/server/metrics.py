@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.registry import Collector
 
 import runtime
-from runtime.request.io import EngineInfo, EngineStats
+from runtime.request.engine_messages import EngineInfo, EngineStats
 from runtime.server.figures import EngineFigures
 from runtime.server.metric_labels import Named, Processes
 from runtime.server.observed import POWERS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.parts import Arguments, CallStart, Delta, Parts, Reasoning
-from runtime.request.choice import Choice
+from runtime.parsers import Arguments, CallStart, Delta, Parts, Reasoning
+from runtime.request.output import Choice
 
 
 def parts_of(choice: Choice) -> Parts:

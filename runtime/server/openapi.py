@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from runtime.request.decoding import engine_fields
-from runtime.request.description import Field, Limits
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.field_spec import Field, Limits
 
 _TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
 

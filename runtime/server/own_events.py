@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.request.choice import append_event, denoise_event
+from runtime.request.output import append_event, denoise_event
 from runtime.server.dialect import Dialect
 from runtime.server.errors import of_error
 from runtime.server.jobs import Job, Update

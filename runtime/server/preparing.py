@@ -16,18 +16,18 @@ from typing import Any
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.resolve import check_ids, check_length
+from runtime.request.validation import refuse
 from runtime.server.bodies import decoded
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lanes, T, Work, attended
 from runtime.server.line import Line
 from runtime.server.shape import counting
 from runtime.server.validating import B, decode, parse_body, validate
-from runtime.text import Tokenizer
-from runtime.text.budget import Budget
-from runtime.text.tokenizer import WINDOW
+from runtime.tokenizer import Tokenizer
+from runtime.tokenizer.template_limits import Budget
+from runtime.tokenizer.tokenizer import WINDOW
 
 SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
 MAX_WAITING_BODIES = 8 * 2**20  # bytes of large bodies that wait to be parsed, together

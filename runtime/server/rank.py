@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from runtime.distributed import rank_worker
 from runtime.parent_death import exit_with_parent
-from runtime.ranks import follow
 from runtime.server import logs
 
 
 def main(argv: list[str]) -> int:
     level, form, *arguments = argv
     exit_with_parent()
-    return follow.main(arguments, prepare=lambda: logs.set_up(level, form, "rank"))
+    return rank_worker.main(arguments, prepare=lambda: logs.set_up(level, form, "rank"))
 
 
 if __name__ == "__main__":

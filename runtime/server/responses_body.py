@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from runtime.request.checks import refuse, shown
+from runtime.request.validation import refuse, shown
 from runtime.server.conversation import (
     MAX_MESSAGES,
     MAX_PARTS,

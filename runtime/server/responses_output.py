@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from runtime.parts import Arguments, CallStart, Delta, Reasoning
+from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 
 
 class Event(Protocol):

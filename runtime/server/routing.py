@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.request.io import EngineInfo, RequestSpec
+    from runtime.request.engine_messages import EngineInfo, RequestSpec
 
 CHUNK = 32  # tokens of a prompt that are compared at a time
 TYPICAL = 128.0  # tokens of an answer, before any has been seen

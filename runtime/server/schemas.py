@@ -1,4 +1,4 @@
-"""Request bodies: which fields there are and of what type; those of an answer are ``runtime.request.params``'s.
+"""Request bodies: their fields and types. Those of an answer are in ``runtime.request.sampling_params``.
 
 Ranges and meanings are checked by ``runtime.request``, and stand here for the OpenAPI alone.
 
@@ -17,7 +17,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from runtime.errors import RequestError
-from runtime.request.params import PARAMETERS
+from runtime.request.sampling_params import PARAMETERS
 from runtime.request.scoring import MOST_STRIDE
 from runtime.server.conversation import CHAT, Messages
 from runtime.server.fields import Body, Integer, Integers, Unbuilt, said

@@ -14,13 +14,13 @@ from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.parts import part_marks
-from runtime.request.checks import refuse
-from runtime.request.choice import Choice
-from runtime.request.io import EngineInfo, Report, RequestSpec
-from runtime.request.params import MANY, SamplingParams, stop_strings
+from runtime.parsers import part_marks
+from runtime.request.engine_messages import EngineInfo, Report, RequestSpec
+from runtime.request.output import Choice
 from runtime.request.resolve import choices, resolve
+from runtime.request.sampling_params import MANY, SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
+from runtime.request.validation import refuse
 from runtime.server.bodies import read_body
 from runtime.server.content_encoding import NAME, codings
 from runtime.server.echo import Echo
@@ -36,8 +36,8 @@ from runtime.server.structured import FormChecker, form
 from runtime.server.talking import Talk
 from runtime.server.tracing import Tracing
 from runtime.server.validating import B
-from runtime.structured.grammars import GrammarError
-from runtime.text import Answer, Tokenizer
+from runtime.structured_output.grammar_cache import GrammarError
+from runtime.tokenizer import Answer, Tokenizer
 
 log = logging.getLogger("unmask.http")
 

@@ -16,7 +16,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.server import tracing
 from runtime.server.frontend import Frontend
 from runtime.server.http import make_http
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from runtime.weights.checkpoint import resolve_text_files
 
 log = logging.getLogger("unmask.server")

@@ -7,16 +7,16 @@ from typing import Any
 
 from starlette.requests import Request
 
-from runtime.request.checks import refuse, shown
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import FIELD
+from runtime.request.validation import refuse, shown
 from runtime.server.environment import backend_environment
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lane, attended
 from runtime.server.schemas import Generation
-from runtime.structured.grammars import GrammarError
-from runtime.structured.trials import Trials
-from runtime.text import Tokenizer
+from runtime.structured_output.grammar_cache import GrammarError
+from runtime.structured_output.sandbox import Trials
+from runtime.tokenizer import Tokenizer
 
 # Keywords that decide the type of a value: beside one of them no type is added to a schema.
 _TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}

@@ -18,7 +18,7 @@ import zmq
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError
-from runtime.request.io import EngineInfo, EngineOutput, EngineStats
+from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats
 from runtime.server import messages, restarting
 from runtime.server.environment import backend_environment
 from runtime.server.messages import Fatal, Loading, Outputs, Ready, Stats

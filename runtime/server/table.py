@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.server.adapters import Adapters
 from runtime.server.frontend import Frontend, Inbox, News, Unavailable, end
 from runtime.server.messages import Abort, AdapterNews, Add, ProfileNews

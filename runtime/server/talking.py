@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
-from runtime.config.talking import OFF
+from runtime.config.chat_flags import OFF
 from runtime.errors import ConfigError, RequestError
-from runtime.parts import (
+from runtime.parsers import (
     Parts,
     ReasoningFormat,
     ToolFormat,
@@ -20,17 +20,17 @@ from runtime.parts import (
     tool_format,
     tool_formats,
 )
-from runtime.parts.grammar import Held, Wanted, grammar, part_name
-from runtime.parts.thought import Thought
-from runtime.request.checks import refuse
-from runtime.request.io import EngineInfo
+from runtime.parsers.reasoning import Thought
+from runtime.parsers.tool_call_grammar import Held, Wanted, grammar, part_name
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
+from runtime.request.validation import refuse
 from runtime.server.conversation import NO_GRAMMAR
 from runtime.server.tooling import NO_TOOLS, Tooling
 
 if TYPE_CHECKING:  # a server looks at its flags before it loads the tokenizers library
     from runtime.server.preparing import Preparer
-    from runtime.text import Tokenizer
+    from runtime.tokenizer import Tokenizer
 
 _TAIL = 32  # ids at a prompt's end in which the mark of reasoning is looked for
 

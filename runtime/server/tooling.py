@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, WithJsonSchema
 
 from runtime.errors import RequestError
-from runtime.parts.formats import NO_ARGUMENTS, Tool
-from runtime.request.checks import refuse, shown
+from runtime.parsers.formats import NO_ARGUMENTS, Tool
+from runtime.request.validation import refuse, shown
 from runtime.server.fields import Body, said
 
 MAX_TOOLS = 256

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runtime.request.choice import Choice
-from runtime.request.io import EngineInfo
-from runtime.text import Tokenizer
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.output import Choice
+from runtime.tokenizer import Tokenizer
 
 WARNING = (
     "the model ended at once: it was tuned on conversations, and this prompt is not in its chat template; send it as "

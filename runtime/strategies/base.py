@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from runtime.engine.request import Block, Request
+from runtime.engine.scheduled_request import Feed
+from runtime.engine.step_plan import BlockResults, Ints
 from runtime.errors import ConfigError
-from runtime.request.description import Field, Value
-from runtime.request.tiling import Tiling
-from runtime.state.plan import BlockResults, Ints
-from runtime.state.request import Block, Request
-from runtime.state.turn import Feed
+from runtime.request.block_layout import Tiling
+from runtime.request.field_spec import Field, Value
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.request.description import Field, Value, share
-from runtime.request.tiling import Tiling
-from runtime.state.request import Request
+from runtime.engine.request import Request
+from runtime.request.block_layout import Tiling
+from runtime.request.field_spec import Field, Value, share
 from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.multi_bd import MultiBlock
 

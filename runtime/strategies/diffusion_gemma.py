@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runtime.request.tiling import Tiling
-from runtime.samplers.uniform import CANVAS, uniforms
-from runtime.state.plan import BlockResults, Ints
-from runtime.state.request import FILLED, MASKED, Block, Request
-from runtime.state.turn import Feed
+from runtime.algorithms.rng import CANVAS, uniforms
+from runtime.engine.request import FILLED, MASKED, Block, Request
+from runtime.engine.scheduled_request import Feed
+from runtime.engine.step_plan import BlockResults, Ints
+from runtime.request.block_layout import Tiling
 from runtime.strategies.base import DecodingContext, check_one_at_a_time, register_strategy
-from runtime.strategies.progress import advance, finish, worth_caching, write_block
-from runtime.strategies.tiled import TiledBlocks
+from runtime.strategies.block_strategy import TiledBlocks
+from runtime.strategies.block_update import advance, finish, worth_caching, write_block
 
 
 @register_strategy("diffusion_gemma")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.request.description import Value
+from runtime.request.field_spec import Value
 from runtime.strategies.base import register_strategy
 from runtime.strategies.multi_bd import MultiBlock
 

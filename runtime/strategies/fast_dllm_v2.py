@@ -6,13 +6,13 @@ forward pass, because they are forwarded again after a preemption.
 
 from __future__ import annotations
 
+from runtime.engine.request import MASKED, Block, Forwarded, Request
+from runtime.engine.step_plan import BlockResults
 from runtime.errors import ConfigError
-from runtime.request.description import SUB_BLOCK, Field
-from runtime.state.plan import BlockResults
-from runtime.state.request import MASKED, Block, Forwarded, Request
+from runtime.request.field_spec import SUB_BLOCK, Field
 from runtime.strategies.base import DecodingContext, register_strategy
-from runtime.strategies.progress import write_block
-from runtime.strategies.seeded import SeededBlocks, current
+from runtime.strategies.block_update import write_block
+from runtime.strategies.shifted import SeededBlocks, current
 
 SUB_BLOCK_SIZE = 8
 

@@ -14,15 +14,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from runtime.request.description import BLOCK_LENGTH, Field
-from runtime.request.tiling import Tiling
-from runtime.state.plan import BlockResults, Ints
-from runtime.state.request import FIXED, Block, Forwarded, Request
-from runtime.state.turn import Feed
+from runtime.engine.request import FIXED, Block, Forwarded, Request
+from runtime.engine.scheduled_request import Feed
+from runtime.engine.step_plan import BlockResults, Ints
+from runtime.request.block_layout import Tiling
+from runtime.request.field_spec import BLOCK_LENGTH, Field
 from runtime.strategies.base import DecodingContext, check_one_at_a_time, register_strategy
-from runtime.strategies.progress import advance, complete, finish, looked_at, write_block
-from runtime.strategies.shares import shares
-from runtime.strategies.tiled import TiledBlocks
+from runtime.strategies.block_strategy import TiledBlocks
+from runtime.strategies.block_update import advance, complete, finish, looked_at, write_block
+from runtime.strategies.step_schedule import shares
 
 VICINITY = 16  # rows on either side of a block that the mode of this name renews with it
 CACHE = "cache"

@@ -6,15 +6,15 @@ end of the answer.
 
 from __future__ import annotations
 
-from runtime.request.description import Field, share
-from runtime.request.tiling import Tiling
-from runtime.state.plan import BlockResults
-from runtime.state.request import FIXED, Block, Request
-from runtime.state.turn import Feed
+from runtime.engine.request import FIXED, Block, Request
+from runtime.engine.scheduled_request import Feed
+from runtime.engine.step_plan import BlockResults
+from runtime.request.block_layout import Tiling
+from runtime.request.field_spec import Field, share
 from runtime.strategies.base import DecodingContext, register_strategy
-from runtime.strategies.progress import advance, complete, finish, looked_at, worth_caching, write_block
-from runtime.strategies.shares import shares
-from runtime.strategies.tiled import TiledBlocks
+from runtime.strategies.block_strategy import TiledBlocks
+from runtime.strategies.block_update import advance, complete, finish, looked_at, worth_caching, write_block
+from runtime.strategies.step_schedule import shares
 
 
 @register_strategy("multi_bd")

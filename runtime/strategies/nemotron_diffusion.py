@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.state.plan import Ints
-from runtime.state.request import Request
+from runtime.engine.request import Request
+from runtime.engine.step_plan import Ints
 from runtime.strategies.base import register_strategy
-from runtime.strategies.seeded import SeededBlocks
+from runtime.strategies.shifted import SeededBlocks
 
 
 @register_strategy("nemotron_diffusion")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
     from runtime.weights.loader import load_model
-    from runtime.weights.tokens import TokenIds, read_tokens
+    from runtime.weights.special_tokens import TokenIds, read_tokens
 
 _HOMES = {
     "Checkpoint": "checkpoint",
-    "TokenIds": "tokens",
+    "TokenIds": "special_tokens",
     "load_model": "loader",
-    "read_tokens": "tokens",
+    "read_tokens": "special_tokens",
     "resolve_checkpoint": "checkpoint",
 }
 __all__ = ["Checkpoint", "TokenIds", "load_model", "read_tokens", "resolve_checkpoint"]

@@ -1,5 +1,5 @@
 """A checkpoint is a directory: config.json, generation_config.json, tokenizer files, safetensors. All read as data,
-and all through ``runtime.weights.files``."""
+and all through ``runtime.weights.checkpoint_files``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from safetensors import SafetensorError, safe_open
 
 from runtime.errors import ConfigError
-from runtime.weights import files, hub
+from runtime.weights import checkpoint_files, hub
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import torch
 
-    from runtime.layers.share import Index
+    from runtime.layers.sharding import Index
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -58,12 +58,12 @@ class Checkpoint:
 
     def read_json(self, file: str) -> dict[str, Any]:
         """The object in `file`, {} where there is no such file; ConfigError for anything but a JSON object."""
-        return files.read_json(self.path, file) or {}
+        return checkpoint_files.read_json(self.path, file) or {}
 
     @contextmanager
     def tensors(self, file: str) -> Iterator[TensorFile]:
         """The open safetensors file `file`. ConfigError if it may not be read, or is none."""
-        with files.opened_path(self.path, file) as path:
+        with checkpoint_files.opened_path(self.path, file) as path:
             if path is None:
                 raise ConfigError(f"{self.path / file} is gone; download the checkpoint again")
             try:
@@ -95,15 +95,15 @@ class Checkpoint:
         return found
 
     def _weight_files(self) -> tuple[list[str], dict[str, str] | None]:
-        if files.has(self.path, SINGLE_FILE) and not files.has(self.path, INDEX_FILE):
+        if checkpoint_files.has(self.path, SINGLE_FILE) and not checkpoint_files.has(self.path, INDEX_FILE):
             return [SINGLE_FILE], None
-        if files.has(self.path, INDEX_FILE):
+        if checkpoint_files.has(self.path, INDEX_FILE):
             listed = self.read_json(INDEX_FILE).get("weight_map")
             if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
                 raise ConfigError(f"{self.path / INDEX_FILE} has no weight_map of tensor names to files")
             shards, lost = sorted(set(listed.values())), []
             for file in shards:
-                with files.opened(self.path, file) as descriptor:
+                with checkpoint_files.opened(self.path, file) as descriptor:
                     if descriptor is None:
                         lost.append(file)
             if lost:
@@ -153,12 +153,12 @@ def summary(names: list[str], limit: int = 4) -> str:
 
 
 def _open(path: Path) -> Checkpoint:
-    config = files.read_json(path, "config.json")
+    config = checkpoint_files.read_json(path, "config.json")
     if config is None:
         raise ConfigError(f"{path} holds no config.json; --model needs a checkpoint directory")
-    checkpoint = Checkpoint(path, config, files.read_json(path, "generation_config.json") or {})
+    checkpoint = Checkpoint(path, config, checkpoint_files.read_json(path, "generation_config.json") or {})
     shards, _ = checkpoint._weight_files()
-    if files.has(path, SINGLE_FILE) and SINGLE_FILE not in shards:
+    if checkpoint_files.has(path, SINGLE_FILE) and SINGLE_FILE not in shards:
         log.warning("%s ignored: %s lists other files", path / SINGLE_FILE, INDEX_FILE)
     return checkpoint
 

@@ -13,17 +13,17 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.layers.lora import Room
-from runtime.layers.packed_weight import PackedWeight
-from runtime.layers.share import Index, Part
-from runtime.layers.weight import Weight, require_finite, weights_of
+from runtime.layers.parameter import Weight, require_finite, weights_of
+from runtime.layers.sharding import Index, Part
 from runtime.models.base import Family, Model
 from runtime.models.weight_map import Slot, WeightMap
+from runtime.quantization.base import PackedWeight
+from runtime.quantization.checkpoint import scheme_of
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
-from runtime.weights.quantised import scheme_of
-from runtime.weights.stored import Stored, gather
+from runtime.weights.shard_reader import Stored, gather
 
 Arch = TypeVar("Arch")
 

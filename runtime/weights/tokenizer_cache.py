@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.weights import files
+from runtime.weights import checkpoint_files
 from runtime.weights.tokenizer_formats import FILE, REMEDY, SETTING_FILES, TEMPORARY_VARIABLE, use_temporary_directory
 
 log = logging.getLogger(__name__)
@@ -50,13 +50,15 @@ def converted(directory: Path, vocabularies: Sequence[str]) -> dict[str, Any]:
 
 def _content(directory: Path, name: str) -> bytes | None:
     """The bytes of an input file. ConfigError if it is larger than a JSON file may be."""
-    with files.opened(directory, name) as descriptor:
+    with checkpoint_files.opened(directory, name) as descriptor:
         if descriptor is None:
             return None
         with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(files.JSON_BYTES + 1)
-    if len(data) > files.JSON_BYTES:
-        raise ConfigError(f"{directory / name} is larger than {files.JSON_BYTES} bytes, the limit for such a file")
+            data = file.read(checkpoint_files.JSON_BYTES + 1)
+    if len(data) > checkpoint_files.JSON_BYTES:
+        raise ConfigError(
+            f"{directory / name} is larger than {checkpoint_files.JSON_BYTES} bytes, the limit for such a file"
+        )
     return data
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.weights import files
+from runtime.weights import checkpoint_files
 
 FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -40,7 +40,7 @@ REMEDY = (
 def vocabulary_files(directory: Path) -> list[str]:
     """Names of the files in `directory` that a tokenizer can be converted from."""
     names = [*BPE_FILES, *SENTENCEPIECE_FILES, TIKTOKEN_FILE]
-    return [name for name in names if files.has(directory, name)] + sorted(
+    return [name for name in names if checkpoint_files.has(directory, name)] + sorted(
         path.name for path in directory.glob(f"*{TIKTOKEN_SUFFIX}")
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.weights import files
+from runtime.weights import checkpoint_files
 from runtime.weights.tokenizer_formats import (
     CONFIG_FILE,
     FILE,
@@ -42,7 +42,7 @@ def read_tokenizer(directory: Path) -> dict[str, Any] | None:
     Raises:
         ConfigError: a file cannot be read, or the tokenizer cannot be converted.
     """
-    data = files.read_json(directory, FILE)
+    data = checkpoint_files.read_json(directory, FILE)
     if data is None:
         data = _converted(directory)
     if data is not None:
@@ -52,7 +52,7 @@ def read_tokenizer(directory: Path) -> dict[str, Any] | None:
 
 def source_name(directory: Path) -> str:
     """The file that messages about the tokenizer name."""
-    if files.has(directory, FILE):
+    if checkpoint_files.has(directory, FILE):
         return str(directory / FILE)
     found = vocabulary_files(directory)
     return f"{directory / FILE} (converted from {' and '.join(found)})" if found else str(directory / FILE)
@@ -65,7 +65,7 @@ def named_tokens(directory: Path) -> dict[str, str]:
     """
     named: dict[str, str] = {}
     for file in (SPECIAL_FILE, CONFIG_FILE):
-        config = files.read_json(directory, file) or {}
+        config = checkpoint_files.read_json(directory, file) or {}
         extra = config.get("extra_special_tokens")
         entries = {**(extra if isinstance(extra, dict) else {}), **config}
         named |= {
@@ -80,7 +80,7 @@ def _special_texts(directory: Path) -> set[str]:
     """Texts of all tokens that the two files declare special, under whatever name."""
     found = set(named_tokens(directory).values())
     for file in (SPECIAL_FILE, CONFIG_FILE):
-        config = files.read_json(directory, file) or {}
+        config = checkpoint_files.read_json(directory, file) or {}
         for name in SPECIAL_LISTS:
             value = config.get(name)
             entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
@@ -100,7 +100,7 @@ def _add_declared(data: dict[str, Any], directory: Path) -> None:
     added = data["added_tokens"] = list(entries)
     known = {token["id"] for token in added}
     texts = {token["content"] for token in added}
-    config = files.read_json(directory, CONFIG_FILE) or {}
+    config = checkpoint_files.read_json(directory, CONFIG_FILE) or {}
     for number, token in sorted(declared_tokens(config, str(directory / CONFIG_FILE)).items()):
         if number not in known:
             added.append({"id": number, **token})

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from runtime.bench.floor import Part, work_of
+from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.steady import COLUMNS
 from runtime.bench.step_plans import StepPlans
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.layers.weight import weights_of
-from runtime.models.architectures import architecture, random_model
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models.base import resolve_family
 from runtime.strategies import DecodingContext, also_fits, make_strategy
 

@@ -11,7 +11,7 @@ from runtime.bench.random_weights import random_llm, write_files
 from runtime.config import EngineConfig
 from runtime.errors import ConfigError
 from runtime.server.messages import Configure
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 
 TINY = ["generate", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]
 SIZES = ["--prompt", "32", "--max-tokens", "96", "--rounds", "1", "--repeats", "1"]

@@ -7,23 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 
+from runtime.algorithms import sampling
 from runtime.bench import layers
 from runtime.bench.__main__ import main
 from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
+from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
-from runtime.engine.model_runner import ModelRunner
-from runtime.kernels.dispatch import TORCH, TRITON, Kernels
-from runtime.kernels.product_norm import product_add_norm_reference
-from runtime.kernels.sandwich import after_reference
+from runtime.kernels.gemm_add_norm import product_add_norm_reference
+from runtime.kernels.ops import TORCH, TRITON, Kernels
+from runtime.kernels.sandwich_norm import after_reference
 from runtime.kernels.signatures import Sandwich
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.weight import weights_of
-from runtime.models.architectures import architecture, random_model
-from runtime.samplers import choose
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.strategies import DecodingContext, make_strategy
+from runtime.worker.model_runner import ModelRunner
 from tests.bench.test_steps import NOISY, TINY
 from tests.golden import GOLDEN
 
@@ -46,8 +46,10 @@ def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
 
 
 def test_requests_may_draw(tmp_path, monkeypatch):
-    drawn, pick = [], choose.pick
-    monkeypatch.setattr(choose, "pick", lambda probs, uniform: drawn.append((probs > 0).sum(1)) or pick(probs, uniform))
+    drawn, pick = [], sampling.pick
+    monkeypatch.setattr(
+        sampling, "pick", lambda probs, uniform: drawn.append((probs > 0).sum(1)) or pick(probs, uniform)
+    )
     measured(tmp_path, *TINY)
     assert not drawn
     (_, row) = measured(tmp_path, *TINY, "--temperature", "0.7", "--top-p", "0.5")
@@ -123,8 +125,8 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
 
 def test_references_take_what_other_kernels_are_given():
     """Gate and up rows in turns, the router in parts."""
-    from runtime.kernels.router import split_parts
-    from runtime.kernels.turns import in_turns
+    from runtime.kernels.interleave import in_turns
+    from runtime.kernels.moe_router_gemm import split_parts
 
     taking = layers._taking(layers.replace(TORCH, turns=True, parts=True))
     x, weight = torch.randn(5, 8), torch.randn(4, 8)

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.bench import model_shapes
 from runtime.bench.__main__ import main
+from runtime.bench.model_shapes import ARCHITECTURES, architecture, random_model
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
-from runtime.engine.model_runner import ModelRunner
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.weight import weights_of
-from runtime.models import architectures, resolve_family
-from runtime.models.architectures import ARCHITECTURES, architecture, random_model
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
+from runtime.models import resolve_family
 from runtime.strategies import DecodingContext, make_strategy, strategies
+from runtime.worker.model_runner import ModelRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["steps", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]
@@ -187,7 +188,7 @@ def test_random_models_are_filled_and_repeatable():
 
 def test_random_weights_are_drawn_piece_by_piece(monkeypatch):
     """Of any size, each of its own numbers."""
-    monkeypatch.setattr(architectures, "PIECE", 5000)  # less than an expert, 39 rows of the head
+    monkeypatch.setattr(model_shapes, "PIECE", 5000)  # less than an expert, 39 rows of the head
     build = Build.choose("cpu", torch.float32)
     for name, weight in weights_of(random_model(architecture("llada2-tiny"), build)).items():
         assert len(weight.tensor.unique()) > 0.9 * weight.size, name

@@ -5,15 +5,15 @@ import json
 import pytest
 
 from runtime import LLM, SamplingParams
+from runtime.algorithms import Rule, get_rule, register_rule, rules
+from runtime.algorithms import base as algorithms
+from runtime.algorithms.common import ACCEPT, BY_STEPS, BY_THRESHOLD, COMMON, STEPS
 from runtime.bench import __main__ as bench
 from runtime.bench import accuracy, sweep
 from runtime.bench.accuracy import Result
 from runtime.bench.sweep import Point, Walk
 from runtime.demo.tasks import all_tasks, held_out_samples
-from runtime.request.checks import declared
-from runtime.samplers import Rule, get_rule, register_rule, rules
-from runtime.samplers import base as samplers
-from runtime.samplers.shared import ACCEPT, BY_STEPS, BY_THRESHOLD, COMMON, STEPS
+from runtime.request.validation import declared
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_rule_without_a_tradeoff_as_fixed_could_be_is_one_point_at_its_default
 
 
 def test_a_tradeoff_of_another_rules_field_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(samplers, "_RULES", {})
+    monkeypatch.setattr(algorithms, "_RULES", {})
 
     class Wrong(Rule):
         key, fields, tradeoff = "wrong", (ACCEPT, *COMMON), BY_STEPS

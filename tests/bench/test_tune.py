@@ -6,16 +6,16 @@ import torch
 from runtime.bench.__main__ import main
 from runtime.bench.tune import between, choices, masks, shape_of
 from runtime.errors import ConfigError
-from runtime.kernels import expert_cut
-from runtime.kernels.expert_cut import Cut, Product, by_rule, cut, key, table_of, write_table
+from runtime.kernels.fused_moe import tile_config
+from runtime.kernels.fused_moe.tile_config import Cut, Product, by_rule, cut, key, table_of, write_table
 
 CUTS = [Cut(128, Product(32, 64, (5, 4, n), 4), Product(128, 64, (3, 3, 3), 8, turned=False)) for n in (1, 2, 3)]
 
 
 def test_a_table_is_written_and_chosen_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(expert_cut, "TABLES", tmp_path / "tuned")
+    monkeypatch.setattr(tile_config, "TABLES", tmp_path / "tuned")
     name = key(256, 2048, 512)
-    write_table(expert_cut.path_of("Some GPU"), {name: between([(1, CUTS[0]), (4, CUTS[1]), (256, CUTS[2])])})
+    write_table(tile_config.path_of("Some GPU"), {name: between([(1, CUTS[0]), (4, CUTS[1]), (256, CUTS[2])])})
     table_of.cache_clear()
     assert table_of("Some GPU") == {name: [(2, CUTS[0]), (32, CUTS[1]), (1e9, CUTS[2])]}
     for each, chosen in ((1, 0), (2, 0), (3, 1), (33, 2), (10**6, 2)):
@@ -25,7 +25,7 @@ def test_a_table_is_written_and_chosen_from(tmp_path, monkeypatch):
     table_of.cache_clear()
 
 
-@pytest.mark.parametrize("path", sorted(expert_cut.TABLES.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(tile_config.TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_shipped_tables_are_whole(path):
     table = table_of(path.stem.replace("_", " "))
     assert table

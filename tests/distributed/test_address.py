@@ -9,11 +9,11 @@ import threading
 import pytest
 import torch
 
-from runtime.distributed import group as groups
+from runtime.distributed import process_group as groups
 from runtime.distributed.address import create_listener, endpoint, resolve
-from runtime.distributed.wire import VERSION, Hello, Wire
+from runtime.distributed.rank_launcher import Place, gather_peers
+from runtime.distributed.rpc import VERSION, Hello, Wire
 from runtime.errors import ConfigError
-from runtime.ranks.start import Place, gather_peers
 from tests.networks import needs_ipv6, needs_namespaces, python_in_namespace
 from tests.server.harness import ROOT
 from tests.wait import TIMEOUT

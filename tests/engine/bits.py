@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.engine.head import Head
-from runtime.engine.model_runner import ModelRunner
-from runtime.engine.replaying import ReplayingRunner
-from runtime.state.plan import BlockPlan
-from tests.engine.replays import Served
+from runtime.engine.step_plan import BlockPlan
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sample.sampler import Head
 from tests.golden import GOLDEN
 from tests.server.checkpoint import write_checkpoint
+from tests.worker.replays import Served
 
 Bits = set[bytes]
 

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from runtime.algorithms import Orders, get_rule, rules_of, rules_under
 from runtime.engine.engine import Engine
-from runtime.engine.model_runner import ModelRunner
-from runtime.engine.pace import Pace
-from runtime.engine.recording import at_once
-from runtime.engine.replaying import ReplayingRunner
-from runtime.engine.sizes import Sizes
+from runtime.engine.request import Request
+from runtime.engine.step_plan import BlockResults, StepPlan
+from runtime.engine.step_time_budget import Pace
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
-from runtime.request.description import RuleInfo, with_defaults
-from runtime.request.io import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
-from runtime.samplers import Orders, get_rule, rules_of, rules_under
-from runtime.state.plan import BlockResults, StepPlan
-from runtime.state.request import Request
+from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
+from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.strategies import DecodingContext, longest_request, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
+from runtime.worker.capture_sizes import Sizes
+from runtime.worker.cuda_graph import at_once
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.model_runner import ModelRunner
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits
 from tests.oracle.block import Params, banned
 from tests.oracle.block import Shape as OracleShape
@@ -216,7 +216,7 @@ def decoding_of(p: Params) -> dict[str, Any]:
 
 
 def shaping_of(p: Params) -> Shaping | None:
-    """What `runtime.request.shaping` would make of it."""
+    """What `runtime.request.logits_processors_params` would make of it."""
     found = Shaping(
         bias=dict(p.logit_bias), repetition=p.repetition_penalty, presence=p.presence_penalty,
         frequency=p.frequency_penalty, min_tokens=p.min_tokens,

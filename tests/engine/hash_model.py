@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.kernels.batch import ForwardBatch
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool, KVShape
 from tests.oracle.masks import block_causal_ends
 

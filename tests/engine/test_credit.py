@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.samplers import rules_of
-from runtime.state.plan import BlockResults, StepPlan
+from runtime.algorithms import rules_of
+from runtime.engine.step_plan import BlockResults, StepPlan
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.engine.bits import answers, check, check_looks, listening, questions
-from tests.engine.replays import Served, served
 from tests.matrix import marked
+from tests.worker.replays import Served, served
 
 SCHEDULES = {"max_num_reqs": 3}, {"max_num_reqs": 8, "max_num_batched_tokens": 192, "enforce_eager": True}
 

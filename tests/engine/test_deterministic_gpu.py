@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.kernels.batch import ForwardBatch
-from runtime.layers.build import Build
+from runtime.bench.model_shapes import architecture, random_model
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.models.architectures import architecture, random_model
+from runtime.layers.layer_factory import Build
 from tests.engine.bits import answers, check, check_looks, listening, questions
-from tests.engine.replays import Served
 from tests.models.paged import make_batch, page_tables
+from tests.worker.replays import Served
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 BEFORE, CANVAS = 128, 128  # positions of what is settled, and of a canvas

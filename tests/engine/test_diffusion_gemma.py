@@ -10,17 +10,17 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from runtime.engine import planner
+from runtime.algorithms import sampling
+from runtime.algorithms.rng import RENOISE
+from runtime.algorithms.sampling import Candidate
 from runtime.errors import ConfigError, RequestError
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
 from runtime.request.resolve import resolve
-from runtime.samplers import choose
-from runtime.samplers.choose import Candidate
-from runtime.samplers.uniform import RENOISE
 from runtime.strategies.diffusion_gemma import Canvas
 from runtime.weights import load_model, resolve_checkpoint
+from runtime.worker import input_builder
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.oracle import canvas
@@ -58,8 +58,8 @@ def test_golden_answers(llm, case, monkeypatch):
         return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     monkeypatch.setattr(Canvas, "_noise", initial)
-    monkeypatch.setattr(planner, "uniforms", numbers)
-    monkeypatch.setattr(choose, "pick", pick)
+    monkeypatch.setattr(input_builder, "uniforms", numbers)
+    monkeypatch.setattr(sampling, "pick", pick)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:
         steps = iter(draws["sampled"])

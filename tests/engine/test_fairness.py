@@ -1,4 +1,4 @@
-"""Fair shares between those who send (queue.py): admission, places, pages and the length of steps."""
+"""Fair shares between those who send (request_queue.py): admission, places, pages and the length of steps."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.pace import Pace
-from runtime.engine.queue import FairQueue, deal
-from runtime.state.request import Request, Status
+from runtime.engine.request import Request, Status
+from runtime.engine.request_queue import FairQueue, deal
+from runtime.engine.step_time_budget import Pace
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_schedule, spec_of
 from tests.engine.samples import asks, examples, setups
 from tests.engine.test_scheduler import SLOW, Watched, prompt

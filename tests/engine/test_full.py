@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
+from runtime.engine.scheduled_request import Turn
 from runtime.errors import ConfigError, RequestError
-from runtime.state.turn import Turn
 from tests.engine.harness import Ask, Run, Setup, check_idle
 from tests.golden import GOLDEN
 from tests.oracle.block import Params

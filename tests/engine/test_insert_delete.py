@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from runtime.state.plan import BlockResults, StepPlan
+from runtime.engine.step_plan import BlockResults, StepPlan
 from tests.engine.harness import Ask, Run, Setup, make_engine, run_all, run_schedule
 from tests.engine.samples import asks, examples, setups
 from tests.engine.test_invariants import NoiseModel

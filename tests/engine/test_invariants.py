@@ -1,6 +1,6 @@
 """The invariants of every strategy (docs/decoding-rules.md#invariants), with their numbers.
 
-8 is tested in tests/ranks, 9 in test_oracle.py and test_llm_oracle.py.
+8 is tested in tests/distributed, 9 in test_oracle.py and test_llm_oracle.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine import observing
-from runtime.kernels.batch import ForwardBatch
+from runtime.engine import step_stats
+from runtime.engine.request import Request
+from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
-from runtime.request.io import EngineOutput
-from runtime.state.request import Request
+from runtime.request.engine_messages import EngineOutput
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.hash_model import HashModel, flat
 from tests.engine.samples import STRATEGIES, asks, examples, setups
@@ -324,7 +324,7 @@ def test_max_nfe_counts_steps_alone(algorithm: str) -> None:
 
 
 def test_6_an_engine_that_nobody_asks_for_statistics_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "OBSERVATIONS", 5)
+    monkeypatch.setattr(step_stats, "OBSERVATIONS", 5)
     run = Run(Setup(), make_engine(Setup()))
     for i in range(4):
         run.engine.add(spec_of(f"r{i}", Ask((1, 2, i), Params(max_tokens=12, accept_threshold=1.0, ignore_eos=True))))

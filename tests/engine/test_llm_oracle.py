@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
-from runtime.engine.model_runner import ModelRunner
+from runtime.algorithms import rules
 from runtime.layers.kv_pool import DistinctPool
-from runtime.samplers import rules
+from runtime.worker.model_runner import ModelRunner
 from tests.engine.harness import Run, Setup, decoding_of, run_schedule
 from tests.engine.samples import asks, examples
 from tests.golden import GOLDEN

@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 
 from runtime import LLM, SamplingParams
+from runtime.algorithms import get_rule, rules, rules_of
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
-from runtime.engine.markdown import fits
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
 from runtime.models import Family, families, resolve_family
-from runtime.request.checks import shown
 from runtime.request.decoding import ENGINE
-from runtime.request.description import Field
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.field_spec import Field
 from runtime.request.resolve import resolve
-from runtime.samplers import get_rule, rules, rules_of
+from runtime.request.validation import shown
 from runtime.strategies import also_fits, strategies
 from runtime.weights import Checkpoint, read_tokens
 from tests.models.tiny import checkpoint_of
 from tests.oracle.spelling import KINDS
 from tests.request.test_decoding import out_of_range, spelt
+from tools.docs.models import fits
 
 FAMILIES: dict[str, Family[Any]] = {family.key: family for family in map(resolve_family, families(), [{}] * 999)}
 PAIRS = {f"{family.key}-{key}": (family, key) for family, _, key in fits()}

@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.kernels import expert_products
-from runtime.kernels.batch import ForwardBatch, cut_tiles
-from runtime.kernels.expert_cut import Cut, Product, fitted
-from runtime.kernels.expert_products import moe, moe_add_norm
-from runtime.kernels.expert_sort import sort_by_expert, sort_by_expert_reference
-from runtime.kernels.expert_sum import Choices, sum_reference, sum_up
-from runtime.kernels.filling import Blocks, Sampled, fill, fill_reference
-from runtime.kernels.gate import Activation, gate_mul, gate_mul_reference
-from runtime.kernels.greedy_head import likeliest, likeliest_reference
+from runtime.kernels.activation import Activation, gate_mul, gate_mul_reference
+from runtime.kernels.forward_batch import ForwardBatch, cut_tiles
+from runtime.kernels.fused_argmax import likeliest, likeliest_reference
+from runtime.kernels.fused_moe import fused_moe
+from runtime.kernels.fused_moe.fused_moe import moe, moe_add_norm
+from runtime.kernels.fused_moe.moe_align import sort_by_expert, sort_by_expert_reference
+from runtime.kernels.fused_moe.moe_sum import Choices, sum_reference, sum_up
+from runtime.kernels.fused_moe.tile_config import Cut, Product, fitted
+from runtime.kernels.gemm_add_norm import product_add_norm, product_add_norm_reference
+from runtime.kernels.interleave import in_turns
 from runtime.kernels.kv_write import write_kv_reference
+from runtime.kernels.layernorm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_reference
+from runtime.kernels.moe_router import RoutingRule, route, route_reference
+from runtime.kernels.moe_router_gemm import router_logits, split_parts
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
-from runtime.kernels.product_norm import product_add_norm, product_add_norm_reference
-from runtime.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from runtime.kernels.rotary import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
-from runtime.kernels.router import router_logits, split_parts
-from runtime.kernels.routing import RoutingRule, route, route_reference
-from runtime.kernels.sandwich import after, after_reference, before, before_reference
-from runtime.kernels.turns import in_turns
+from runtime.kernels.rotary_and_cache import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
+from runtime.kernels.sandwich_norm import after, after_reference, before, before_reference
+from runtime.kernels.unmask import Blocks, Sampled, fill, fill_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.models.paged import make_batch, page_tables
 
@@ -226,7 +226,7 @@ def check_moe_with_a_rest(monkeypatch, rows: int, experts: int, dtype: torch.dty
     sides = 40, 24
     products = Product(64, 64, (4, 3, 3), 4), Product(128, 64, (5, 4, 3), 4)
     how = Cut(128, fitted(products[0], sides[1], sides[0]), fitted(products[1], *sides))
-    monkeypatch.setattr(expert_products, "cut", lambda *args: how)
+    monkeypatch.setattr(fused_moe, "cut", lambda *args: how)
     check_moe(rows, *sides, experts, 1, False, False, dtype, device, dead=0.05)
 
 

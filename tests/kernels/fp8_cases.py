@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels import fp8_experts, fp8_linear
-from runtime.kernels.dispatch import TRITON
+from runtime.kernels import fp8_linear
+from runtime.kernels.activation import Activation, gate_mul_reference
 from runtime.kernels.fp8 import quantise, quantise_reference, rounded
-from runtime.kernels.gate import Activation, gate_mul_reference
+from runtime.kernels.fused_moe import fp8_moe
+from runtime.kernels.interleave import in_turns
 from runtime.kernels.moe import moe_reference
-from runtime.kernels.turns import in_turns
+from runtime.kernels.ops import TRITON
 from tests.kernels.cases import TOLERANCE, assert_near, random, random_ids
 
 MANY = 1000  # numbers whose mean error is what it is of any
@@ -85,14 +86,14 @@ def check_moe(
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(38)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
     given, kept = quantise_reference(in_turns(gate_up)), quantise_reference(down)
-    out = fp8_experts.moe(x, ids, weights, given, kept, extra, activation)
+    out = fp8_moe.moe(x, ids, weights, given, kept, extra, activation)
     assert out.dtype == dtype
-    again = fp8_experts.moe(x, ids, weights, given, kept, extra, activation)
+    again = fp8_moe.moe(x, ids, weights, given, kept, extra, activation)
     assert torch.equal(out, again), "two runs differ"
     if activation == "silu":
         residual = random(rows, hidden, dtype=dtype, device=device, seed=39)
         scale = 1 + random(hidden, dtype=dtype, device=device, seed=44, scale=0.2)
-        normed, total = fp8_experts.moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
+        normed, total = fp8_moe.moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
         expected = TRITON.add_rms_norm(out, residual, scale, 1e-6)
         assert_near(total, expected[1], dtype)
         assert_near(normed, expected[0], dtype, slack=2)

@@ -11,20 +11,21 @@ import pytest
 import torch
 import triton
 
-from runtime.kernels import descriptors, distribution, expert_down, expert_sort, mean
-from runtime.kernels.expert_sort import FEW
-from runtime.kernels.expert_steady import run_steady
+from runtime.kernels import fused_softmax_stats, tma, weighted_embedding
+from runtime.kernels.fused_moe import down, moe_align
+from runtime.kernels.fused_moe.moe_align import FEW
+from runtime.kernels.fused_moe.persistent_down import run_steady
 from runtime.kernels.heads import TILE
+from runtime.kernels.moe_router import RoutingRule
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
-from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
-from tests.kernels import cases, fixed_cases, in_order, interpreting  # noqa: F401
-from tests.kernels.distribution_cases import check_describe, check_hot, check_sure
-from tests.kernels.draw_cases import check_draw
-from tests.kernels.gated_cases import SMALL, check_gated_product
-from tests.kernels.mean_cases import check_mean
-from tests.kernels.product_cases import check_product
+from tests.kernels import batch_invariant_cases, cases, in_order, interpreting  # noqa: F401
+from tests.kernels.batch_invariant_gemm_cases import check_product
+from tests.kernels.gate_up_gemm_cases import SMALL, check_gated_product
+from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
+from tests.kernels.topk_topp_sampling_cases import check_draw
 from tests.kernels.watch import watch
+from tests.kernels.weighted_embedding_cases import check_mean
 
 
 @pytest.fixture
@@ -92,9 +93,9 @@ def test_elementwise_gated_product(rows, inputs, width, activation, tile, dtype)
 @matrix_dtypes
 @pytest.mark.parametrize(("rows", "ids", "size"), [(1, 9, 8), (70, 300, 40), (150, 130, 136)])
 def test_elementwise_mean(monkeypatch, rows, ids, size, dtype):
-    monkeypatch.setattr(mean, "SHARE", 128)
+    monkeypatch.setattr(weighted_embedding, "SHARE", 128)
     check_mean(rows, ids, size, dtype, "cpu")
-    monkeypatch.setattr(mean, "SHARE", 16384)
+    monkeypatch.setattr(weighted_embedding, "SHARE", 16384)
     check_mean(rows, ids, size, dtype, "cpu")
 
 
@@ -102,14 +103,14 @@ def test_elementwise_mean(monkeypatch, rows, ids, size, dtype):
 def test_elementwise_alike_beside_any_rows(monkeypatch, made):
     """What a model that conditions itself uses."""
     in_order.patch(monkeypatch)
-    monkeypatch.setattr(mean, "SHARE", 128)
-    monkeypatch.setattr(distribution, "PIECE", 128)
+    monkeypatch.setattr(weighted_embedding, "SHARE", 128)
+    monkeypatch.setattr(fused_softmax_stats, "PIECE", 128)
     half, rows = torch.float16, 256 if made == "means" else 64
     given = {
         "means": (300, 40, half), "heads": (300, 40, half), "sandwiches": (48, half), "routers": (6,),
         "gates": (24, half),
     }  # fmt: skip
-    in_order.check_alike(getattr(fixed_cases, made)(rows, *given[made], "cpu"), rows, 3)
+    in_order.check_alike(getattr(batch_invariant_cases, made)(rows, *given[made], "cpu"), rows, 3)
 
 
 @dtypes
@@ -202,8 +203,8 @@ def test_moe_router(rows, inputs, experts):
     ("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16), (300, 20, 4, 16), (171, 64, 3, 128)]
 )
 def test_moe_sort(monkeypatch, rows, experts, top_k, tile, crowded, dead):
-    for few in (expert_sort.FEW, 0):
-        monkeypatch.setattr(expert_sort, "FEW", few)
+    for few in (moe_align.FEW, 0):
+        monkeypatch.setattr(moe_align, "FEW", few)
         cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
 
 
@@ -215,8 +216,8 @@ LARGE = product((0, FEW), (FEW - 1, FEW, FEW + 1, 2 * FEW + 5))
 @pytest.mark.parametrize("experts", [1, 13])
 def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, few):
     """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""
-    monkeypatch.setattr(expert_sort, "FEW", few)
-    monkeypatch.setattr(expert_sort, "ADDED", 4)
+    monkeypatch.setattr(moe_align, "FEW", few)
+    monkeypatch.setattr(moe_align, "ADDED", 4)
     for expert in {-1, 0, experts - 1}:
         cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32), experts, 16)
     falling = (torch.arange(pairs, dtype=torch.int32).flip(0) * experts // pairs)[:, None]
@@ -249,7 +250,7 @@ def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
 def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
     """Few pairs an expert, some, many, with the copy engine's boxes and without."""
     for described in (False, True):
-        monkeypatch.setattr(descriptors, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
+        monkeypatch.setattr(tma, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe(rows, hidden, width, experts, top_k, True, rows == 70, dtype, "cpu", dead=0.1)
 
 
@@ -257,10 +258,10 @@ def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, 
 @pytest.mark.parametrize(("rows", "hidden", "width", "experts", "top_k"), [(300, 40, 24, 2, 1), (210, 152, 72, 3, 2)])
 def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, described):
     """So many pairs, that each program of the second product has several tiles."""
-    monkeypatch.setattr(expert_sort, "FEW", 0)
-    monkeypatch.setattr(descriptors, "describable", lambda matrix: described)
+    monkeypatch.setattr(moe_align, "FEW", 0)
+    monkeypatch.setattr(tma, "describable", lambda matrix: described)
     seen = []
-    monkeypatch.setattr(expert_down, "run_steady", lambda *args: seen.append(run_steady(*args)))
+    monkeypatch.setattr(down, "run_steady", lambda *args: seen.append(run_steady(*args)))
     cases.check_moe(rows, hidden, width, experts, top_k, True, False, torch.float16, "cpu", dead=0.1)
     assert seen
 
@@ -276,9 +277,9 @@ def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, 
 )
 def test_moe_experts_with_a_rest(monkeypatch, rows, experts, few, dtype):
     if not few:
-        monkeypatch.setattr(expert_sort, "FEW", 0)
+        monkeypatch.setattr(moe_align, "FEW", 0)
     for described in (False, True):
-        monkeypatch.setattr(descriptors, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
+        monkeypatch.setattr(tma, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe_with_a_rest(monkeypatch, rows, experts, dtype, "cpu")
 
 
@@ -313,8 +314,8 @@ def test_elementwise_sandwich_of_choices(rows, size, top_k, dtype):
 )
 @dtypes
 def test_elementwise_distribution(monkeypatch, rows, vocab, mask_id, max_token_id, coolest, dtype):
-    monkeypatch.setattr(distribution, "PIECE", 64)
-    monkeypatch.setattr(distribution, "WRITTEN", 64)
+    monkeypatch.setattr(fused_softmax_stats, "PIECE", 64)
+    monkeypatch.setattr(fused_softmax_stats, "WRITTEN", 64)
     check_describe(rows, vocab, mask_id, max_token_id, coolest, dtype, "cpu")
 
 
@@ -334,7 +335,7 @@ def test_elementwise_distribution_of_sure_rows(dtype):
     [(1, 16, 40, 39, 38, ()), (17, 24, 300, 7, 250, (299,)), (70, 40, 129, None, 128, ()), (3, 8, 600, 5, 5, (598, 2))],
 )
 def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_id, spared, described, dtype):
-    monkeypatch.setattr(descriptors, "describable", lambda matrix: described)
+    monkeypatch.setattr(tma, "describable", lambda matrix: described)
     cases.check_likeliest(rows, inputs, vocab, mask_id, max_token_id, spared, dtype, "cpu")
 
 
@@ -342,7 +343,7 @@ def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_i
 @pytest.mark.parametrize(("rows", "dead"), [(3, 2), (130, 9), (20, 140), (177, 1), (200, 7), (258, 30)])
 def test_elementwise_head_with_dead_rows(monkeypatch, rows, dead, described, dtype):
     """Also a program that does the last rows beside a whole tile, and tiles that are dead."""
-    monkeypatch.setattr(descriptors, "describable", lambda matrix: described)
+    monkeypatch.setattr(tma, "describable", lambda matrix: described)
     cases.check_likeliest(rows, 24, 300, 7, 250, (299,), dtype, "cpu", dead)
 
 

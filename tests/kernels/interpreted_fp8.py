@@ -8,10 +8,10 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from runtime.kernels import descriptors
-from runtime.kernels.dispatch import TORCH, TRITON
+from runtime.kernels import tma
+from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
 from runtime.weights import resolve_checkpoint
@@ -51,7 +51,7 @@ def test_made_beside(rows, size, activation, dtype):
 def described(request, monkeypatch):
     """With the copy engine's boxes and without."""
     on = request.param
-    monkeypatch.setattr(descriptors, "describable", lambda matrix: on and matrix.stride(0) % 16 == 0)
+    monkeypatch.setattr(tma, "describable", lambda matrix: on and matrix.stride(0) % 16 == 0)
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 8), (20, 48, 100), (70, 160, 70), (520, 32, 130)])

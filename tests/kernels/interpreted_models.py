@@ -6,16 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kernels.dispatch import FIXED_TRITON, TRITON
-from runtime.kernels.router import split_parts
+from runtime.kernels.moe_router_gemm import split_parts
+from runtime.kernels.ops import FIXED_TRITON, TRITON
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS
+from runtime.layers.layer_factory import Build
 from runtime.models import families, resolve_family
 from runtime.models.decoder import Decoder
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import fill
+from tests.distributed.threads import together
 from tests.golden import GOLDEN
 from tests.kernels import in_order, interpreting  # noqa: F401
 from tests.models.canvas import Driver, Run
@@ -23,7 +24,6 @@ from tests.models.paged import logits_in_chunks
 from tests.oracle.llama_like import tensors_of, write
 from tests.oracle.spelling import config_of, spelt
 from tests.oracle.tiny import write_tiny
-from tests.ranks.threads import together
 
 MODELS = ("llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe")
 

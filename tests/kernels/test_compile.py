@@ -13,31 +13,33 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
-    attention_shares,
-    attention_tiles,
-    attention_wide,
-    distribution,
-    draw,
-    expert_cut,
-    expert_down,
-    expert_gate_up,
-    expert_sort,
-    expert_steady,
-    expert_sum,
-    filling,
+    activation,
+    batch_invariant_gemm,
     fp8,
-    gate,
-    gated_product,
-    greedy_head,
+    fused_argmax,
+    fused_softmax_stats,
+    gate_up_gemm,
+    large_head_attention,
+    layernorm,
     lora,
-    mean,
+    moe_router,
+    moe_router_gemm,
     paged_attention,
-    product,
-    rms_norm,
-    rotary,
-    router,
-    routing,
-    sandwich,
+    paged_attention_config,
+    paged_attention_split_kv,
+    rotary_and_cache,
+    sandwich_norm,
+    topk_topp_sampling,
+    unmask,
+    weighted_embedding,
+)
+from runtime.kernels.fused_moe import (  # noqa: E402
+    down,
+    gate_up,
+    moe_align,
+    moe_sum,
+    persistent_down,
+    tile_config,
 )  # fmt: skip
 from runtime.kernels.heads import heads_together  # noqa: E402
 from runtime.kernels.pages import strides  # noqa: E402
@@ -85,7 +87,7 @@ def test_rms_norm(add, weighted):
     types = dict.fromkeys(("residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), p) | {"eps": "fp32", "rows": "i32"}
     for shares, x in ((1, p), (2, "*fp32")):
         constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted, "SHARES": shares}
-        build(rms_norm._rms_norm, types | {"x_ptr": x}, constants, num_warps=4)
+        build(layernorm._rms_norm, types | {"x_ptr": x}, constants, num_warps=4)
 
 
 @pytest.mark.matrix
@@ -104,7 +106,7 @@ def test_rotary(norm, clip):
         together = heads_together(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
         for layout in LAYOUTS:
             pages = strides_of(layout, shape["KV_HEADS"], shape["DIM"])
-            compiled = build(rotary._qkv_to_pages, types, shape | {"TOGETHER": together} | pages, num_warps=4)
+            compiled = build(rotary_and_cache._qkv_to_pages, types, shape | {"TOGETHER": together} | pages, num_warps=4)
             assert spilled(compiled) == 0
 
 
@@ -112,7 +114,7 @@ def test_gate():
     p = POINTER[torch.bfloat16]
     for gelu, run in ((False, 5120), (True, 8)):
         constants = {"WIDTH": 5120, "RUN": run, "COLUMNS": 1024, "GELU": gelu}
-        compiled = build(gate._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
+        compiled = build(activation._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
         assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", compiled.asm["ptx"]), "16 bytes at a time"
 
 
@@ -125,7 +127,7 @@ def test_routing(softmax, weighs):
         "BIASED": True, "BIAS_WEIGHS": weighs, "NORMALISE": True, "SOFTMAX": softmax,
         "POOLED": False, "SHARES": 8, "SHARED": 1,
     }  # fmt: skip
-    build(routing._route, types, constants, num_warps=1)
+    build(moe_router._route, types, constants, num_warps=1)
 
 
 def test_routing_in_a_pool():
@@ -133,13 +135,13 @@ def test_routing_in_a_pool():
     types |= {"rows": "i32"}
     shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False, "SHARES": 4}
     pool = {"EXPERTS_P2": 256, "CAPACITY": 48, "BLOCK": 32}
-    build(routing._pool, types, shape | pool, num_warps=1)
+    build(moe_router._pool, types, shape | pool, num_warps=1)
     constants = shape | {
         "GROUPS": 1, "KEPT": 1, "TOP_K": 8, "GROUPS_P2": 1, "SIZE_P2": 256, "TOP_P2": 8,
         "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True, "SHARED": 0,
     }  # fmt: skip
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
-    build(routing._route, types, constants, num_warps=1)
+    build(moe_router._route, types, constants, num_warps=1)
 
 
 @pytest.mark.matrix
@@ -147,32 +149,34 @@ def test_routing_in_a_pool():
     ("rows", "wide", "scaled"), [(16, False, False), (64, True, False), (8192, False, True), (8192, True, False)]
 )
 def test_router(rows, wide, scaled):
-    taken, lines, share = router.cut(rows, 2048, 256)
+    taken, lines, share = moe_router_gemm.cut(rows, 2048, 256)
     types = {"x_ptr": "*fp32" if wide else "*bf16", "parts_ptr": "*bf16", "rows": "i32"}
     types |= dict.fromkeys(("factor_ptr", "out_ptr"), "*fp32")
     constants = {
-        "EXPERTS": 256, "INPUTS": 2048, "SHARE": share, "ROWS": lines, "TAKEN": taken, "DEPTH": router.DEPTH,
+        "EXPERTS": 256, "INPUTS": 2048, "SHARE": share, "ROWS": lines, "TAKEN": taken, "DEPTH": moe_router_gemm.DEPTH,
         "WIDE": wide, "SCALED": scaled,
     }  # fmt: skip
     stages = 2 if wide else 3
-    compiled = build(router._router, types, constants, num_warps=4 * taken // router.TAKEN, num_stages=stages)
+    compiled = build(
+        moe_router_gemm._router, types, constants, num_warps=4 * taken // moe_router_gemm.TAKEN, num_stages=stages
+    )
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
 
 
 def test_expert_sort():
     types = dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32") | {"pairs": "i32", "most": "i32"}
-    for read in (256, expert_sort.FEW):
-        shape = {"ROWS": 128, "READ": read, "TILES": expert_sort.TILES}
-        assert spilled(build(expert_sort._sort, types, shape, num_warps=8)) == 0
-    shape = {"EXPERTS_P2": 512, "CHUNK": expert_sort.CHUNK}
-    build(expert_sort._count, {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}, shape, num_warps=4)
+    for read in (256, moe_align.FEW):
+        shape = {"ROWS": 128, "READ": read, "TILES": moe_align.TILES}
+        assert spilled(build(moe_align._sort, types, shape, num_warps=8)) == 0
+    shape = {"EXPERTS_P2": 512, "CHUNK": moe_align.CHUNK}
+    build(moe_align._count, {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}, shape, num_warps=4)
     own = {"counts_ptr": "*i32", "totals_ptr": "*i32", "chunks": "i32"}
-    adding = {"EXPERTS_P2": 512, "ADDED": expert_sort.ADDED, "TOGETHER": expert_sort.TOGETHER}
-    assert spilled(build(expert_sort._add_up, own, adding, num_warps=8)) == 0
+    adding = {"EXPERTS_P2": 512, "ADDED": moe_align.ADDED, "TOGETHER": moe_align.TOGETHER}
+    assert spilled(build(moe_align._add_up, own, adding, num_warps=8)) == 0
     types |= own | {"starts_ptr": "*i32", "experts": "i32"}
-    shape |= {"ROWS": 128, "PART": expert_sort.PART, "TILES": expert_sort.TILES}
-    compiled = build(expert_sort._place, types, shape, num_warps=8)
+    shape |= {"ROWS": 128, "PART": moe_align.PART, "TILES": moe_align.TILES}
+    compiled = build(moe_align._place, types, shape, num_warps=8)
     assert spilled(compiled) == 0
 
 
@@ -182,7 +186,7 @@ def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
 
 
 def build_product(
-    first: bool, how: expert_cut.Product, height: int, dtype: torch.dtype, described: bool, hidden: int, width: int
+    first: bool, how: tile_config.Product, height: int, dtype: torch.dtype, described: bool, hidden: int, width: int
 ):
     """The first or the second product of experts."""
     p, (low, middle, high) = POINTER[dtype], how.stages
@@ -201,7 +205,7 @@ def build_product(
         for name, rows in (("middle", 64), ("hidden", height), ("rest", how.rest(height) or height)):
             types[name] = boxed(rows, how.depth) if described else p
         types |= {"weights": weights, "hidden_ptr": p, "pairs_ptr": p}
-    kernel = expert_gate_up._gate_up if first else expert_down._down
+    kernel = gate_up._gate_up if first else down._down
     return build(kernel, types, constants, num_warps=how.warps)
 
 
@@ -212,7 +216,7 @@ GEMMS += [(torch.bfloat16, 64, False)]
 @pytest.mark.parametrize(("dtype", "pairs_per_expert", "described"), marked(GEMMS, quick=[(torch.bfloat16, 64, True)]))
 def test_moe_products(dtype, pairs_per_expert, described):
     size = dtype.itemsize
-    height, *products = expert_cut.cut(256 * pairs_per_expert, 256, size, 2048, 512)
+    height, *products = tile_config.cut(256 * pairs_per_expert, 256, size, 2048, 512)
     for first, how in zip((True, False), products, strict=True):
         compiled = build_product(first, how, height, dtype, described, 2048, 512)
         if size == 2:
@@ -225,41 +229,41 @@ def test_moe_products(dtype, pairs_per_expert, described):
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 50, 256])
 def test_mean(rows, dtype):
-    p, how = POINTER[dtype], mean.tile_sizes(rows, 4 if dtype == torch.float32 else 2)
+    p, how = POINTER[dtype], weighted_embedding.tile_sizes(rows, 4 if dtype == torch.float32 else 2)
     constants = {
-        "IDS": 262144, "SIZE": 2816, "SHARE": mean.SHARE, "ROWS": how.rows, "COLUMNS": how.columns, "DEPTH": how.depth,
-        "STAGES": how.stages,
+        "IDS": 262144, "SIZE": 2816, "SHARE": weighted_embedding.SHARE, "ROWS": how.rows, "COLUMNS": how.columns,
+        "DEPTH": how.depth, "STAGES": how.stages,
     }  # fmt: skip
     types = {"probs_ptr": p, "table_ptr": p, "out_ptr": "*fp32", "rows": "i32"}
-    compiled = build(mean._mean, types, constants, num_warps=how.warps)
+    compiled = build(weighted_embedding._mean, types, constants, num_warps=how.warps)
     if dtype == torch.bfloat16:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"], "the product does not reach Hopper's matrix units"
     types = {"parts_ptr": "*fp32", "divisor_ptr": "*fp32", "out_ptr": p, "rows": "i32"}
     for divided in (False, True):
-        constants = {"SIZE": 2816, "SHARES": 16, "SLAB": mean.SLAB, "DIVIDED": divided}
-        build(mean._add_up, types, constants, num_warps=4)
+        constants = {"SIZE": 2816, "SHARES": 16, "SLAB": weighted_embedding.SLAB, "DIVIDED": divided}
+        build(weighted_embedding._add_up, types, constants, num_warps=4)
 
 
 def test_moe_steady_product():
-    how = expert_cut.cut(256 * 300, 256, 2, 2048, 512).down
+    how = tile_config.cut(256 * 300, 256, 2, 2048, 512).down
     types = {"given": boxed(128, how.depth), "weights": boxed(how.columns, how.depth), "pairs_ptr": "*bf16"}
     types |= {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
     constants = {
         "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": 128, "COLUMNS": how.columns, "DEPTH": how.depth,
         "STAGES": how.stages[2], "READ": 1024, "DESCRIBED": True, "GIVEN_DESCRIBED": True,
     }  # fmt: skip
-    compiled = build(expert_steady._steady, types, constants, num_warps=how.warps)
+    compiled = build(persistent_down._steady, types, constants, num_warps=how.warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
-    assert compiled.metadata.shared * expert_steady.TOGETHER <= SHARED_LIMIT
+    assert compiled.metadata.shared * persistent_down.TOGETHER <= SHARED_LIMIT
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("path", sorted(expert_cut.TABLES.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(tile_config.TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_moe_products_as_tuned(path):
     """What a shipped table names compiles and spills nothing, in the shape that it was tuned for."""
-    for shape, rows in expert_cut.table_of(path.stem.replace("_", " ")).items():
+    for shape, rows in tile_config.table_of(path.stem.replace("_", " ")).items():
         hidden, width = (int(size) for size in re.findall(r"(\d+) to (\d+)", shape)[0])
         for first in (True, False):
             for how in {chosen.gate_up if first else chosen.down for _, chosen in rows}:
@@ -275,7 +279,7 @@ def test_experts_sum(norm, rounded):
     types |= {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
     constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
     constants |= {"ROUNDED": rounded, "LARGEST": fp8.LARGEST, "LEAST": fp8.LEAST}
-    assert spilled(build(expert_sum._sum_up, types, constants, num_warps=4)) == 0
+    assert spilled(build(moe_sum._sum_up, types, constants, num_warps=4)) == 0
 
 
 SHAPES = [
@@ -295,7 +299,7 @@ def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
     splits = 9 if tile_rows == 32 or windowed else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
-    tile = attention_tiles.tile_sizes(packed_p2, dim, size, tile_rows)
+    tile = paged_attention_config.tile_sizes(packed_p2, dim, size, tile_rows)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
     types |= {"origin_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
@@ -317,7 +321,7 @@ def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
 @pytest.mark.matrix
 @pytest.mark.parametrize("packed", [4, 8])
 def test_paged_attention_in_crowds(packed):
-    tile = attention_tiles.in_crowds(packed, 128, 2, 32)
+    tile = paged_attention_config.in_crowds(packed, 128, 2, 32)
     assert (tile.rows * packed, tile.keys) == (128, 32)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16") | {"sums_ptr": "*fp32", "origin_ptr": "*i64"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
@@ -335,7 +339,7 @@ def test_paged_attention_in_crowds(packed):
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_attention_in_two(layout):
-    weighing, summing = attention_tiles.WEIGHING, attention_tiles.SUMMING
+    weighing, summing = paged_attention_config.WEIGHING, paged_attention_config.SUMMING
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "weights_ptr", "out_ptr"), "*bf16")
     types |= dict.fromkeys(("decays_ptr", "totals_ptr"), "*fp32") | {"scale_log2": "fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
@@ -345,7 +349,7 @@ def test_attention_in_two(layout):
         "ROWS": weighing.lanes // 8, "KEYS": weighing.keys, "DEPTH": weighing.depth, "SOME": summing.keys,
         "VALUES": summing.values,
     }  # fmt: skip
-    for kernel, how in ((attention_wide._weights, weighing), (attention_wide._values, summing)):
+    for kernel, how in ((large_head_attention._weights, weighing), (large_head_attention._values, summing)):
         names = kernel.arg_names
         taken, own = ({n: of[n] for n in names if n in of} for of in (types, constants))
         compiled = build(kernel, taken, own, num_warps=how.warps, num_stages=how.stages)
@@ -364,14 +368,14 @@ def test_draw():
         "conf_ptr": "*fp32",
     }
     types |= {"stride": "i32", "limits_stride": "i32", "vocab": "i32", "limited_from": "i32"}
-    constants = {"CUTS": draw.CUTS, "NARROW": draw.NARROW, "SLAB": draw.SLAB}
-    assert spilled(build(draw._draw, types, constants, num_warps=draw.WARPS)) == 0
+    constants = {"CUTS": topk_topp_sampling.CUTS, "NARROW": topk_topp_sampling.NARROW, "SLAB": topk_topp_sampling.SLAB}
+    assert spilled(build(topk_topp_sampling._draw, types, constants, num_warps=topk_topp_sampling.WARPS)) == 0
 
 
 def test_putting_shares_together():
     types = {"shares_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
     constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_together(16, 128), "DIM_P2": 128}
-    assert spilled(build(attention_shares._put_together, types, constants, num_warps=4)) == 0
+    assert spilled(build(paged_attention_split_kv._put_together, types, constants, num_warps=4)) == 0
 
 
 @pytest.mark.matrix
@@ -385,7 +389,7 @@ def test_putting_shares_together():
 )
 def test_product(rows, dtype, described):
     size = dtype.itemsize
-    how, p = product.tile_sizes(rows, 2048, size), POINTER[dtype]
+    how, p = batch_invariant_gemm.tile_sizes(rows, 2048, size), POINTER[dtype]
     types = {"bias_ptr": p, "out_ptr": p, "rows": "i32"}
     for name, height in (("given", how.rows), ("weights", how.columns)):
         types[name] = boxed(height, how.depth) if described else p
@@ -393,14 +397,14 @@ def test_product(rows, dtype, described):
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": how.rows, "COLUMNS": how.columns, "DEPTH": how.depth,
         "STAGES": how.stages, "BIASED": True, "GIVEN_DESCRIBED": described, "DESCRIBED": described,
     }  # fmt: skip
-    compiled = build(product._product, types, constants, num_warps=how.warps)
+    compiled = build(batch_invariant_gemm._product, types, constants, num_warps=how.warps)
     if size == 2:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("tile", [tile for tiles in gated_product.TILES.values() for tile in tiles], ids=str)
+@pytest.mark.parametrize("tile", [tile for tiles in gate_up_gemm.TILES.values() for tile in tiles], ids=str)
 def test_gated_product(tile):
     types = {"given": boxed(tile.rows, tile.depth), "weights": boxed(tile.columns, tile.depth), "out_ptr": "*bf16"}
     types |= {"others": boxed(tile.more or tile.columns, tile.depth), "rows": "i32", "heights": "i32"}
@@ -408,7 +412,7 @@ def test_gated_product(tile):
         "INPUTS": 4096, "WIDTH": 12288, "RUN": 8, "ROWS": tile.rows, "COLUMNS": tile.columns, "MORE": tile.more,
         "DEPTH": tile.depth, "STAGES": tile.stages, "GIVEN_DESCRIBED": True, "DESCRIBED": True, "GELU": False,
     }  # fmt: skip
-    compiled = build(gated_product._gated_product, types, constants, num_warps=tile.warps)
+    compiled = build(gate_up_gemm._gated_product, types, constants, num_warps=tile.warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
     assert "mma.sync" not in compiled.asm["ptx"]
@@ -418,11 +422,11 @@ def test_gated_product(tile):
 @pytest.mark.parametrize("rows", [1, 17, 65, 161, 193])
 @pytest.mark.parametrize(("dtype", "fixed"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_head(rows, dtype, fixed):
-    how = greedy_head.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size(), fixed=fixed)
+    how = fused_argmax.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size(), fixed=fixed)
     types = dict.fromkeys(("best_ptr", "total_ptr"), "*fp32") | {"token_ptr": "*i32"}
     types["live_ptr"] = "*i32"
     join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "logit_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
-    build(greedy_head._join, join, {"ROWS": 4, "PIECES": 256, "COUNTED": True}, num_warps=4)
+    build(fused_argmax._join, join, {"ROWS": 4, "PIECES": 256, "COUNTED": True}, num_warps=4)
     types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "spared_a", "spared_b"), "i32")
     described = dtype == torch.bfloat16
     for name, size in (("hidden", how.rows), ("rest", how.rest or how.rows), ("weights", how.tokens)):
@@ -431,7 +435,7 @@ def test_head(rows, dtype, fixed):
         "INPUTS": 2048, "ROWS": how.rows, "TOKENS": how.tokens, "DEPTH": how.depth, "STAGES": how.stages,
         "TURNED": how.turned, "REST": how.rest, "TOGETHER": how.together, "COUNTED": True, "DESCRIBED": described,
     }  # fmt: skip
-    compiled = build(greedy_head._pieces, types, constants, num_warps=how.warps)
+    compiled = build(fused_argmax._pieces, types, constants, num_warps=how.warps)
     if described:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
@@ -443,34 +447,34 @@ def test_fill(size):
     types = dict.fromkeys(names, "*i64") | dict.fromkeys(("rows", "blocks", "mask_id"), "i32")
     types |= {"state_ptr": "*i8", "left_ptr": "*i8", "force_ptr": "*i1", "params_ptr": "*fp64", "conf_ptr": "*fp32"}
     constants = {
-        "COLUMNS": 8, "THRESHOLD": 3, "STEPS": 6, "SIZE": size, "SIZE_P2": size, "ROWS": filling.together(size),
+        "COLUMNS": 8, "THRESHOLD": 3, "STEPS": 6, "SIZE": size, "SIZE_P2": size, "ROWS": unmask.together(size),
         "EOS": 1,
     }  # fmt: skip
-    assert spilled(build(filling._fill, types, constants, num_warps=4)) == 0
+    assert spilled(build(unmask._fill, types, constants, num_warps=4)) == 0
 
 
 @pytest.mark.parametrize("draws", [False, True])
 def test_distribution(draws):
     floats = dict.fromkeys(("logits_ptr", "heat_ptr", "best_ptr", "total_ptr", "weighed_ptr", "written_ptr"), "*fp32")
     numbers = dict.fromkeys(("vocab", "mask_id", "max_id"), "i32") | {"cap": "fp32"}
-    piece = {"PIECE": distribution.PIECE, "HIGHEST": distribution.HIGHEST, "WRITES": True}
+    piece = {"PIECE": fused_softmax_stats.PIECE, "HIGHEST": fused_softmax_stats.HIGHEST, "WRITES": True}
     types = floats | numbers | {"token_ptr": "*i32", "pieces": "i32"}
-    assert spilled(build(distribution._survey, types | {"probs_ptr": "*bf16"}, piece, num_warps=2)) == 0
+    assert spilled(build(fused_softmax_stats._survey, types | {"probs_ptr": "*bf16"}, piece, num_warps=2)) == 0
     types |= {"uniform_ptr": "*fp64"} | dict.fromkeys(("drawn_ptr", "likeliest_ptr"), "*i64")
     types |= dict.fromkeys(("conf_ptr", "entropy_ptr", "largest_ptr", "sum_ptr", "divisor_ptr"), "*fp32")
-    piece |= {"LOWEST": distribution.LOWEST, "HALF": distribution.HALF}
-    build(distribution._join, types, piece | {"PIECES": 128, "DRAWS": draws}, num_warps=4)
+    piece |= {"LOWEST": fused_softmax_stats.LOWEST, "HALF": fused_softmax_stats.HALF}
+    build(fused_softmax_stats._join, types, piece | {"PIECES": 128, "DRAWS": draws}, num_warps=4)
     types = dict.fromkeys(("logits_ptr", "heat_ptr", "largest_ptr", "sum_ptr", "divisor_ptr"), "*fp32") | numbers
     for probs, written in (("*bf16", False), ("*fp16", True)):
-        types["probs_ptr"], piece = probs, {"PIECE": distribution.WRITTEN, "ALL": written}
-        assert spilled(build(distribution._distribution, types, piece, num_warps=8)) == 0
+        types["probs_ptr"], piece = probs, {"PIECE": fused_softmax_stats.WRITTEN, "ALL": written}
+        assert spilled(build(fused_softmax_stats._distribution, types, piece, num_warps=8)) == 0
 
 
 def test_sandwich():
     size = {"SIZE": 2816, "SIZE_P2": 4096}
     names = ["mixed_ptr", "x_ptr", "after_ptr", "dense_ptr", "experts_ptr", "total_ptr", "dense_out", "experts_out"]
     types = dict.fromkeys(names, "*bf16") | {"factor_out": "*fp32", "eps": "fp32"}
-    assert spilled(build(sandwich._before, types, size, num_warps=sandwich.WARPS)) == 0
+    assert spilled(build(sandwich_norm._before, types, size, num_warps=sandwich_norm.WARPS)) == 0
     names = [
         "dense_ptr",
         "chosen_ptr",
@@ -486,7 +490,7 @@ def test_sandwich():
     types = dict.fromkeys(names, "*bf16") | {"eps": "fp32"}
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "expert_scale_ptr": "*fp32"}
     for top_k in (0, 8):
-        assert spilled(build(sandwich._after, types, size | {"TOP_K": top_k}, num_warps=sandwich.WARPS)) == 0
+        assert spilled(build(sandwich_norm._after, types, size | {"TOP_K": top_k}, num_warps=sandwich_norm.WARPS)) == 0
 
 
 @pytest.mark.matrix

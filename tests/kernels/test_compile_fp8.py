@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from runtime.kernels import fp8, fp8_experts, fp8_fused, fp8_linear
+from runtime.kernels import fp8, fp8_fused, fp8_linear
+from runtime.kernels.fused_moe import fp8_moe
 from tests.kernels.test_compile import boxed, build, spilled
 
 pytestmark = pytest.mark.matrix
@@ -13,15 +14,15 @@ pytestmark = pytest.mark.matrix
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("pairs_per_expert", [1, 8, 64, 1000])
 def test_moe_products_of_eight_bits(pairs_per_expert, described):
-    height, gate_up, down = fp8_experts.cut(256 * pairs_per_expert, 256, 2048, 512)
+    height, gate_up, down = fp8_moe.cut(256 * pairs_per_expert, 256, 2048, 512)
     types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "scales_ptr": "*fp32"}
-    for how, kernel in ((gate_up, fp8_experts._gate_up), (down, fp8_experts._down)):
+    for how, kernel in ((gate_up, fp8_moe._gate_up), (down, fp8_moe._down)):
         low, middle, high = how.stages
         constants = {
             "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
             "LOW": low, "MIDDLE": middle, "HIGH": high, "DESCRIBED": described,
         }  # fmt: skip
-        first = kernel is fp8_experts._gate_up
+        first = kernel is fp8_moe._gate_up
         weights = boxed((2 if first else 1) * how.columns, how.depth, "fp8e4nv") if described else "*fp8e4nv"
         if first:
             constants |= {"TOP_K": 8, "RUN": 8, "GELU": False, "TURNED": how.turned}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.kernels.dispatch import TRITON
-from runtime.layers.fp8_weight import Fp8Weight
+from runtime.kernels.ops import TRITON
+from runtime.quantization.fp8 import Fp8Weight
 from tests.kernels import fp8_cases
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them

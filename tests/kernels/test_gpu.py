@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from runtime.kernels.moe_router import RoutingRule
 from runtime.kernels.paged_attention import paged_attention
-from runtime.kernels.routing import RoutingRule
 from runtime.layers.kv_pool import LAYOUTS
-from tests.kernels import cases, draw_cases
-from tests.kernels.distribution_cases import check_describe, check_hot, check_sure
-from tests.kernels.gated_cases import EVERY, check_gated_product
+from tests.kernels import cases, topk_topp_sampling_cases
+from tests.kernels.gate_up_gemm_cases import EVERY, check_gated_product
+from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -299,4 +299,4 @@ def test_sandwich_of_choices(rows, size, top_k, dtype):
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 300), (40, 5000), (24, 157_184)])
 @pytest.mark.parametrize("ties", [False, True])
 def test_draw(rows, vocab, ties):
-    draw_cases.check_draw(rows, vocab, ties, "cuda")
+    topk_topp_sampling_cases.check_draw(rows, vocab, ties, "cuda")

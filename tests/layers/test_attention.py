@@ -13,8 +13,8 @@ from runtime.layers import attention_torch
 from runtime.layers.attention import AttentionShape
 from runtime.layers.attention_dispatch import attention_names, make_attention
 from runtime.layers.attention_torch import TorchAttention
-from runtime.layers.build import Build
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
+from runtime.layers.layer_factory import Build
 from tests.kernels.cases import attention_case, with_any_sight
 
 SIZES = [1, 2, 4, 8, 16, 32]

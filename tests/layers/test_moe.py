@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from runtime.kernels import moe as moe_kernel
-from runtime.kernels.expert_sort import most_tiles, sort_by_expert_reference
+from runtime.kernels.fused_moe.moe_align import most_tiles, sort_by_expert_reference
 from runtime.kernels.moe import moe_reference, moe_torch
-from runtime.kernels.routing import RoutingRule, route_reference
-from runtime.layers.head import head_logits
+from runtime.kernels.moe_router import RoutingRule, route_reference
+from runtime.layers.lm_head import head_logits
 from tests.kernels.cases import random_ids
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.layers.rotary import RotaryTable, Yarn
 
 

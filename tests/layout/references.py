@@ -28,12 +28,12 @@ RECORDS = ("CHANGELOG.md", "docs/benchmarks/")
 # Files that CONTRIBUTING.md shows how to write.
 EXAMPLES = {
     "runtime/models/twin.py",
-    "runtime/parts/bracketed.py",
-    "runtime/samplers/best_few.py",
+    "runtime/parsers/bracketed.py",
+    "runtime/algorithms/best_few.py",
     "runtime/strategies/single_bd.py",
 }
-FOLDERS = (*CODE, "charts", "constraints", "crds", "docs", "examples", "training")
-ROOTS = ("runtime", "unmask_operator", "tools", "tests", "e2e")
+FOLDERS = (*CODE, "charts", "constraints", "crds", "docs", "examples")
+ROOTS = ("runtime", "training", "unmask_operator", "tools", "tests", "e2e")
 BASES = ("", "docs", "runtime", "operator", "operator/unmask_operator")
 
 NUMBERS = r"\d+(?:\.\d+)*(?:(?:,|,?\s+and|\s+to)\s+\d+(?:\.\d+)*)*"

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CODE = ("runtime", "operator", "tools", "tests", "e2e")
+CODE = ("runtime", "training", "operator", "tools", "tests", "e2e")
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 MATCHED = (ast.MatchAs, ast.MatchStar, ast.MatchMapping)
 BINDING = (ast.Name, ast.Attribute, ast.ClassDef, *FUNCTION, ast.arg, ast.alias, ast.ExceptHandler, *MATCHED)

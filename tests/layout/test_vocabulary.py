@@ -84,7 +84,7 @@ def test_the_name_of_a_module_and_of_a_package_counts():
         ("gate", "runtime/server/example.py", False),
         ("told_gate", "runtime/models/llada2.py", False),
         ("FIXED", "runtime/request/block.py", True),
-        ("Fixed", "runtime/samplers/fixed.py", True),
+        ("Fixed", "runtime/algorithms/fixed.py", True),
         ("fixed", "runtime/kernels/example.py", False),
         ("turn", "runtime/chat.py", True),
         ("chat_turn", "runtime/server/example.py", True),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.batch import ForwardBatch, cut_tiles
+from runtime.kernels.forward_batch import ForwardBatch, cut_tiles
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from tests.models.paged import page_tables, poisoned_pool
 

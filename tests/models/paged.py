@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from runtime.distributed.group import ALONE, Group
-from runtime.kernels.batch import ForwardBatch, cut_tiles
-from runtime.layers.build import Build
+from runtime.distributed.process_group import ALONE, Group
+from runtime.kernels.forward_batch import ForwardBatch, cut_tiles
 from runtime.layers.kv_pool import LAYOUTS, PagedPool
+from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family
 from runtime.models.base import Model
+from runtime.quantization.checkpoint import quantization_of
 from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.quantised import quantization_of
 
 
 def make_batch(

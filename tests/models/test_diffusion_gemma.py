@@ -8,17 +8,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import TRITON
-from runtime.layers.build import Build
-from runtime.layers.weight import weights_of
+from runtime.kernels.ops import TRITON
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma_config import parse
+from runtime.quantization.checkpoint import quantization_of
 from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.quantised import quantization_of
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.oracle import canvas
-from tests.weights import quantised_files
+from tests.quantization import quantized_files
 
 FOLDER = GOLDEN / "diffusion_gemma"
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
@@ -327,7 +327,7 @@ def test_golden_generation(case):
 
 
 def test_a_checkpoint_that_quantises_queries_alone_is_refused_by_name(tmp_path):
-    quantise, tensors = quantised_files.int4(None), {}
+    quantise, tensors = quantized_files.int4(None), {}
     for name, weight in load_file(FOLDER / "model.safetensors").items():
         if name.endswith("self_attn.q_proj.weight"):
             parts, _ = quantise(weight.float())
@@ -335,7 +335,7 @@ def test_a_checkpoint_that_quantises_queries_alone_is_refused_by_name(tmp_path):
         else:
             tensors[name] = weight
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    method = quantised_files.compressed("pack-quantized", num_bits=4, type="int", strategy="channel")
+    method = quantized_files.compressed("pack-quantized", num_bits=4, type="int", strategy="channel")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": method}))
     checkpoint = resolve_checkpoint(str(tmp_path))
     family = resolve_family(None, checkpoint.config)

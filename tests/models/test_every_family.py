@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import select_kernels
-from runtime.layers.build import Build
-from runtime.layers.packed_weight import PackedWeight
-from runtime.layers.weight import weights_of
+from runtime.kernels.ops import select_kernels
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
+from runtime.quantization.base import PackedWeight
 from runtime.weights import resolve_checkpoint
 from runtime.weights.loader import sketch
 from tests.matrix import marked

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.moe_router import RoutingRule
 from runtime.layers.rotary import Yarn
 from runtime.models import resolve_family
 from runtime.models.decoder import Growth

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.layers.build import Build
-from runtime.models.architectures import architecture, random_model
+from runtime.bench.model_shapes import architecture, random_model
+from runtime.layers.layer_factory import Build
 from tests.models.paged import make_batch, page_tables, poisoned_pool
 
 SHAPES = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family
 from runtime.models.decoder import first_rows
 from runtime.weights import load_model, resolve_checkpoint

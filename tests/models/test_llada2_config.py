@@ -5,12 +5,12 @@ import logging
 import pytest
 import torch
 
+from runtime.bench.model_shapes import architecture, random_model
 from runtime.errors import ConfigError
-from runtime.kernels.routing import RoutingRule
-from runtime.layers.build import Build
+from runtime.kernels.moe_router import RoutingRule
 from runtime.layers.kv_pool import KVShape
+from runtime.layers.layer_factory import Build
 from runtime.models import families, resolve_family
-from runtime.models.architectures import architecture, random_model
 from runtime.models.llada2 import detect
 from runtime.models.llada2_config import BUILT, ELSEWHERE, HONOURED, parse
 from tests.oracle.tiny import tiny_config

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.kernels.dispatch import TORCH, TRITON
-from runtime.layers.build import Build
-from runtime.layers.weight import weights_of
-from runtime.models.architectures import architecture, fill_random, random_model
+from runtime.bench.model_shapes import architecture, fill_random, random_model
+from runtime.kernels.ops import TORCH, TRITON
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import weights_of
 from runtime.models.decoder import Decoder
 from runtime.models.llada2_config import parse
 from tests.models.paged import logits_in_chunks

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.kernels.routing import RoutingRule
+from runtime.kernels.moe_router import RoutingRule
 from runtime.models import llada_config, resolve_family
 from runtime.models.decoder_config import EXPERTS_HONOURED, LLAMA_BUILT, LLAMA_ELSEWHERE, LLAMA_HONOURED
 from runtime.weights import Checkpoint, read_tokens

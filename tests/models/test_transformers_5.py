@@ -15,18 +15,18 @@ from torch import Tensor
 
 from runtime import LLM
 from runtime.errors import ConfigError
-from runtime.layers.weight import weights_of
+from runtime.layers.parameter import weights_of
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
 from runtime.models.spellings import ALIASES
-from tests.adapters.samples import random_adapter
+from tests.distributed.test_models import near, shared
 from tests.golden import GOLDEN
+from tests.lora.samples import random_adapter
 from tests.models.paged import load
 from tests.models.tiny import checkpoint_of, tiny_logits
 from tests.oracle.llama_like import TransformersOracle, tensors_of, write
 from tests.oracle.spelling import KINDS, config_of, spelt
 from tests.oracle.tiny import tiny_config, tiny_tensors
-from tests.ranks.test_models import near, shared
 
 Config = dict[str, Any]
 CONFIGS: dict[str, Config] = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.config import FLAGS
 from runtime.config import parse as parse_arguments
-from runtime.config.table import BY_DEST
+from runtime.config.flag_definitions import BY_DEST
 from tests.operator.test_parse import resource
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Engine, Thresholds

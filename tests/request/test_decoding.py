@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.request.description import Field
-from tests.request.test_params import FIELDS, INFO, info, refused, short, spec
+from runtime.request.field_spec import Field
+from tests.request.test_sampling_params import FIELDS, INFO, info, refused, short, spec
 
 BAD_DECODING = [
     *[(t, v) for t in ("accept_threshold", "remask_threshold", "add_block_threshold", "semi_complete_threshold",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.parts import Tool, tool_format
-from runtime.parts.grammar import Held, grammar
+from runtime.parsers import Tool, tool_format
+from runtime.parsers.tool_call_grammar import Held, grammar
 from runtime.request import structured
 from runtime.request.structured import FORMS, MAX_CHARS, grammar_of
 

@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.request.description import RuleInfo, share
-from runtime.request.io import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.request.field_spec import RuleInfo, share
 from runtime.server.messages import Configure
 
 LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer

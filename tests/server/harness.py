@@ -122,7 +122,7 @@ class ServerProcess:
 
     def trials(self) -> list[psutil.Process]:
         """The processes that compile grammars."""
-        return self._children("runtime.structured.trial")
+        return self._children("runtime.structured_output.sandbox_process")
 
     def _children(self, argument: str) -> list[psutil.Process]:
         found = []

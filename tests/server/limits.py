@@ -19,8 +19,8 @@ from runtime.errors import ConfigError
 
 VARIABLE = "TEST_SERVER_LIMITS"  # JSON: limits by their dotted names; they take the place of those below
 HOUR = 3600.0
-TRIAL_LIMITS = "runtime.structured.limits.TrialLimits"
-MASK_LIMITS = "runtime.structured.limits.MaskLimits"
+TRIAL_LIMITS = "runtime.structured_output.limits.TrialLimits"
+MASK_LIMITS = "runtime.structured_output.limits.MaskLimits"
 
 # By the process that has them; "frontend" is what speaks HTTP: the head itself, or each frontend process.
 RAISED: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.tracing.CLOSING_SECONDS": 60.0,
     },
     "backend": {
-        "runtime.ranks.watch.SILENCE_SECONDS": 60.0,
+        "runtime.distributed.monitor.SILENCE_SECONDS": 60.0,
         "runtime.server.messages.FRONTEND_SILENCE_SECONDS": HOUR,
         "runtime.server.link.REASON_SECONDS": 60.0,
     },
@@ -119,21 +119,21 @@ def _when_speaking_begins(server: Any) -> None:
 
 def raise_http_limits() -> None:
     from runtime.server import http
-    from runtime.structured import trials
+    from runtime.structured_output import sandbox
 
     raise_limits("frontend")
     http.Limits = functools.partial(http.Limits, **CONNECTIONS)  # type: ignore[assignment, misc]
     trial_limits = {name: _overridden().get(f"{TRIAL_LIMITS}.{name}", value) for name, value in TRIALS.items()}
-    trials.TrialLimits = functools.partial(trials.TrialLimits, **trial_limits)  # type: ignore[assignment, misc]
+    sandbox.TrialLimits = functools.partial(sandbox.TrialLimits, **trial_limits)  # type: ignore[assignment, misc]
 
 
 def _backend() -> int:
     from runtime.server import backend
-    from runtime.structured import constraint
+    from runtime.structured_output import grammar_matcher
 
     raise_limits("backend")
     mask_limits = {name: _overridden().get(f"{MASK_LIMITS}.{name}", value) for name, value in MASKS.items()}
-    constraint.MaskLimits = functools.partial(constraint.MaskLimits, **mask_limits)  # type: ignore[assignment, misc]
+    grammar_matcher.MaskLimits = functools.partial(grammar_matcher.MaskLimits, **mask_limits)  # type: ignore[assignment, misc]
     return backend.main()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.request.io import EngineStats
+from runtime.request.engine_messages import EngineStats
 from runtime.server import access, logs
 from runtime.server.figures import EngineFigures
 from tests.server.harness import serving

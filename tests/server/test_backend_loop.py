@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.config import EngineConfig
-from runtime.request.io import EngineOutput, EngineStats
+from runtime.request.engine_messages import EngineOutput, EngineStats
 from runtime.server.backend import Backend, serve
 from runtime.server.messages import Configure, Outputs, Ready, Stats, Stop
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from tests.server.harness import ServerProcess, sse, sse_events
 from tests.server.test_dialect_parts import CALL, CHAT_TOOL, TOOL, say
 

@@ -13,7 +13,7 @@ from tests.wait import TIMEOUT
 
 VARIABLE = "TOKENIZERS_PARALLELISM"
 IMPORTED = f"""
-import os, sys, runtime, runtime.text, runtime.text.tokenizer
+import os, sys, runtime, runtime.tokenizer, runtime.tokenizer.tokenizer
 assert sys.getswitchinterval() == 0.005
 print(os.environ.get({VARIABLE!r}))
 """

@@ -14,7 +14,7 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
+from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.resolve import choices
 from runtime.server import messages
 from runtime.server.keys import Keys

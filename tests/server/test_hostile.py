@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.samplers import Rule, get_rule, rules, rules_of
+from runtime.algorithms import Rule, get_rule, rules, rules_of
 from tests.server.harness import ServerProcess
 from tests.wait import TIMEOUT, wait_until_async
 

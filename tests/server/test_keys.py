@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import runtime.config.keys as config_keys
+import runtime.config.api_keys as config_keys
 import runtime.server.keys as keys_module
 from runtime.errors import ConfigError, RequestError
 from runtime.server.keys import Keys

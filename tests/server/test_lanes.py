@@ -13,7 +13,7 @@ from runtime.server import lanes
 from runtime.server.jobs import ClientGone
 from runtime.server.lanes import LONG, Lane, Lanes, attended
 from runtime.server.line import Line
-from runtime.structured.service_time import MAX_OWNERS
+from runtime.structured_output.service_time import MAX_OWNERS
 from tests.wait import TIMEOUT
 
 

@@ -14,10 +14,10 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.request.choice import TokenLogprob
+from runtime.request.output import TokenLogprob
 from runtime.server import logprobs
 from runtime.server.logprobs import Revealed, in_steps
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from tests.server.harness import ServerProcess
 from tests.server.pings import pinging
 

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.request.io import EngineStats
+from runtime.request.engine_messages import EngineStats
 from runtime.server.metric_labels import UNLABELLED
 from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from runtime.samplers import rules_of
+from runtime.algorithms import rules_of
 from tests.server.harness import FAKE, ServerProcess, serving
 from tests.wait import TIMEOUT
 

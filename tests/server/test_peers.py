@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from e2e.cluster.process import free_ports
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError
-from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
+from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.server import messages, peers
 from runtime.server import supervisor as supervisors
 from runtime.server.supervisor import Supervisor

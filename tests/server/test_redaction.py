@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.request.checks import shown
+from runtime.request.validation import shown
 from runtime.server.redaction import field_path, redacted
 from tests.server.harness import FAKE, serving
 

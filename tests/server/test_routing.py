@@ -5,7 +5,7 @@ import random
 import pytest
 
 from runtime.config import EngineConfig
-from runtime.request.io import RequestSpec
+from runtime.request.engine_messages import RequestSpec
 from runtime.server.messages import Configure
 from runtime.server.routing import CHUNK, Router
 from tests.server.fake_engine import FakeEngine

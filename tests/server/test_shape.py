@@ -29,7 +29,7 @@ from runtime.server.schemas import (
     GenerateRequest,
 )
 from runtime.server.validating import parse_body
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from tests.server.bombs import CHAT, IDS, LARGEST, OWN, SHAPES, TEXT
 
 KINDS: dict[str, Any] = {CHAT: ChatRequest, TEXT: CompletionRequest, OWN: GenerateRequest, IDS: DetokenizeRequest}

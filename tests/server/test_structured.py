@@ -20,8 +20,8 @@ import pytest
 
 from runtime.server import structured
 from runtime.server.jobs import ClientGone
-from runtime.structured.limits import TrialLimits
-from tests.request.test_params import INFO
+from runtime.structured_output.limits import TrialLimits
+from tests.request.test_sampling_params import INFO
 from tests.server.harness import ServerProcess, serving
 from tests.server.limits import MASK_LIMITS, TRIAL_LIMITS
 from tests.server.test_lanes import Client, settle

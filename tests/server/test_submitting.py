@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.request.io import EngineOutput, RequestSpec
+from runtime.request.engine_messages import EngineOutput, RequestSpec
 from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.reports import Reports
 from runtime.server.frontends.words import Submit, ToHead

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runtime.config import EngineConfig, ServerConfig
-from runtime.request.io import DecodingParams, EngineOutput, RequestSpec
+from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.server import messages
 from runtime.server import supervisor as supervisor_module
 from runtime.server.supervisor import Supervisor

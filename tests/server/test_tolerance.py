@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from tests.server.harness import FAKE, ServerProcess, serving, sse
 
 CHAT = "/v1/chat/completions"

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from tests.server.harness import SCRIPTED, ServerProcess, serving, sse
 
 CHAT = "/v1/chat/completions"

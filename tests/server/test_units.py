@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from runtime.config import EngineConfig
 from runtime.errors import RequestError
-from runtime.request.io import DecodingParams, EngineOutput, EngineStats, RequestSpec
+from runtime.request.engine_messages import DecodingParams, EngineOutput, EngineStats, RequestSpec
 from runtime.server import messages
 from runtime.server.figures import EngineFigures
 from runtime.server.logs import without_signatures
@@ -24,8 +24,8 @@ from runtime.server.routes import messages as messages_route
 from runtime.server.routes.documented import at_once
 from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
 from runtime.server.validating import parse_body
-from runtime.text import Tokenizer
-from tests.request.test_params import info
+from runtime.tokenizer import Tokenizer
+from tests.request.test_sampling_params import info
 
 FIXED = DecodingParams(algorithm="fixed", values={"steps": 4})
 SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding=FIXED)

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from tests.server.harness import SCRIPTED, ServerProcess, serving, sse_events
 from tests.server.test_dialect_parts import CALL, CHAT_TOOL, CITY, FUNCTION, TOOL, message, respond, say
 

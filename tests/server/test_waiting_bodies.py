@@ -20,7 +20,7 @@ from runtime.server.observed import Observed
 from runtime.server.routes import chat, completions
 from runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from runtime.server.service import Service
-from tests.request.test_params import INFO
+from tests.request.test_sampling_params import INFO
 from tests.wait import TIMEOUT
 
 LARGE, SMALLER = 2**20, 2**14  # bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from runtime.errors import RequestError
-from runtime.request.io import EngineOutput
+from runtime.request.engine_messages import EngineOutput
 from runtime.server.frontends import words
 from runtime.server.frontends.board import Board, Owned
 from runtime.server.frontends.channel import Channel

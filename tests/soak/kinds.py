@@ -12,7 +12,7 @@ import httpx
 import jsonschema_rs
 
 from tests.server.harness import sse, sse_events
-from tests.structured import forms
+from tests.structured_output import forms
 
 Ask = tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]  # a route, a body, and a check of the whole answer
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from runtime.errors import ConfigError
 from runtime.kernels.moe import moe_torch
-from runtime.layers.build import Build
-from runtime.layers.share import Part, Share
-from runtime.layers.weight import Weight, require_finite
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import Weight, require_finite
+from runtime.layers.sharding import Part, Share
 
 
 @dataclass(frozen=True)

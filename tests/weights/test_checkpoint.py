@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
-from runtime.layers.build import Build
+from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 from tests.models.paged import logits_in_chunks

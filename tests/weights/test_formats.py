@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.dispatch import TORCH
-from runtime.layers.build import Build
-from runtime.layers.weight import PlainWeight, weights_of
+from runtime.kernels.ops import TORCH
+from runtime.layers.layer_factory import Build
+from runtime.layers.parameter import PlainWeight, weights_of
 from runtime.models import resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN

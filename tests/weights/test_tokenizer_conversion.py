@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 from runtime.weights import tokenizer_cache, tokenizer_formats, tokenizer_json
 from tests.clients.catalogue import client
 from tests.clients.environments import environment
@@ -296,7 +296,7 @@ def test_without_a_writable_cache_a_temporary_file_serves_the_process(tmp_path: 
     cache.write_text("a file where the directory belongs")
     script = (
         "import os, sys\n"
-        "from runtime.text import Tokenizer\n"
+        "from runtime.tokenizer import Tokenizer\n"
         "from runtime.weights import tokenizer_cache, tokenizer_formats, tokenizer_json\n"
         "first = Tokenizer(sys.argv[1]).encode('the fox')\n"
         "tokenizer_cache._run = None\n"
@@ -331,7 +331,9 @@ def test_without_any_writable_directory_the_message_says_so(tmp_path: Path, monk
 
 def test_processes_that_start_together_convert_once(tmp_path: Path, cache: Path) -> None:
     write_bpe(tmp_path)
-    script = "import sys\nfrom runtime.text import Tokenizer\nprint(Tokenizer(sys.argv[1]).encode('the quick fox'))\n"
+    script = (
+        "import sys\nfrom runtime.tokenizer import Tokenizer\nprint(Tokenizer(sys.argv[1]).encode('the quick fox'))\n"
+    )
     root = tokenizer_json.__file__.rpartition("/runtime/")[0]
     command = [sys.executable, "-c", script, str(tmp_path)]
     processes = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -402,7 +404,7 @@ def test_a_conversion_ends_with_its_server_and_its_files_are_the_servers(tmp_pat
     paths = [str(hook), root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "EVIDENCE": str(evidence), "TMPDIR": str(temporary)}
     env[tokenizer_formats.TEMPORARY_VARIABLE] = str(own)
-    script = "import sys\nfrom runtime.text import Tokenizer\nTokenizer(sys.argv[1])\n"
+    script = "import sys\nfrom runtime.tokenizer import Tokenizer\nTokenizer(sys.argv[1])\n"
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=root, env=env) as server:
         try:
             wait_until(evidence.exists)
@@ -417,7 +419,7 @@ def test_a_conversion_ends_with_its_server_and_its_files_are_the_servers(tmp_pat
 
 def test_the_process_that_asks_imports_no_transformers(tmp_path: Path) -> None:
     write_bpe(tmp_path)
-    script = "import sys\nfrom runtime.text import Tokenizer\nTokenizer(sys.argv[1])\nprint(*sys.modules)\n"
+    script = "import sys\nfrom runtime.tokenizer import Tokenizer\nTokenizer(sys.argv[1])\nprint(*sys.modules)\n"
     root = tokenizer_json.__file__.rpartition("/runtime/")[0]
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True)
     modules = set(done.stdout.split())

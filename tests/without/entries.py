@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGES = ("models", "strategies", "samplers")
+PACKAGES = ("models", "strategies", "algorithms")
 
 # What the shipped demo checkpoint is served with. Every test of the server, the command
 # line and the examples runs on that checkpoint, so that without these there is nothing left to run.
-DEMO = ("models.llada2", "strategies.multi_bd", "samplers.threshold")
+DEMO = ("models.llada2", "strategies.multi_bd", "algorithms.threshold")
 
 
 class Entry(NamedTuple):
@@ -82,8 +82,8 @@ def with_dependents(root: Path, entries_out: Iterable[Entry]) -> list[Entry]:
     imports = {entry: _imports(entry.file(root)) for entry in every}
     families = [entry for entry in every if entry.package == "models"]
     decoded = {entry: _declared(entry.file(root), "strategies", "strategies") for entry in families}
-    modes = {entry: _declared(entry.file(root), "sampling_modes", "samplers") for entry in families}
-    rules = [entry for entry in every if entry.package == "samplers"]
+    modes = {entry: _declared(entry.file(root), "sampling_modes", "algorithms") for entry in families}
+    rules = [entry for entry in every if entry.package == "algorithms"]
     ruled = {entry: _declared(entry.file(root), "strategies", "strategies") for entry in rules}
     out: set[Entry] = set()
     more = set(entries_out)

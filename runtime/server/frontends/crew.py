@@ -16,7 +16,7 @@ from typing import Any
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.io import RequestSpec
+from runtime.request.engine_messages import RequestSpec
 from runtime.server.frontends.board import Board, Owned
 from runtime.server.frontends.dealer import Dealer
 from runtime.server.frontends.place import Place, Post

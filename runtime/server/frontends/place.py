@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.io import EngineOutput
+from runtime.request.engine_messages import EngineOutput
 from runtime.server import restarting
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel

@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.io import RequestSpec
+from runtime.request.engine_messages import RequestSpec
 from runtime.server.frontend import Frontend, Inbox, end
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel

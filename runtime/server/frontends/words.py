@@ -11,7 +11,7 @@ import msgspec
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.io import EngineInfo
+from runtime.request.engine_messages import EngineInfo
 from runtime.server.messages import Abort, Add, Outputs
 from runtime.server.offered import Entry
 

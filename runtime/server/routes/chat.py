@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.request.choice import denoise_fields
+from runtime.request.output import denoise_fields
 from runtime.server.answers.common import ErrorResponse
 from runtime.server.answers.openai import ChatAnswer, ChatChunk
 from runtime.server.conversation import continues, ending_arguments, plain, template_arguments
@@ -23,7 +23,7 @@ from runtime.server.schemas import ChatRequest
 from runtime.server.service import Service, new_id, stream_mode
 from runtime.server.talking import Talk
 from runtime.server.tooling import tooling, without_functions
-from runtime.text.pieces import Pieces
+from runtime.tokenizer.token_bytes import Pieces
 
 router = APIRouter(route_class=OwnBody)
 

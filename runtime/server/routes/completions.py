@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.request.checks import integer
-from runtime.request.choice import Choice, denoise_fields
-from runtime.request.params import MANY
+from runtime.request.output import Choice, denoise_fields
+from runtime.request.sampling_params import MANY
+from runtime.request.validation import integer
 from runtime.server.answers.common import ErrorResponse
 from runtime.server.answers.openai import CompletionAnswer, CompletionChunk
 from runtime.server.dialect import answer

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.request.checks import refuse
+from runtime.request.validation import refuse
 from runtime.server.answers.own import AppendEvent, DenoiseEvent, ErrorEvent, GenerateAnswer, GenerateFinal
 from runtime.server.conversation import NO_GRAMMAR, continues, ending_arguments, plain, without_messages
 from runtime.server.dialect import answer

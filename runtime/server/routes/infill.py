@@ -19,7 +19,7 @@ from runtime.server.preparing import too_long
 from runtime.server.routes.documented import OwnBody, takes
 from runtime.server.schemas import InfillRequest
 from runtime.server.service import Service, new_id, stream_mode
-from runtime.text import Tokenizer
+from runtime.tokenizer import Tokenizer
 
 router = APIRouter(route_class=OwnBody)
 MAX_HOLES = 256

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.parts import Arguments, CallStart, Delta, Reasoning
+from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 from runtime.server.answers.common import MessagesError
 from runtime.server.answers.messages import MESSAGE_EVENTS, MessagesAnswer, TokenCount
 from runtime.server.dialect import Dialect, answer

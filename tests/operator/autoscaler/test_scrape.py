@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from runtime.request.io import EngineStats
+from runtime.request.engine_messages import EngineStats
 from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
 from tests.networks import needs_ipv6

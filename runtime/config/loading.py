@@ -1,0 +1,230 @@
+"""Where values come from and which wins: command line, then environment, then ``--config`` file, then default."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from runtime.config.adapters import DEFAULT_LORAS
+from runtime.config.api_keys import read_settled_key_file
+from runtime.config.config import EngineConfig, ServerConfig
+from runtime.config.flag_definitions import BY_SPELLING, FLAGS
+from runtime.config.flags import ENV_PREFIX, Flag, check
+from runtime.errors import ConfigError
+
+# What Kubernetes puts into every pod for a Service whose name begins with "unmask".
+TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # of the variables that say where a test cluster is: no flags
+_INJECTED = re.compile(
+    r"UNMASK(_\w+)?_SERVICE_(HOST|PORT(_\w+)?)|UNMASK(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
+_LINK = re.compile(r"(tcp|udp|sctp)://")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.replace("unrecognized arguments:", "no such flag:") + " (--help lists the flags)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Collects text only; meaning is given to it in one place, `check`, whatever the source."""
+    parser = _Parser(
+        prog="python -m runtime.server",
+        usage="%(prog)s [--flag VALUE ...]",
+        description="Serve a diffusion language model over HTTP.",
+        epilog=f"Every flag has an environment form ({ENV_PREFIX}MAX_NUM_REQS=64) and may stand in the --config file; "
+        "the command line wins over the environment, the environment over the file.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    groups: dict[str, Any] = {}
+    for flag in FLAGS:
+        group = groups.setdefault(flag.group, None) or parser.add_argument_group(flag.group)
+        groups[flag.group] = group
+        options: dict[str, Any] = {"dest": flag.dest, "help": _help(flag)}
+        if flag.type == "bool":
+            options |= {"nargs": "?", "const": "true", "metavar": "BOOL"}
+        else:
+            options["metavar"] = flag.metavar or ("|".join(flag.choices) or _METAVAR[flag.type])
+        options["action"] = "append" if flag.many else "store"
+        group.add_argument(*(f"--{name}" for name in flag.spellings), **options)
+    return parser
+
+
+_METAVAR = {"str": "TEXT", "int": "N", "float": "X"}
+
+
+def _help(flag: Flag) -> str:
+    default = "" if flag.default in (None, (), False) else f" (default: {flag.default})"
+    return (flag.help + default).replace("%", "%%")
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
+    """The configuration of a server started with `argv` (without the program's name) in `environ`.
+
+    ``--help`` and ``--print-config`` print and raise SystemExit(0). Everything wrong raises ConfigError.
+    """
+    line = vars(build_parser().parse_args(list(argv)))
+    given: dict[str, tuple[Any, str]] = {}  # dest -> value, where it came from
+    env = from_environment(environ, ignore=line)
+    file_flag = next(flag for flag in FLAGS if flag.name == "config")
+    path = line.get("config") or (env["config"][0] if "config" in env else None)
+    if path is not None:
+        given |= from_file(Path(check(file_flag, path)))
+    given |= env
+    given |= {dest: (value, f"--{dest.replace('_', '-')}") for dest, value in line.items()}
+    return _build(given)
+
+
+def log_format(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Returns the value of --log-format from the source that wins, also if `parse` raises for the same arguments.
+
+    Args:
+        argv: The command line without the program's name.
+        environ: The environment.
+
+    Returns:
+        "json" or "text".
+    """
+    path, found = environ.get(f"{ENV_PREFIX}CONFIG"), environ.get(f"{ENV_PREFIX}LOG_FORMAT")
+    for i, argument in enumerate(argv):
+        name, joined, value = argument.partition("=")
+        value = value if joined else "".join(argv[i + 1 : i + 2])
+        if name == "--log-format":
+            found = value
+        elif name == "--config":
+            path = value
+    if found is None and path:
+        with contextlib.suppress(ConfigError):
+            found = str(from_file(Path(path)).get("log_format", ("text", ""))[0])
+    return "json" if found == "json" else "text"
+
+
+def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {}) -> dict[str, tuple[Any, str]]:
+    """The flags that UNMASK_ variables give; `ignore` holds the dests that the command line gives anyway."""
+    found: dict[str, tuple[Any, str]] = {}
+    for name in sorted(n for n in environ if n.startswith(ENV_PREFIX) and not n.startswith(TEST_CLUSTER_PREFIX)):
+        value = environ[name]
+        flag = BY_SPELLING.get(name.removeprefix(ENV_PREFIX).lower()) if name.isupper() else None
+        if flag is not None and _LINK.match(value) and flag.type == "int":
+            if flag.dest in ignore:
+                continue
+            raise ConfigError(
+                f"{name}: holds {value!r}, which Kubernetes sets for a Service called {name.lower()[:-5]}; set "
+                f"enableServiceLinks: false in the pod, rename the Service, or give --{flag.name}"
+            )
+        if flag is None:
+            if _INJECTED.fullmatch(name) or (name.endswith("_PORT") and _LINK.match(value)):
+                continue
+            raise ConfigError(f"{name}: no such variable" + _suggest(name, [f.env for f in FLAGS]))
+        if flag.dest in found:
+            raise ConfigError(f"{name}: says the same flag as {found[flag.dest][1]}; set one of them")
+        found[flag.dest] = (value, name)
+    return found
+
+
+def from_file(path: Path) -> dict[str, tuple[Any, str]]:
+    """The flags of a YAML file: a mapping of names, with dashes or underscores, to values."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((k for i, k in enumerate(keys) if k in keys[:i]), None)
+        if twice is not None:
+            raise ConfigError(f"--config: {path} gives {twice!r} twice (line {node.start_mark.line + 1} and on)")
+        return dict(zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True))
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path} cannot be read: {_reason(error)}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config: {path} is not YAML{_place(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"--config: {path} is not YAML of flags: it is nested too deeply") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"--config: {path} holds a {type(data).__name__}, not a mapping of flags to values")
+    found: dict[str, tuple[Any, str]] = {}
+    for key, value in data.items():
+        flag = BY_SPELLING.get(str(key).replace("-", "_"))
+        where = f"{key} in {path}"
+        if flag is None or flag.name in ("config", "print-config"):
+            raise ConfigError(f"{where}: no such flag" + _suggest(str(key), list(BY_SPELLING)))
+        if flag.dest in found:
+            raise ConfigError(f"{where}: says the same flag as {found[flag.dest][1]}; keep one of them")
+        if isinstance(value, dict) or (isinstance(value, list) and not flag.many):
+            shown = "the given value" if flag.secret else repr(value)
+            raise ConfigError(f"{where}: {shown} is not a single value")
+        found[flag.dest] = (value, where)
+    return found
+
+
+def _build(given: Mapping[str, tuple[Any, str]]) -> ServerConfig:
+    values: dict[str, Any] = {f.dest: f.default for f in FLAGS}
+    for flag in FLAGS:
+        if flag.dest in given:
+            values[flag.dest] = check(flag, *given[flag.dest])
+    notes = []
+    if values["api_key_file"] is not None:
+        values["keys_in_file"] = read_settled_key_file(values["api_key_file"])
+        if not values["keys_in_file"]:
+            others = "only keys that are given otherwise open the server" if values["api_key"] else "nobody may enter"
+            notes.append(f"--api-key-file {values['api_key_file']} is empty: {others}")
+    if "api_key" in given and given["api_key"][1] == "--api-key":
+        notes.append("--api-key: the process list shows these keys to every user of this machine; better use "
+                     "--api-key-file, or UNMASK_API_KEY")  # fmt: skip
+    values["notes"] = tuple(notes)
+    later = values["lora_config"] is not None or values["lora_routes"]
+    if later and not values["lora"] and values["max_loras"] is None:
+        values["max_loras"] = DEFAULT_LORAS  # room for those that come while it serves
+    engine = EngineConfig(**{f.name: values[f.name] for f in dataclasses.fields(EngineConfig) if f.name in values})
+    own = {f.name: values[f.name] for f in dataclasses.fields(ServerConfig) if f.name in values}
+    config = ServerConfig(engine=engine, **own)
+    if values["print_config"]:
+        sys.stdout.write(printed(values, given))
+        raise SystemExit(0)
+    return config
+
+
+def printed(values: Mapping[str, Any], given: Mapping[str, tuple[Any, str]]) -> str:
+    """The resolved values as YAML that --config reads again, each with its source; secrets are hidden."""
+    lines = []
+    for flag in FLAGS:
+        value = values[flag.dest]
+        if flag.name in ("config", "print-config"):
+            continue
+        if flag.secret:
+            lines.append(f"# {flag.name}: {len(value)} hidden")
+            continue
+        source = given[flag.dest][1] if flag.dest in given else "default"
+        lines.append(f"{flag.name}: {json.dumps(value)}  # {source}")
+    return "\n".join(lines) + "\n"
+
+
+def _place(error: Any) -> str:
+    """What a YAML parser says, without the lines that it quotes: they may hold a key."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+    return where + (f": {problem}" if problem else "")
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8 text"
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,36 @@
+"""What a client is told of its request after a step."""
+
+from __future__ import annotations
+
+from runtime.engine.request import Request
+from runtime.request.engine_messages import EngineOutput, TokenLogprobs
+
+
+def news(request: Request) -> EngineOutput:
+    """All that has become stable since the last time, and how it is with the request."""
+    output = EngineOutput(
+        id=request.spec.id,
+        nfe=request.nfe,
+        new_tokens=request.tokens[request.sent : request.stable].tolist(),
+        finish_reason=request.reason,
+        eos=request.hit_eos,
+        cached_tokens=request.cached_tokens,
+        queue_seconds=request.queue_seconds,
+        prefill_seconds=request.prefill_seconds,
+    )
+    if request.told_of is not None:
+        output.logprobs = _logprobs(request)
+    if request.shows:
+        output.start, output.tokens, output.masked = request.shown
+    request.sent = request.stable
+    return output
+
+
+def _logprobs(request: Request) -> TokenLogprobs:
+    """Of the new tokens, and of the one that ended the answer."""
+    assert request.told_of is not None
+    last = request.stable + request.hit_eos
+    found = TokenLogprobs(*request.told_of.between(request.sent, last))
+    if request.hit_eos:
+        found.end = int(request.tokens[request.stable])
+    return found

@@ -1,0 +1,148 @@
+"""A step's results become the state of its requests: at once what the next step is planned by, and the rest of it while
+the device is at that step's forward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from runtime.engine.grammar_queue import check_kept
+from runtime.engine.request import Request, Status
+from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.step_plan import NO_RESULTS, BlockResults
+from runtime.engine.step_stats import Observed
+from runtime.request.engine_messages import EngineStats
+from runtime.strategies.base import Strategy
+
+
+class Writing:
+    """Args:
+    live: the requests that are not answered, by their ids; one that is leaves. failed: hears of a request that the
+    strategy failed on.
+
+    Attributes:
+        untold: requests that steps brought something, in their order, since they were handed over.
+    """
+
+    def __init__(
+        self, strategy: Strategy, scheduler: Scheduler, stats: EngineStats, observed: Observed,
+        live: dict[str, Request], failed: Callable[[Request, BaseException], None],
+    ) -> None:  # fmt: skip
+        self.strategy = strategy
+        self.scheduler = scheduler
+        self.untold: dict[Request, None] = {}
+        self._unpublished: list[Request] = []  # what they decoded and is in the cache now, others may not share yet
+        self._stats = stats
+        self._observed = observed
+        self._live = live
+        self._failed = failed
+        self._left: list[tuple[Turn, int]] = []  # turns that go on, and their blocks' numbers in
+        self._results = NO_RESULTS  # the last step's
+
+    def write(self, turns: list[Turn], results: BlockResults) -> None:
+        """Of a turn that goes on (``Strategy.steady``) the tokens alone: `finish` does the rest."""
+        self.finish()  # by now it has been, where somebody asked for the step's blocks
+        stats, left, self._results = self._stats, self._left, results
+        calm = results.calm
+        first = 0
+        for turn in turns:
+            if turn.request.status is Status.FINISHED:  # the strategy failed on what was left of the step before
+                first += len(turn.blocks)
+                continue
+            if turn.steady and calm[first]:
+                (block,) = turn.blocks
+                block.tokens[...] = results.tokens[first, : block.size]
+                turn.request.stays = True
+                left.append((turn, first))
+                first += 1
+                continue
+            self._write(turn, results, first)
+            first += len(turn.blocks)
+        stats.edits += sum(results.edits)
+        stats.remasks += sum(results.remasks)
+        stats.forced += sum(results.forced)
+
+    def finish(self) -> None:
+        """What `write` left of the last step, if it has not been done. Before the results' memory is written again."""
+        if not self._left:
+            return
+        left, self._left = self._left, []
+        results, self._results = self._results, NO_RESULTS
+        for turn, first in left:
+            request = turn.request
+            request.stays = False
+            if request.status is not Status.FINISHED:  # it may have been aborted
+                self._decide(turn, results, first)
+
+    def hand_over(self) -> list[Request]:
+        """Those that are untold, which are so no more; what they have in the cache others may share from now on."""
+        self.finish()
+        for request in self._unpublished:
+            if request.status is Status.RUNNING:
+                self.scheduler.publish(request)
+        untold = list(self.untold)
+        self.untold, self._unpublished = {}, []
+        return untold
+
+    def forget(self, request_id: str) -> None:
+        """Nothing more is told of this id."""
+        for request in [request for request in self.untold if request.spec.id == request_id]:
+            del self.untold[request]
+
+    def _write(self, turn: Turn, results: BlockResults, first: int) -> None:
+        request, feed, stats = turn.request, turn.feed, self._stats
+        cached, settled = request.cached, request.settled
+        if turn.again is not None:
+            stats.forwards_prefill += 1
+            request.dropped.pop(0)
+        elif cached < settled:
+            if request.prefilling:
+                stats.forwards_prefill += 1
+                if not request.nfe and request.queue_seconds is not None:  # else it was preempted since
+                    request.prefill_seconds = time.perf_counter() - request.arrived - request.queue_seconds
+            elif not turn.denoises:
+                stats.forwards_commit += 1
+            request.cached = min(turn.last, settled)
+        elif not turn.denoises and turn.first < turn.last:
+            stats.forwards_prefill += 1
+        if feed is not None and not self._decide(turn, results, first):
+            return
+        if request.cached != cached:
+            if request.prefilling or cached < request.prefilled or request.reason is not None:
+                self.scheduler.publish(request)
+            else:
+                self._unpublished.append(request)
+        if request.reason is not None:
+            if feed is not None:  # the step that answered it
+                del self._live[request.spec.id]
+            if request.cached >= request.settled:
+                self.scheduler.release(request)
+
+    def _decide(self, turn: Turn, results: BlockResults, first: int) -> bool:
+        """What became of the turn's blocks, the results' from `first` on; False if the strategy failed on it."""
+        request, blocks = turn.request, turn.blocks
+        if results.kept:
+            for i, block in enumerate(blocks, first):
+                kept = results.kept.get(i)
+                block.kept = None if kept is None else kept[: block.size]
+        if results.mixtures:
+            for i, block in enumerate(blocks, first):
+                if i in results.mixtures:
+                    ids, probs = results.mixtures[i]
+                    block.mixture = ids[: block.size], probs[: block.size]
+        try:
+            if request.constraint is not None:
+                check_kept(request)
+            self.strategy.apply(request, blocks, results, first)
+        except Exception as error:
+            self._failed(request, error)
+            return False
+        if request.reason is not None or (blocks and request.told):
+            self.untold[request] = None
+        if turn.denoises:
+            self._stats.forwards_denoise += 1
+            for block in blocks:
+                if block.ended:
+                    self._observed.block_steps.append(block.steps)
+        return True

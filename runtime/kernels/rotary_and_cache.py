@@ -1,0 +1,197 @@
+"""RMSNorm per head, clipping, rotary embedding and the write of K/V to pages, in one pass over the fused QKV rows.
+
+Models use them as docs/models.md#architecture-notes states. NeoX rotary embedding covers all dimensions of a head or
+some.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.kernels.heads import heads_together
+from runtime.kernels.kv_write import write_kv_reference
+from runtime.kernels.layernorm import rms_norm_reference
+from runtime.kernels.pages import strides
+from runtime.kernels.precision import wide
+from runtime.kernels.triton_import import tl, triton
+
+TILE = 1024  # numbers of a row's heads that a program takes,
+WARPS = 1  # and its warps: many small ones hide each other's waits
+
+
+def qk_norm_rotary_reference(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+    clip: float | None = None,
+    *,
+    apart: int | None = None,
+    v_norm: bool = False,
+    v_from_k: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Split fused rows into normed (with weights), clipped (with `clip`), rotated q and k, and normed or clipped v.
+
+    Args:
+        qkv: [rows, (heads + 2 * kv_heads) * head_dim]: all Q heads, all K, all V. May be overwritten.
+        v_from_k: there are no V heads in `qkv`; v is made from the K heads as they are there.
+        positions: int64 [rows], each below len(table).
+        table: [positions, rotary_dim], float32 or float64: cosines, then sines, of rotary_dim/2 frequencies.
+        q_weight, k_weight: [head_dim]; both None: nothing is normed, and `eps` plays no part.
+        apart: how far the two dimensions of a turning pair are from each other, at least rotary_dim/2, its default:
+            pair i is dimensions i and i + apart.
+        v_norm: v's heads are normed, without a weight, by `eps`.
+        clip: above 0: no number of normed q and k, and of v, is further from 0. None: they are as they are.
+
+    Returns:
+        q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], contiguous, in qkv's dtype (rounded once, after
+        rotation).
+    """
+    up, split = wide(qkv.dtype), [heads, kv_heads] if v_from_k else [heads, kv_heads, kv_heads]
+    q, k, *others = qkv.unflatten(1, (sum(split), -1)).split(split, dim=1)
+    v = others[0] if others else k
+    if v_norm:
+        v = rms_norm_reference(v, None, eps)
+    weighted = [(x.to(up), weight) for x, weight in ((q, q_weight), (k, k_weight))]
+    x = torch.cat([x if weight is None else rms_norm_reference(x, weight, eps) for x, weight in weighted], dim=1)
+    if clip is not None:
+        x, v = x.clamp(-clip, clip), v.clamp(-clip, clip)
+    cos, sin = table[positions].to(up).unsqueeze(1).chunk(2, dim=-1)
+    pairs = cos.shape[-1]
+    between = (apart or pairs) - pairs
+    first, middle, second, rest = x.split([pairs, between, pairs, x.shape[-1] - 2 * pairs - between], dim=-1)
+    x = torch.cat([first * cos - second * sin, middle, second * cos + first * sin, rest], dim=-1).to(qkv.dtype)
+    return x[:, :heads].contiguous(), x[:, heads:].contiguous(), v.contiguous()
+
+
+def qkv_to_pages_reference(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+    clip: float | None = None,
+    *,
+    slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    apart: int | None = None,
+    v_norm: bool = False,
+    v_from_k: bool = False,
+) -> torch.Tensor:
+    """q of `qk_norm_rotary_reference`, whose k and v go where `write_kv_reference` stores them."""
+    q, k, v = qk_norm_rotary_reference(
+        qkv, positions, table, q_weight, k_weight, heads, kv_heads, eps, clip,
+        apart=apart, v_norm=v_norm, v_from_k=v_from_k,
+    )  # fmt: skip
+    write_kv_reference(k, v, slots, k_cache, v_cache)
+    return q
+
+
+@triton.jit
+def _qkv_to_pages(
+    qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, slots_ptr, q_ptr, k_ptr, v_ptr, eps, clip,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    TOGETHER: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr, CLIP: tl.constexpr,
+    APART: tl.constexpr, V_NORM: tl.constexpr, V_FROM_K: tl.constexpr,
+    PAGE: tl.constexpr, PIECE: tl.constexpr,
+    K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
+    V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
+):  # fmt: skip
+    """One program: TOGETHER of a row's heads, which are those of Q, then K, then V, as one [heads, dim] tile. The table
+    holds cosines, then sines."""
+    HALF: tl.constexpr = ROTARY // 2
+    STORED: tl.constexpr = HEADS + KV_HEADS if V_FROM_K else HEADS + 2 * KV_HEADS
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)[:, None]
+    dim = tl.arange(0, DIM_P2)[None, :]
+    is_q, is_k = head < HEADS, (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    turned = is_q | is_k
+    ok = (turned | is_v) & (dim < DIM)
+    source = head
+    if V_FROM_K:
+        source = tl.where(is_v, source - KV_HEADS, source)
+    raw = tl.load(qkv_ptr + row * (STORED * DIM) + (source * DIM + dim), mask=ok, other=0.0)
+    x = raw.to(tl.float32)
+
+    # the other half's value for each rotated dimension: loaded again (it is in the cache) rather than shuffled
+    is_first, is_second = dim < HALF, (dim >= APART) & (dim < APART + HALF)
+    turns = is_first | is_second
+    partner = tl.where(is_first, dim + APART, tl.where(is_second, dim - APART, dim))
+    other = tl.load(qkv_ptr + row * (STORED * DIM) + (source * DIM + partner), mask=turned & turns, other=0.0)
+    other = other.to(tl.float32)
+    q_ok, k_ok = is_q & (dim < DIM), is_k & (dim < DIM)
+    v = raw
+    if NORM or V_NORM:
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / DIM + eps)
+    if V_NORM:
+        v = (x * scale[:, None]).to(raw.dtype)
+    if NORM:
+        inside = dim < DIM
+        q_weight, k_weight = tl.load(q_weight_ptr + dim, mask=inside), tl.load(k_weight_ptr + dim, mask=inside)
+        x = x * scale[:, None] * tl.where(is_q, q_weight, k_weight).to(tl.float32)
+        q_weight, k_weight = tl.load(q_weight_ptr + partner, mask=inside), tl.load(k_weight_ptr + partner, mask=inside)
+        other = other * scale[:, None] * tl.where(is_q, q_weight, k_weight).to(tl.float32)
+    if CLIP:
+        x = tl.minimum(tl.maximum(x, -clip), clip)
+        other = tl.minimum(tl.maximum(other, -clip), clip)
+        v = tl.minimum(tl.maximum(v.to(tl.float32), -clip), clip).to(raw.dtype)
+
+    position = tl.load(positions_ptr + row)
+    angle = position * ROTARY + tl.where(is_first, dim, dim - APART)
+    cos = tl.load(table_ptr + angle, mask=turns, other=1.0)
+    sin = tl.load(table_ptr + angle + HALF, mask=turns, other=0.0)
+    x = x * cos + tl.where(is_first, -other, other) * sin
+
+    tl.store(q_ptr + row * (HEADS * DIM) + (head * DIM + dim), x.to(q_ptr.dtype.element_ty), mask=q_ok)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    page, offset = slot // PAGE, slot % PAGE
+    number = dim
+    if PIECE < DIM:
+        number = dim // PIECE * K_PIECE + dim % PIECE
+    alive = slot >= 0
+    k_at = k_ptr + (page * K_PAGE + offset * K_TOKEN) + ((head - HEADS) * K_HEAD + number)
+    tl.store(k_at, x.to(raw.dtype).to(k_ptr.dtype.element_ty), mask=k_ok & alive)
+    v_at = v_ptr + (page * V_PAGE + offset * V_TOKEN) + ((head - HEADS - KV_HEADS) * V_HEAD + dim * V_NUMBER)
+    tl.store(v_at, v.to(v_ptr.dtype.element_ty), mask=is_v & (dim < DIM) & alive)
+
+
+def qkv_to_pages(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    heads: int,
+    kv_heads: int,
+    eps: float,
+    clip: float | None = None,
+    *,
+    slots: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    apart: int | None = None,
+    v_norm: bool = False,
+    v_from_k: bool = False,
+) -> torch.Tensor:
+    """`qkv_to_pages_reference` for contiguous rows on a GPU."""
+    rows, dim = len(qkv), qkv.shape[1] // (heads + (1 if v_from_k else 2) * kv_heads)
+    norm = q_weight is not None and k_weight is not None
+    every, together = heads + 2 * kv_heads, heads_together(heads + 2 * kv_heads, dim, TILE)
+    q = qkv.new_empty(rows, heads, dim)
+    _qkv_to_pages[(rows, triton.cdiv(every, together))](
+        qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, slots, q, k_cache, v_cache, eps,
+        clip or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
+        TOGETHER=together, DIM_P2=triton.next_power_of_2(dim),
+        NORM=norm, CLIP=clip is not None, APART=apart or table.shape[1] // 2, V_NORM=v_norm, V_FROM_K=v_from_k,
+        **strides(k_cache, v_cache), num_warps=WARPS,
+    )  # fmt: skip
+    return q

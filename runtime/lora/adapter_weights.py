@@ -1,0 +1,112 @@
+"""Adapters beside a built model: their matrices on the host, in the model's dtype, and in the slots of its weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import nn
+
+from runtime.errors import ConfigError
+from runtime.layers.lora import Lora, LoraWeight
+from runtime.layers.parameter import Part, weights_of
+from runtime.lora.adapter_checkpoint import Adapter, Base, read_adapter, resolve_adapter
+from runtime.models.base import Model
+
+Pairs = dict[Part, tuple[torch.Tensor, torch.Tensor]]
+
+
+class Bank:
+    """All adapters of an engine.
+
+    `most_rank`: of an adapter that may come.
+    """
+
+    def __init__(self, base: Base, model: Model, lora: Lora, most_rank: int, device: torch.device) -> None:
+        self.base = base
+        self.lora = lora
+        self.most_rank = most_rank
+        self.device = device
+        held = weights_of(cast(nn.Module, model))
+        self.weights = {path: weight for path, weight in held.items() if isinstance(weight, LoraWeight)}
+        parts: dict[str, list[Part]] = {path: [] for path in self.weights}
+        for slot in base.weights.slots.values():
+            if slot.param in parts:
+                parts[slot.param].append(base.part(slot))
+        for path, weight in self.weights.items():
+            weight.lay(re.sub(r"\d+", "*", path), parts[path], device)
+        self._pairs: dict[str, dict[str, Pairs]] = {}
+
+    def read(self, uri: str) -> Adapter:
+        """The adapter in a directory or repository, checked against the model; touches nothing here, so that any thread
+        may do it. ConfigError as `read_adapter`, and for what cannot be changed row by row."""
+        adapter = read_adapter(resolve_adapter(uri), self.base, self.most_rank)
+        self.check(adapter)
+        return adapter
+
+    def check(self, adapter: Adapter) -> None:
+        """ConfigError unless it can be served beside others."""
+        for name, pair in adapter.pairs.items():
+            if pair.slot.param not in self.weights:
+                raise ConfigError(
+                    f"adapter {adapter.path}: it changes {name!r}, which requests of one batch share; merge it into "
+                    "the weights (--use-lora --lora-path --pre-merge-lora)"
+                )
+            if self.lora.fixed and self.weights[pair.slot.param].apart:
+                raise ConfigError(
+                    f"adapter {adapter.path}: it changes {name!r}, of the experts, which --deterministic has no kernel "
+                    "for; merge it into the weights, or leave --deterministic out"
+                )
+        self._cast(adapter)
+        wanted, free = self._stack_bytes(adapter) * self.lora.slots, self._free_bytes()
+        if wanted > free:
+            raise ConfigError(
+                f"adapter {adapter.path}: it changes experts, for which --max-loras {self.lora.slots} such take "
+                f"{wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB of the device are free; merge it into the weights, or "
+                "lower --max-loras or --gpu-memory-utilization"
+            )
+
+    def add(self, name: str, adapter: Adapter) -> None:
+        self._pairs[name] = self._cast(adapter)
+
+    def drop(self, name: str) -> None:
+        del self._pairs[name]
+
+    def touches(self, name: str) -> int:
+        """Bits of the weights that an adapter changes."""
+        bits = 0
+        for path in self._pairs[name]:
+            bits |= self.weights[path].bit
+        return bits
+
+    @torch.inference_mode()
+    def put(self, slot: int, name: str) -> None:
+        """Into a slot, in place of what was there."""
+        pairs: Mapping[str, Pairs] = self._pairs[name]
+        for path, weight in self.weights.items():
+            weight.put(slot, pairs.get(path, {}))
+
+    def _stack_bytes(self, adapter: Adapter) -> int:
+        """Of what a slot takes beside its bank."""
+        changed = {pair.slot.param for pair in adapter.pairs.values()}
+        return sum(self.weights[path].stack_bytes(adapter.rank) for path in changed)
+
+    def _free_bytes(self) -> int:
+        """Of the device, for such."""
+        if self.device.type != "cuda":
+            return 1 << 62
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        held = sum(weight.held_bytes for weight in self.weights.values())
+        return torch.cuda.mem_get_info(self.device)[0] + kept + held
+
+    def _cast(self, adapter: Adapter) -> dict[str, Pairs]:
+        made: dict[str, Pairs] = {}
+        for name, pair in adapter.pairs.items():
+            dtype = self.weights[pair.slot.param].dtype
+            halves = pair.down.to(dtype), pair.up.to(dtype)
+            if not all(bool(torch.isfinite(half).all()) for half in halves):
+                raise ConfigError(f"adapter {adapter.path}: {name!r} is changed by values too large for {dtype}")
+            made.setdefault(pair.slot.param, {})[self.base.part(pair.slot)] = halves
+        return made

@@ -1,0 +1,152 @@
+"""`gemma4`: ``<|tool_call>call:NAME{key:value,...}<tool_call|>``, strings between ``<|"|>``; and reasoning in a channel
+of its own. So write Gemma 4 and DiffusionGemma, by their published chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.parsers.formats import (
+    CallReader,
+    Done,
+    Failed,
+    ReasoningFormat,
+    Tool,
+    ToolFormat,
+    register_reasoning_format,
+    register_tool_format,
+)
+from runtime.parsers.json_text import written
+
+OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+MOST_DEPTH = 64
+_NAME = re.compile(r"\s*call:\s*([\w.:/-]+)\s*(?=\{)")
+_KEY = re.compile(r'\s*([^\s:{}\[\],<>"]+)\s*:')
+_PLAIN = re.compile(r"[^,:{}\[\]]+")
+_BEGINNING = "call:"
+# what is looked for outside of a string, and within one
+_MARK = (re.compile(re.escape(QUOTE) + "|" + re.escape(CLOSES)), re.compile(re.escape(QUOTE)))
+
+
+class GemmaReader(CallReader):
+    """Waits for the marker that closes the call, outside of strings."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._text = ""
+        self._at = 0  # what was searched
+        self._quoted = False
+
+    def feed(self, text: str) -> Done | Failed | None:
+        self._text += text
+        begun = self._text.lstrip()[: len(_BEGINNING)]
+        if not _BEGINNING.startswith(begun):
+            return Failed()
+        while (mark := _MARK[self._quoted].search(self._text, self._at)) is not None:
+            if mark[0] == CLOSES:
+                call = _call(self._text[: mark.start()])
+                return Failed() if call is None else Done(*call, rest=self._text[mark.start() :])
+            self._quoted = not self._quoted
+            self._at = mark.end()
+        self._at = max(self._at, len(self._text) - len(CLOSES) + 1)
+        return None
+
+
+def _call(text: str) -> tuple[str, str] | None:
+    found = _NAME.match(text)
+    if found is None:
+        return None
+    try:
+        value, end = _object(text, found.end(), 0)
+        return None if text[end:].strip() else (found[1], written(value))
+    except (ValueError, IndexError):
+        return None
+
+
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    """The value that begins at `at`, and the place after it. Raises ValueError, IndexError."""
+    if depth > MOST_DEPTH:
+        raise ValueError("nested too deeply")
+    at = _space(text, at)
+    if text.startswith(QUOTE, at):
+        return _string(text, at)
+    if text[at] == "{":
+        return _object(text, at, depth + 1)
+    if text[at] == "[":
+        return _list(text, at, depth + 1)
+    found = _PLAIN.match(text, at)
+    if found is None:
+        raise ValueError(text[at])
+    return _plain(found[0].strip()), found.end()
+
+
+def _plain(word: str) -> Any:
+    """A number, a truth or nothing; words that lack their quotes are taken for texts."""
+    known = {"true": True, "false": False, "null": None, "none": None}
+    if word in known:
+        return known[word]
+    for kind in (int, float):
+        if re.fullmatch(r"-?[0-9][0-9.eE+-]{0,30}", word):
+            try:
+                return kind(word)
+            except ValueError:
+                continue
+    if not word or '"' in word or "<|" in word:
+        raise ValueError(word)
+    return word
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    end = text.index(QUOTE, at + len(QUOTE))
+    return text[at + len(QUOTE) : end], end + len(QUOTE)
+
+
+def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    made: dict[str, Any] = {}
+    at = _space(text, at + 1)
+    while text[at] != "}":
+        if text.startswith(QUOTE, at):
+            key, at = _string(text, at)
+            at = _space(text, at)
+            if text[at] != ":":
+                raise ValueError(text[at])
+            at += 1
+        else:
+            found = _KEY.match(text, at)
+            if found is None:
+                raise ValueError(text[at])
+            key, at = found[1], found.end()
+        made[key], at = _value(text, at, depth)
+        at = _next(text, at, "}")
+    return made, at + 1
+
+
+def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
+    made: list[Any] = []
+    at = _space(text, at + 1)
+    while text[at] != "]":
+        value, at = _value(text, at, depth)
+        made.append(value)
+        at = _next(text, at, "]")
+    return made, at + 1
+
+
+def _next(text: str, at: int, end: str) -> int:
+    """After a comma, or at the bracket that ends it."""
+    at = _space(text, at)
+    if text[at] == ",":
+        return _space(text, at + 1)
+    if text[at] != end:
+        raise ValueError(text[at])
+    return at
+
+
+def _space(text: str, at: int) -> int:
+    while text[at].isspace():
+        at += 1
+    return at
+
+
+register_tool_format(ToolFormat(key="gemma4", opens=OPENS, closes=CLOSES, quotes=QUOTE, reader=GemmaReader))
+register_reasoning_format(ReasoningFormat(key="gemma4", opens="<|channel>thought", closes="<channel|>"))

@@ -1,0 +1,104 @@
+"""`hermes`: a call is a JSON object between tags, ``<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>``.
+
+So write Qwen's models and those made of them (SDAR, Fast-dLLM v2, Dream), Ling's and LLaDA2, and many others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.parsers.formats import CallReader, Done, Failed, Tool, ToolFormat, register_tool_format
+from runtime.parsers.json_text import Brackets, parsed, written
+
+_BEGINNING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+
+class HermesReader(CallReader):
+    """An object with a `name` and `arguments`, whose end its own brackets tell."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._text = ""
+        self._brackets = Brackets()
+        self._counted = 0  # characters that the brackets have seen
+        self._name = ""
+        self._arguments = 0  # where they begin, once that is known
+        self._inner = Brackets()
+        self._end = 0  # characters of the arguments that are certain
+
+    def feed(self, text: str) -> Done | Failed | None:
+        self._text += text
+        if not self._counted:
+            begun = self._text.lstrip()
+            if not begun:
+                return None
+            if begun[0] != "{":
+                return Failed()
+        fresh = self._text[self._counted :]
+        end = self._brackets.feed(fresh)
+        if end is None:
+            self._counted = len(self._text)
+            return None
+        at = self._counted + end
+        call = _call(self._text[:at])
+        return Failed() if call is None else Done(*call, rest=self._text[at:])
+
+    def partial(self) -> tuple[str, str] | None:
+        if not self._arguments:
+            found = _BEGINNING.match(self._text)
+            if found is None:
+                return None
+            self._name, self._arguments = found[1], found.end()
+            self._end = self._arguments
+        closed = self._inner.depth == 0 and self._end > self._arguments
+        if not closed:
+            fresh = self._text[self._end :]
+            end = self._inner.feed(fresh)
+            self._end += len(fresh) if end is None else end
+        return self._name, self._text[self._arguments : self._end]
+
+
+def _call(text: str) -> tuple[str, str] | None:
+    """The name and the arguments of a whole object; None if it is no call."""
+    try:
+        value = parsed(text)
+        name = value.get("name")
+        arguments: Any = value.get("arguments", value.get("parameters"))
+        if isinstance(arguments, str):  # written as text once more
+            arguments = parsed(arguments)
+        if arguments is None:
+            arguments = {}
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+            return None
+        return name, written(arguments)
+    except ValueError:
+        return None
+
+
+def wraps(name: str) -> tuple[str, str]:
+    return f'\n{{"name": {json.dumps(name)}, "arguments": ', "}\n"
+
+
+def instructs(tools: Sequence[Tool]) -> str:
+    listed = "\n".join(json.dumps(tool.item, ensure_ascii=False) for tool in tools)
+    return (
+        f"# Tools\n<tools>\n{listed}\n</tools>\n"
+        "These functions can be called. To call one, answer with its name and arguments as JSON between tags, a "
+        'pair of tags for each call:\n<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>\n'
+        "Results come back between <tool_response> and </tool_response>. Where none of them helps, answer in words."
+    )
+
+
+HERMES = register_tool_format(
+    ToolFormat(
+        key="hermes",
+        opens="<tool_call>",
+        closes="</tool_call>",
+        reader=HermesReader,
+        wraps=wraps,
+        instructs=instructs,
+    )
+)

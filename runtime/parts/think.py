@@ -1,5 +1,0 @@
-"""`think`: reasoning between ``<think>`` and ``</think>``. So do Qwen's models, Ling's, Nemotron and many others."""
-
-from runtime.parts.formats import ReasoningFormat, register_reasoning_format
-
-register_reasoning_format(ReasoningFormat(key="think", opens="<think>", closes="</think>"))

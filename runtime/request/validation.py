@@ -1,0 +1,112 @@
+"""Checks of one request field's type and range; each refusal is a sentence that begins with the field's path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, overload
+
+from runtime.errors import RequestError
+from runtime.request.field_spec import Limits, Value
+
+_REQUIRED: Any = object()
+
+
+def refuse(param: str, sentence: str) -> RequestError:
+    return RequestError(f"{param}: {sentence}", param=param)
+
+
+def integral(value: Any) -> Any:
+    """Returns the integer that a float such as 20.0 is; any other value unchanged."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+@overload
+def integer(param: str, value: object, low: int, high: int) -> int: ...
+@overload
+def integer(param: str, value: object, low: int, high: int, default: int) -> int: ...
+@overload
+def integer(param: str, value: object, low: int, high: int, default: None) -> int | None: ...
+def integer(param: str, value: object, low: int, high: int, default: int | None = _REQUIRED) -> int | None:
+    """`value` if it is an int of low..high (True and 3.0 are not); the default stands for None."""
+    if value is None and default is not _REQUIRED:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise refuse(param, f"{shown(value)} is not an integer")
+    if not low <= value <= high:
+        limit = f"at least {low}" if value < low else f"at most {high}"
+        raise refuse(param, f"{shown(value)} is out of range; it must be {limit}")
+    return value
+
+
+def number(
+    param: str, value: object, low: float, high: float, default: float = _REQUIRED, above_low: bool = False
+) -> float:
+    """`value` as a float of low..high (`above_low`: without low); NaN is in no range."""
+    if value is None and default is not _REQUIRED:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise refuse(param, f"{shown(value)} is not a number")
+    if not low <= value <= high or (above_low and value == low):
+        span = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+        raise refuse(
+            param,
+            f"{shown(value)} is out of range; it must be {span}"
+            if high < math.inf
+            else f"{shown(value)} is out of range; it must be a finite number of at least {low:g}",
+        )
+    if not math.isfinite(value):
+        raise refuse(param, f"{value} is not a finite number")
+    return float(value)
+
+
+def flag(param: str, value: object, default: bool = False) -> bool:
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise refuse(param, f"{shown(value)} is not true or false")
+    return value
+
+
+def choice(param: str, value: object, words: Iterable[str]) -> str:
+    """`value` if it is one of the words."""
+    words = tuple(words)
+    if not isinstance(value, str) or value not in words:
+        raise refuse(param, f"{shown(value)} is not one of {', '.join(words)}")
+    return value
+
+
+def declared(param: str, value: object, limits: Limits) -> Value:
+    """`value` if it is one of those that a field's declaration lets through; not for texts and objects."""
+    if limits.kind == "number":
+        return number(
+            param, value, limits.low, math.inf if limits.high is None else limits.high, above_low=limits.above_low
+        )
+    if limits.kind == "integer":
+        whole = integer(param, value, int(limits.low), 2**31 if limits.high is None else int(limits.high))
+        if limits.divides is not None and limits.divides % whole:
+            raise refuse(param, f"{whole} is no divisor of {limits.divides}")
+        return whole
+    if limits.kind == "choice":
+        return choice(param, value, limits.choices)
+    if limits.kind == "text":
+        return text(param, value, 2**31 if limits.high is None else int(limits.high))
+    return flag(param, value)
+
+
+def text(param: str, value: object, most: int) -> str:
+    """`value` as text of at most `most` characters."""
+    if not isinstance(value, str):
+        raise refuse(param, f"{shown(value)} is not text")
+    if len(value) > most:
+        raise refuse(param, f"has {len(value)} characters; at most {most}")
+    return value
+
+
+def shown(value: object) -> str:
+    """A short form of a hostile value: an error must not grow with the request."""
+    try:
+        shown = repr(value[:60] if isinstance(value, str) else value)
+    except ValueError:  # an int of too many digits to print
+        return "the number given"
+    return shown if len(shown) <= 60 else shown[:57] + "..."

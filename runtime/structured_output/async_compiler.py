@@ -1,0 +1,103 @@
+"""Compiles the grammars of requests in a thread, one at a time; other requests do not wait for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from runtime.structured_output.grammar_cache import GrammarError, Grammars
+from runtime.structured_output.grammar_matcher import Constraint
+from runtime.structured_output.service_time import ServiceTime
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Job(Generic[T]):
+    who: T
+    owner: str
+    text: str
+    future: Future[Constraint]
+
+
+class Compiling(Generic[T]):
+    """Requests that wait for their grammars, by name. The thread gives all owners equal time."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._waiting: dict[str, _Job[T]] = {}
+        self._lock = threading.Lock()  # of the two below
+        self._queued: dict[str, dict[str, _Job[T]]] = {}  # jobs that have not begun, by owner and name
+        self._used = ServiceTime()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, name: str, who: T, text: str, owner: str = "") -> Constraint | None:
+        """Returns the start of a known grammar; None where it is compiled first, and `done` yields `who` with it."""
+        job = _Job(who, owner, text, Future())
+        try:
+            known = self._grammars.known(text)
+        except GrammarError as error:
+            self._waiting[name] = job
+            job.future.set_exception(error)
+            return None
+        if known is None:
+            self._waiting[name] = job
+            with self._lock:
+                if owner not in self._queued:
+                    self._used.join(owner, self._queued)
+                self._queued.setdefault(owner, {})[name] = job
+            self._thread.submit(self._compile_next)
+        return known
+
+    def drop(self, name: str) -> T | None:
+        """Returns who waits no longer; None if nobody of that name did."""
+        job = self._waiting.pop(name, None)
+        if job is None:
+            return None
+        with self._lock:
+            self._unqueue(name, job.owner)
+        return job.who
+
+    def done(self, seconds: float = 0.0) -> Iterator[tuple[T, Constraint | BaseException]]:
+        """Yields those whose grammars are ready, or wrong, after waiting at most so long for the first."""
+        if not self._waiting:
+            return
+        wait([job.future for job in self._waiting.values()], seconds, FIRST_COMPLETED)
+        for name, job in list(self._waiting.items()):
+            if job.future.done():
+                del self._waiting[name]
+                error = job.future.exception()
+                yield job.who, job.future.result() if error is None else error
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _unqueue(self, name: str, owner: str) -> None:
+        jobs = self._queued.get(owner, {})
+        jobs.pop(name, None)
+        if not jobs:
+            self._queued.pop(owner, None)
+
+    def _compile_next(self) -> None:
+        """Compiles a grammar of the owner that has used the least time."""
+        with self._lock:
+            if not self._queued:
+                return  # it was dropped
+            owner = min(self._queued, key=self._used.__getitem__)
+            name, job = next(iter(self._queued[owner].items()))
+            self._unqueue(name, owner)
+            self._used.begin(owner)
+        began = time.perf_counter()
+        try:
+            job.future.set_result(self._grammars.compiled(job.text, "structured_outputs"))
+        except BaseException as error:
+            job.future.set_exception(error)
+        with self._lock:
+            self._used.end(owner, time.perf_counter() - began, idle=not self._queued)

@@ -1,0 +1,106 @@
+"""Translates the notations of clients to that of the grammar engine: GBNF, and JSON schemas with all their keywords.
+
+This happens where a grammar is compiled, and in its trial under a limit of CPU time. `request/structured.py` runs on a
+server's event loop, where 64 KiB of GBNF would take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.request.structured import FIELD_PATH, GBNF, MAX_CHARS, SCHEMA
+from runtime.request.validation import shown
+from runtime.structured_output.json_schema import OVERLAP, remaining_one_of, simplify_schema
+from runtime.structured_output.patterns import Unsupported
+
+# The engine does not cut prescribed text into tokens: a model may have one for a colon and the space behind it.
+_UNFORCED = '%llguidance {"no_forcing": true}'
+_ONE_OF = "'coerce_one_of'"  # in the engine's refusal of a oneOf
+
+
+def readable(text: str) -> str:
+    """Translates the parts of a grammar.
+
+    Raises:
+        ValueError: A part cannot be translated; the message says why.
+    """
+    if GBNF not in text and SCHEMA not in text:
+        return text
+    parts = [_translated(part) for part in json.loads(text)["grammars"]]
+    return json.dumps({"grammars": parts}, ensure_ascii=False)
+
+
+def parts_alone(text: str) -> list[tuple[str, str, str]]:
+    """The parts of a grammar that are schemas of a request's fields: name, path of the field, and grammar of each."""
+    found = []
+    for part in json.loads(text)["grammars"]:
+        if FIELD_PATH in part:
+            alone = {name: value for name, value in part.items() if name not in ("name", FIELD_PATH)}
+            found.append((part["name"], part[FIELD_PATH], json.dumps({"grammars": [alone]}, ensure_ascii=False)))
+    return found
+
+
+@dataclass(frozen=True)
+class RefusedParts:
+    """The parts of a grammar that are refused alone.
+
+    Attributes:
+        why: The reason for the first of them, with the path of its field; "" if there is none.
+        names: Of those whose schemas are valid and not supported; () where `wrong`.
+        wrong: Whether a schema among them is wrong, or no value fits it.
+    """
+
+    why: str = ""
+    names: tuple[str, ...] = ()
+    wrong: bool = False
+
+
+def untranslatable_parts(text: str) -> RefusedParts:
+    """Finds the parts of a grammar that cannot be translated. Nothing is compiled."""
+    reasons: list[str] = []
+    names: list[str] = []
+    wrong = False
+    for name, path, alone in parts_alone(text):
+        try:
+            readable(alone)
+        except ValueError as error:
+            reasons.append(f"{path}: {error}")
+            names.append(name)
+            wrong = wrong or not isinstance(error, Unsupported)
+    return RefusedParts(reasons[0] if reasons else "", () if wrong else tuple(names), wrong)
+
+
+def explain(text: str, error: str) -> str:
+    """The engine's refusal of a grammar; that of a ``oneOf`` with its path and the ways out."""
+    if _ONE_OF not in error:
+        return error
+    paths = [path for part in json.loads(text)["grammars"] if SCHEMA in part for path in remaining_one_of(part[SCHEMA])]
+    where = " or ".join(paths[:3]) + (f" or {len(paths) - 3} more" if len(paths) > 3 else "")
+    return f"{where}: {OVERLAP}"
+
+
+def _translated(part: dict[str, Any]) -> dict[str, Any]:
+    base = {name: value for name, value in part.items() if name not in (GBNF, SCHEMA, FIELD_PATH)}
+    if GBNF in part:
+        return base | {"lark_grammar": _from_gbnf(part[GBNF])}
+    if SCHEMA in part:
+        try:
+            schema = simplify_schema(part[SCHEMA])
+        except RecursionError:
+            raise ValueError("its schemas are nested too deeply; use fewer levels") from None
+        return base | {"lark_grammar": f"{_UNFORCED}\nstart: %json {json.dumps(schema, ensure_ascii=False)}"}
+    return base
+
+
+def _from_gbnf(grammar: str) -> str:
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        lark = any_to_lark(grammar)
+    except Exception as error:
+        raise ValueError(f"it is not a readable grammar: {shown(str(error))}") from None
+    if len(lark) > MAX_CHARS:
+        raise ValueError(f"it has {len(lark)} characters in Lark's notation, at most {MAX_CHARS}; send a smaller one")
+    return lark

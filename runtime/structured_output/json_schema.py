@@ -1,0 +1,682 @@
+"""Rewrites JSON schemas to the keywords that the grammar engine knows, accepting no value that the original refuses.
+
+Clients send keywords that forbid nothing (``uniqueItems: false``) and keywords that others can express
+(``propertyNames`` with an ``enum``). The engine refuses both. The rewritten schema has neither: annotations and formats
+that the engine does not know are dropped, and what constrains values and cannot be expressed is refused by its name.
+Keywords are those of JSON Schema 2020-12, with the spellings of draft 4 to 2019-09 and of OpenAPI 3.0 beside them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.request.validation import shown
+from runtime.structured_output.disjoint import all_disjoint
+from runtime.structured_output.patterns import (
+    BASE64,
+    BOUNDED,
+    FORMAT_PATTERNS,
+    NAME_PATTERNS,
+    Unsupported,
+    matches,
+    to_engine,
+)
+from runtime.structured_output.references import References
+
+Path = tuple[str, ...]
+Schema = bool | dict[str, Any]
+
+TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
+MAX_NUMBER = 10**18  # the engine's bounds of numbers have 64 bits
+# Formats that the engine checks. JSON Schema takes all for annotations; some validators check them in draft 7.
+FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+_APPLICATORS = frozenset(
+    ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
+)  # keywords whose subschemas see the same value
+# Keywords that a dialect does not know. They hold there too, but for documents with a oneOf: a stricter alternative
+# would make it accept more values.
+_UNKNOWN_IN_2020 = frozenset(("$recursiveRef",))
+_UNKNOWN_IN_2019 = frozenset(("prefixItems", "$dynamicRef"))
+_UNKNOWN_BEFORE = _UNKNOWN_IN_2019 | {
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "$recursiveRef",
+}
+OVERLAP = (
+    'two alternatives may fit at once; write anyOf, or put "x-guidance": {"coerce_one_of": true} at the top of the '
+    "schema, which treats oneOf as anyOf"
+)
+
+
+class SchemaError(ValueError):
+    """A schema that is wrong."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        where = ".".join(path) or "the schema"
+        super().__init__(f"{where if len(where) <= 200 else where[:197] + '...'}: {reason}")
+
+
+class UnsupportedSchema(SchemaError, Unsupported):
+    """A schema that constrains values in a way that the engine cannot express."""
+
+
+def _error(path: Path, error: ValueError) -> SchemaError:
+    kind = UnsupportedSchema if isinstance(error, Unsupported) else SchemaError
+    return kind(path, str(error))
+
+
+def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Rewrites a schema to keywords of the grammar engine.
+
+    Args:
+        schema: As a client wrote it. Its ``x-guidance`` is kept; no two of its subschemas are the same object.
+
+    Returns:
+        A schema of the 2020-12 dialect that accepts no value that the original refuses.
+
+    Raises:
+        UnsupportedSchema: A keyword cannot be kept to; the message begins with its path.
+        SchemaError: A keyword is wrong.
+    """
+    return _Simplifier(schema).run()
+
+
+def remaining_one_of(schema: Mapping[str, Any]) -> list[str]:
+    """The paths of the ``oneOf`` that a simplified schema still has."""
+    simplifier = _Simplifier(schema)
+    simplifier.run()
+    return [".".join(path) for path in simplifier.one_of]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The property names that a ``propertyNames`` allows: a finite list, or those that fit patterns and lengths."""
+
+    listed: tuple[str, ...] | None = None
+    patterns: tuple[str, ...] = ()
+    shortest: int = 0
+    longest: int | None = None
+
+    @property
+    def any(self) -> bool:
+        return self == _Names()
+
+    def __and__(self, other: _Names) -> _Names:
+        lists = [names.listed for names in (self, other) if names.listed is not None]
+        listed = lists[0] if lists else None
+        if len(lists) > 1:
+            listed = tuple(name for name in lists[0] if name in set(lists[1]))
+        bounds = [names.longest for names in (self, other) if names.longest is not None]
+        patterns = tuple(dict.fromkeys(self.patterns + other.patterns))
+        return _Names(listed, patterns, max(self.shortest, other.shortest), min(bounds, default=None))
+
+
+class _Simplifier:
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._references = References(root)
+        dialect = str(root.get("$schema", ""))
+        # Drafts 4 to 7 ignore the keywords next to a reference.
+        self._lone_ref = any(f"draft-0{number}" in dialect for number in (4, 5, 6, 7))
+        self._old_items = self._lone_ref or "2019-09" in dialect  # where `items` sees the first items, too
+        self._unknown = _UNKNOWN_BEFORE if self._lone_ref else _UNKNOWN_IN_2019 if self._old_items else _UNKNOWN_IN_2020
+        self._named: dict[int, str] = {}  # definitions, by identity of their original schema
+        self._pending: list[tuple[str, Any, Path]] = []
+        self._definitions: dict[str, Any] = {}
+        self._numbers = itertools.count()
+        self._exclusive: list[tuple[Path, dict[str, Any]]] = []  # rewritten schemas with a oneOf
+        self.one_of: list[Path] = []  # where one is left
+
+    def run(self) -> dict[str, Any]:
+        found = self.schema(self._root, ())
+        while self._pending:
+            name, target, path = self._pending.pop()
+            self._definitions[name] = self.schema(target, path)
+        for path, each in self._exclusive:
+            if "anyOf" not in each and all_disjoint(each["oneOf"], self._definitions):
+                each["anyOf"] = each.pop("oneOf")
+            else:
+                self.one_of.append(path)
+        made: dict[str, Any] = {"enum": []} if found is False else {} if found is True else dict(found)
+        if self._definitions:
+            made["$defs"] = self._definitions
+        if "x-guidance" in self._root:
+            made["x-guidance"] = self._root["x-guidance"]
+        return made
+
+    def schema(self, origin: Any, path: Path) -> Schema:
+        """Rewrites one subschema; True accepts every value."""
+        if isinstance(origin, bool):
+            return origin
+        if not isinstance(origin, Mapping):
+            raise SchemaError(path, f"{shown(origin)} is not a schema; give an object, true or false")
+        if self._lone_ref and "$ref" in origin:
+            return {"$ref": self._reference("$ref", origin, path)}
+        # Some serializers write keywords without a value as null.
+        value = {name: found for name, found in origin.items() if found is not None or name == "const"}
+        if self._references.has_one_of:
+            value = {name: found for name, found in value.items() if name not in self._unknown}
+        if not isinstance(value.get("format", ""), str):
+            raise SchemaError((*path, "format"), f"{shown(value['format'])} is not the name of a format")
+        types = _types(value, path)
+        made: dict[str, Any] = {name: value[name] for name in ("type", "const") if name in value}
+        if "enum" in value:
+            made["enum"] = _list(value["enum"], (*path, "enum"))
+        extra: list[Schema] = []  # further schemas that hold for the same value
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if keyword in value:
+                extra.append({"$ref": self._reference(keyword, origin, path)})
+        if "string" in types:
+            _string(value, path, made, extra)
+            self._described_format(value, made)
+            if self._lone_ref and value.get("contentEncoding") == "base64":  # an assertion in draft 7 alone
+                extra.append({"pattern": BASE64})
+        if "number" in types:
+            _number(value, path, made)
+        if "array" in types:
+            self._array(value, path, made)
+        if "object" in types:
+            self._object(value, path, made)
+        self._combine(value, path, made, extra)
+        if False in extra:
+            return False
+        if len(extra) == 1 and isinstance(extra[0], dict) and extra[0].keys() <= {"$ref", "anyOf"} - made.keys():
+            made |= extra[0]
+        elif extra:
+            made["allOf"] = [*made.get("allOf", ()), *extra]
+        return made or True
+
+    def _described_format(self, value: Mapping[str, Any], made: dict[str, Any]) -> None:
+        """Adds the expression of a format that the engine does not check, as some validators check it."""
+        found = FORMAT_PATTERNS.get(str(value.get("format")))
+        if found and not self._references.has_one_of and not {"pattern", "const", "enum"} & value.keys():
+            made["pattern"] = found
+
+    def _reference(self, keyword: str, origin: Mapping[str, Any], path: Path) -> str:
+        """The new name of what a reference leads to."""
+        path = (*path, keyword)
+        try:
+            if keyword == "$ref":
+                target = self._references.find(origin[keyword], origin)
+            elif keyword == "$dynamicRef":
+                target = self._references.find_dynamic(origin[keyword], origin)
+            else:
+                target = self._references.find_recursive(origin)
+        except ValueError as error:
+            raise _error(path, error) from None
+        return self._define(target, path)
+
+    def _define(self, target: Any, path: Path) -> str:
+        """A reference to a definition of `target`, which is rewritten later and once."""
+        name = self._named.get(id(target))
+        if name is None:
+            name = self._named[id(target)] = f"d{next(self._numbers)}"
+            self._pending.append((name, target, path))
+        return f"#/$defs/{name}"
+
+    def _combine(self, value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: list[Schema]) -> None:
+        """``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if``."""
+        if "allOf" in value:
+            every = self._schemas(value["allOf"], (*path, "allOf"))
+            if False in every:
+                extra.append(False)
+            elif every := [each for each in every if each is not True]:
+                made["allOf"] = every
+        for keyword in ("anyOf", "oneOf"):
+            if keyword not in value:
+                continue
+            some = [each for each in self._schemas(value[keyword], (*path, keyword)) if each is not False]
+            if keyword == "anyOf" and True in some:
+                continue
+            if len(some) < 2:
+                extra += some or [False]
+            else:
+                made[keyword] = [{} if each is True else each for each in some]
+                if keyword == "oneOf":
+                    self._exclusive.append(((*path, keyword), made))
+        if "not" in value:
+            self._negated(value["not"], (*path, "not"), extra)
+        if "if" in value:
+            self._conditional(value, path, extra)
+        extra[:] = [each for each in extra if each is not True]
+
+    def _negated(self, value: Any, path: Path, extra: list[Schema]) -> None:
+        try:
+            found = self.schema(value, path)
+        except SchemaError:
+            found = {}
+        if isinstance(found, dict):
+            raise UnsupportedSchema(path, "a schema that must not hold is not supported; say what must hold instead")
+        extra.append(not found)
+
+    def _conditional(self, value: Mapping[str, Any], path: Path, extra: list[Schema]) -> None:
+        then, otherwise = (self.schema(value.get(name, True), (*path, name)) for name in ("then", "else"))
+        if then is True and otherwise is True:
+            return
+        condition = self.schema(value["if"], (*path, "if"))
+        if isinstance(condition, dict):
+            raise UnsupportedSchema(
+                (*path, "if"), "a condition is not supported; write anyOf with one alternative per case"
+            )
+        extra.append(then if condition else otherwise)
+
+    def _schemas(self, value: Any, path: Path) -> list[Schema]:
+        found = _list(value, path)
+        if not found:
+            raise SchemaError(path, "is empty; give one schema or more")
+        return [self.schema(each, (*path, str(i))) for i, each in enumerate(found)]
+
+    def _array(self, value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
+        first, items = value.get("prefixItems"), value.get("items", True)
+        rest = "items"
+        if first is None and isinstance(items, list):  # before 2020-12
+            first, items, rest = items, value.get("additionalItems", True), "additionalItems"
+        others = self.schema(items, (*path, rest))
+        if rest not in value and "unevaluatedItems" in value:
+            others = self._unevaluated(value, path, "unevaluatedItems")
+        lowest, highest = _count(value, "minItems", path) or 0, _count(value, "maxItems", path)
+        if "contains" in value:
+            lowest, highest = self._contains(value, path, others if not first else None, lowest, highest)
+        if value.get("uniqueItems", False) is not False and (highest is None or highest > 1):
+            raise UnsupportedSchema((*path, "uniqueItems"), "true is not supported; leave it out, or set maxItems to 1")
+        if first:
+            keyword = "prefixItems" if "prefixItems" in value else "items"
+            made["prefixItems"] = found = self._schemas(first, (*path, keyword))
+            if keyword == "prefixItems" and self._old_items and others is not True:
+                made["prefixItems"] = [_both(each, others) for each in found]
+        if others is not True:
+            made["items"] = others
+        if lowest:
+            made["minItems"] = lowest
+        if highest is not None:
+            made["maxItems"] = highest
+
+    def _contains(
+        self, value: Mapping[str, Any], path: Path, items: Schema | None, lowest: int, highest: int | None
+    ) -> tuple[int, int | None]:
+        """The bounds of the number of items with those of ``contains``; `items`: what all of them are, if one schema
+        says it."""
+        fewest, bound = _count(value, "minContains", path), _count(value, "maxContains", path)
+        if self._lone_ref:  # the drafts without these two
+            fewest = bound = None
+        fewest = 1 if fewest is None else fewest
+        if not fewest and bound is None:
+            return lowest, highest
+        try:
+            found = self.schema(value["contains"], (*path, "contains"))
+        except SchemaError:
+            found = {}
+        if found is False and not fewest:
+            return lowest, highest
+        if found is not True and (found is False or found != items):
+            raise UnsupportedSchema((*path, "contains"), "is not supported; say it of all items, or of prefixItems")
+        bounds = [each for each in (highest, bound) if each is not None]
+        return max(lowest, fewest), min(bounds, default=None)
+
+    def _unevaluated(self, value: Mapping[str, Any], path: Path, keyword: str) -> Schema:
+        """``unevaluatedItems`` or ``unevaluatedProperties`` as what it is without subschemas of the same value."""
+        found = self.schema(value[keyword], (*path, keyword))
+        applicators = _APPLICATORS | {"contains"} if keyword == "unevaluatedItems" else _APPLICATORS
+        if found is not True and applicators & value.keys():
+            raise UnsupportedSchema(
+                (*path, keyword),
+                "is not supported next to a reference or combined schemas; write additionalProperties or items in each",
+            )
+        return found
+
+    def _object(self, value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
+        properties = self._properties(value, "properties", path)
+        patterned = self._properties(value, "patternProperties", path)
+        others = self.schema(value.get("additionalProperties", True), (*path, "additionalProperties"))
+        if "additionalProperties" not in value and "unevaluatedProperties" in value:
+            others = self._unevaluated(value, path, "unevaluatedProperties")
+        required = value.get("required", [])
+        if isinstance(required, bool):  # of a property, in draft 3
+            required = []
+        if not all(isinstance(name, str) for name in _list(required, (*path, "required"))):
+            raise SchemaError((*path, "required"), "must be a list of names")
+        required = list(dict.fromkeys(required))
+        self._dependent(value, path, set(required))
+        if "propertyNames" in value:
+            where = (*path, "propertyNames")
+            names = self._allowed_names(value["propertyNames"], where, ())
+            properties, patterned, others = self._named_only(names, properties, patterned, others, where)
+        patterned = _engine_patterns(patterned, (*path, "patternProperties"))
+        made |= {
+            name: found
+            for name, found in (("properties", properties), ("patternProperties", patterned), ("required", required))
+            if found
+        }
+        if others is not True:
+            made["additionalProperties"] = others
+        self._property_counts(value, path, made)
+
+    def _properties(self, value: Mapping[str, Any], keyword: str, path: Path) -> dict[str, Schema]:
+        found = value.get(keyword, {})
+        path = (*path, keyword)
+        if not isinstance(found, Mapping):
+            raise SchemaError(path, f"{shown(found)} is not an object of schemas")
+        return {name: self.schema(each, (*path, name)) for name, each in found.items()}
+
+    def _dependent(self, value: Mapping[str, Any], path: Path, required: set[str]) -> None:
+        """Accepts dependencies that always hold; raises SchemaError for others."""
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            found = value.get(keyword, {})
+            if not isinstance(found, Mapping):
+                raise SchemaError((*path, keyword), f"{shown(found)} is not an object")
+            for name, needed in found.items():
+                where = (*path, keyword, name)
+                if isinstance(needed, list):
+                    holds = all(isinstance(each, str) and each in required | {name} for each in needed)
+                else:
+                    holds = self.schema(needed, where) is True
+                if not holds:
+                    raise UnsupportedSchema(where, "is not supported; write anyOf with and without the property")
+
+    def _property_counts(self, value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
+        """Bounds of the number of properties, which the engine keeps to where all named properties are required."""
+        lowest, highest = _count(value, "minProperties", path) or 0, _count(value, "maxProperties", path)
+        properties, required = made.get("properties", {}), made.get("required", [])
+        allowed = [name for name, each in properties.items() if each is not False]
+        is_closed = made.get("additionalProperties") is False and not made.get("patternProperties")
+        if lowest <= len(required):
+            lowest = 0
+        if highest is not None and is_closed and highest >= len(allowed):
+            highest = None
+        for keyword, bound in (("minProperties", lowest or None), ("maxProperties", highest)):
+            if bound is None:
+                continue
+            if not set(properties) <= set(required):
+                raise UnsupportedSchema(
+                    (*path, keyword), "is not supported with optional properties; make them required"
+                )
+            made[keyword] = bound
+        if lowest > len(required) + 1:
+            # The engine does not compare the names that an answer makes up: it may write one twice.
+            raise UnsupportedSchema(
+                (*path, "minProperties"),
+                f"{lowest} is not supported: names of the answer's own choice may repeat; at most {len(required) + 1}",
+            )
+
+    def _allowed_names(self, value: Any, path: Path, seen: tuple[int, ...]) -> _Names:
+        """The names that a ``propertyNames`` allows. `seen`: the schemas that references have come through."""
+        if isinstance(value, bool):
+            return _Names(None if value else ())
+        if not isinstance(value, Mapping):
+            raise SchemaError(path, f"{shown(value)} is not a schema; give an object, true or false")
+        if id(value) in seen:
+            raise SchemaError(path, "refers to itself; name the properties")
+        seen = (*seen, id(value))
+        found = _own_names(value, path) & self._formatted_names(value, path)
+        for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
+            if keyword not in value:
+                continue
+            where = (*path, keyword)
+            if keyword == "$ref":
+                try:
+                    target = self._references.find(value["$ref"], value)
+                except ValueError as error:
+                    raise _error(where, error) from None
+                found &= self._allowed_names(target, where, seen)
+                continue
+            parts = [self._allowed_names(each, where, seen) for each in _list(value[keyword], where)]
+            if keyword == "allOf":
+                for part in parts:
+                    found &= part
+            elif keyword == "anyOf" and any(part.any for part in parts):
+                continue
+            elif len(parts) == 1:
+                found &= parts[0]
+            else:
+                found &= _Names(_alternatives(parts, where, exclusive=keyword == "oneOf"))
+        for keyword in ("not", "if", "$dynamicRef", "$recursiveRef"):
+            if keyword in value and self.schema({keyword: value[keyword]} | _branches(value), path) is not True:
+                raise UnsupportedSchema((*path, keyword), "is not supported for names; give an enum or a pattern")
+        return found
+
+    def _formatted_names(self, value: Mapping[str, Any], path: Path) -> _Names:
+        """The names that the ``format`` and the encoding allow, where those of values are checked."""
+        format = str(value.get("format"))
+        made: dict[str, Any] = {}
+        self._described_format(value, made)
+        if format in FORMATS:
+            if format not in NAME_PATTERNS:
+                raise UnsupportedSchema((*path, "format"), f"{format} is not supported for names; give a pattern")
+            made["pattern"] = NAME_PATTERNS[format]
+        patterns = tuple(made.values())
+        if self._lone_ref and value.get("contentEncoding") == "base64":
+            patterns += (BASE64,)
+        return _Names(patterns=patterns)
+
+    def _named_only(
+        self,
+        names: _Names,
+        properties: dict[str, Schema],
+        patterned: dict[str, Schema],
+        others: Schema,
+        path: Path,
+    ) -> tuple[dict[str, Schema], dict[str, Schema], Schema]:
+        """Properties, patterned properties and others of an object that has no name but `names`."""
+        if names.any:
+            return properties, patterned, others
+        listed = names.listed
+        if listed is None and others is False and not patterned:
+            listed = tuple(properties)
+        if listed is not None:
+            chosen = [name for name in listed if _fits(name, names, path)]
+            if len(chosen) > 1 and isinstance(others, dict):
+                others = {"$ref": self._shared(others)}
+            ordered = [name for name in properties if name in set(chosen)]
+            ordered += [name for name in chosen if name not in properties]
+            return (
+                {name: _at_name(name, properties, patterned, others, path) for name in ordered},
+                {},
+                False,
+            )
+        if patterned:
+            raise UnsupportedSchema(path, "is not supported next to patternProperties; say it in its expressions")
+        if properties and others is not True:
+            raise UnsupportedSchema(path, "is not supported next to properties and additionalProperties; give an enum")
+        chosen_properties = {name: each for name, each in properties.items() if _fits(name, names, path)}
+        patterns = list(names.patterns)
+        if names.shortest or names.longest is not None:
+            bound = "" if names.longest is None else names.longest
+            patterns.append(f"^[\\s\\S]{{{names.shortest},{bound}}}$")
+        if len(patterns) > 1:
+            raise UnsupportedSchema(path, "more than one pattern or length is not supported; join them in one pattern")
+        return chosen_properties, {patterns[0]: others}, False
+
+    def _shared(self, schema: dict[str, Any]) -> str:
+        """A reference to a definition of an already rewritten schema, so that it is written once."""
+        name = f"d{next(self._numbers)}"
+        self._definitions[name] = schema
+        return f"#/$defs/{name}"
+
+
+def _types(value: Mapping[str, Any], path: Path) -> set[str]:
+    """The JSON types that a schema's ``type``, ``const`` and ``enum`` leave; an integer counts as number."""
+    found: set[str] = set(TYPES)
+    if "type" in value:
+        named = value["type"] if isinstance(value["type"], list) else [value["type"]]
+        for name in named:
+            if not isinstance(name, str) or (name not in TYPES and name != "integer"):
+                known = ", ".join(sorted(TYPES | {"integer"}))
+                raise SchemaError((*path, "type"), f"{shown(name)} is not a type of JSON; there are {known}")
+        found = {"number" if name == "integer" else name for name in named}
+    for keyword, values in (("const", [value.get("const")]), ("enum", value.get("enum"))):
+        if keyword in value and isinstance(values, list):
+            found &= {_type_of(each) for each in values}
+    return found
+
+
+def _both(one: Schema, other: Schema) -> Schema:
+    """A schema of the values that fit two."""
+    if one is False or other is False:
+        return False
+    return other if one is True else one if other is True else {"allOf": [one, other]}
+
+
+def _type_of(value: object) -> str:
+    for kind, name in ((bool, "boolean"), (str, "string"), (int | float, "number"), (list, "array"), (dict, "object")):
+        if isinstance(value, kind):
+            return name
+    return "null"
+
+
+def _string(value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: list[Schema]) -> None:
+    for keyword in ("minLength", "maxLength"):
+        bound = _count(value, keyword, path)
+        if bound or (keyword == "maxLength" and bound is not None):
+            made[keyword] = bound
+    if "pattern" in value:
+        pattern = _pattern(value["pattern"], (*path, "pattern"))
+        if bounded := BOUNDED.get(value["pattern"]):
+            extra.append(
+                {
+                    "anyOf": [
+                        {"type": "string", "pattern": to_engine(each), "maxLength": longest}
+                        for each, longest in bounded
+                    ]
+                    + [{"type": sorted({*TYPES} - {"string"})}] * ("type" not in value)
+                }
+            )
+        else:
+            made["pattern"] = pattern
+    format = value.get("format")
+    if format in FORMATS and value.get("pattern") not in BOUNDED:
+        made["format"] = format
+
+
+def _pattern(value: Any, path: Path) -> str:
+    if not isinstance(value, str):
+        raise SchemaError(path, f"{shown(value)} is not a regular expression")
+    if value in BOUNDED:
+        return value
+    try:
+        return to_engine(value)
+    except ValueError as error:
+        raise _error(path, error) from None
+
+
+def _engine_patterns(patterned: dict[str, Schema], path: Path) -> dict[str, Schema]:
+    return {_pattern(pattern, path): each for pattern, each in patterned.items()}
+
+
+def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
+    found: dict[str, int | float] = {}
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        for keyword in (bound, exclusive):
+            limit = value.get(keyword)
+            if limit is not None and not (keyword == exclusive and isinstance(limit, bool)):
+                found[keyword] = _numeric(limit, (*path, keyword))
+        if value.get(exclusive) is True and bound in found:  # draft 4 and OpenAPI 3.0
+            found[exclusive] = found.pop(bound)
+    for keyword, limit in found.items():
+        inward = limit > MAX_NUMBER if "inimum" in keyword else limit < -MAX_NUMBER
+        if inward:
+            raise UnsupportedSchema((*path, keyword), f"numbers beyond {MAX_NUMBER} are not supported; lower the bound")
+        if abs(limit) <= MAX_NUMBER:
+            made[keyword] = limit
+        else:
+            made["minimum" if limit < 0 else "maximum"] = -MAX_NUMBER if limit < 0 else MAX_NUMBER
+    if "multipleOf" in value:
+        made["multipleOf"] = _numeric(value["multipleOf"], (*path, "multipleOf"))
+    kinds = value.get("type")
+    if (
+        "number" in (kinds if isinstance(kinds, list) else [kinds])
+        and not {"multipleOf", "const", "enum"} & value.keys()
+    ):
+        # Without a bound the engine allows exponents: 1e999 is JSON, and infinity to those who read it.
+        if not {"minimum", "exclusiveMinimum"} & made.keys():
+            made["minimum"] = -MAX_NUMBER
+        if not {"maximum", "exclusiveMaximum"} & made.keys():
+            made["maximum"] = MAX_NUMBER
+
+
+def _numeric(value: Any, path: Path) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SchemaError(path, f"{shown(value)} is not a number")
+    return value
+
+
+def _count(value: Mapping[str, Any], keyword: str, path: Path) -> int | None:
+    """A keyword that bounds a number of things; JSON Schema takes 2.0 for 2."""
+    found = value.get(keyword)
+    if found is None:
+        return None
+    exact = found.is_integer() if isinstance(found, float) else isinstance(found, int) and not isinstance(found, bool)
+    if not exact or found < 0:
+        raise SchemaError((*path, keyword), f"{shown(found)} is not a whole number from 0 on")
+    return int(found)
+
+
+def _list(value: Any, path: Path) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise SchemaError(path, f"{shown(value)} is not a list")
+    return value
+
+
+def _own_names(value: Mapping[str, Any], path: Path) -> _Names:
+    """What the keywords of a schema of names say of texts, but for those that combine schemas."""
+    if "string" not in _types(value, path):
+        return _Names(())
+    listed = None
+    for keyword in ("const", "enum"):
+        if keyword in value:
+            values = [value["const"]] if keyword == "const" else _list(value["enum"], (*path, "enum"))
+            strings = tuple(dict.fromkeys(each for each in values if isinstance(each, str)))
+            listed = strings if listed is None else tuple(each for each in listed if each in set(strings))
+    patterns: tuple[str, ...] = ()
+    if "pattern" in value:
+        _pattern(value["pattern"], (*path, "pattern"))
+        if value["pattern"] in BOUNDED:
+            raise UnsupportedSchema((*path, "pattern"), "look-ahead is not supported for names; write it without")
+        patterns = (value["pattern"],)
+    longest = _count(value, "maxLength", path)
+    return _Names(listed, patterns, _count(value, "minLength", path) or 0, longest)
+
+
+def _branches(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value[name] for name in ("then", "else") if name in value}
+
+
+def _alternatives(parts: Sequence[_Names], path: Path, *, exclusive: bool) -> tuple[str, ...]:
+    """The names of alternatives that list theirs; `exclusive`: those of exactly one."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        if part.listed is None or part.patterns or part.shortest or part.longest is not None:
+            raise UnsupportedSchema(path, "alternatives that list no names are not supported; give one enum or pattern")
+        for name in part.listed:
+            counts[name] = counts.get(name, 0) + 1
+    return tuple(name for name, count in counts.items() if count == 1 or not exclusive)
+
+
+def _fits(name: str, names: _Names, path: Path) -> bool:
+    """Whether a name has the allowed length and fits the patterns."""
+    if len(name) < names.shortest or (names.longest is not None and len(name) > names.longest):
+        return False
+    return all(_matches(pattern, name, path) for pattern in names.patterns)
+
+
+def _matches(pattern: str, name: str, path: Path) -> bool:
+    found = matches(pattern, name)
+    if found is None:
+        raise UnsupportedSchema(path, f"whether {shown(name)} fits its expression is not certain; give an enum")
+    return found
+
+
+def _at_name(
+    name: str, properties: Mapping[str, Schema], patterned: Mapping[str, Schema], others: Schema, path: Path
+) -> Schema:
+    """The schema of the property `name` in an object with these keywords."""
+    found = [each for pattern, each in patterned.items() if _matches(pattern, name, path)]
+    found = [properties[name], *found] if name in properties else found or [others]
+    if False in found:
+        return False
+    found = [each for each in found if each is not True]
+    return True if not found else found[0] if len(found) == 1 else {"allOf": found}

@@ -1,0 +1,245 @@
+"""Chat templates: the checkpoint's own jinja, sandboxed, and unable to mistake what a user wrote for its own marks.
+
+A template writes role tags and other special tokens as text. So that no message can write them too, every special
+token in the template's own text is replaced, before it is compiled, by a mark that only this process knows. The
+tokenizer accepts only these marks as special tokens (docs/decoding-rules.md#special-tokens).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import Environment, TemplateError, meta, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+from runtime.errors import ConfigError, RequestError
+from runtime.tokenizer.template_limits import Budget, Spent, Watched, bounded
+from runtime.tokenizer.template_sandbox import Sandbox, check_size
+
+# Values inside these only steer the template; marks there would keep it from finding what it looks for in a message.
+_STEERING = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
+_WATCHED = "watched"
+RENDERING_ERRORS = (
+    TemplateError,
+    SecurityError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+PROBE = "content probe"
+_CALL = {"id": "call_1", "type": "function", "function": {"name": "probe", "arguments": {}}}
+PROBES: dict[str, list[dict[str, Any]]] = {  # by role, a conversation with a message of that role
+    "user": [{"role": "user", "content": ""}],
+    "system": [{"role": "system", "content": ""}, {"role": "user", "content": "a"}],
+    "assistant": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "a"},
+    ],
+    "tool": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "content": ""},
+    ],
+}
+_PASSED_ON = {"default", "d", "join"}  # filters whose arguments come out again
+
+
+class Generation(Extension):
+    """``{% generation %}``: marks an answer for training. Here it is a scope of its own, as in transformers."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja's declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        scope = nodes.Scope(lineno=next(parser.stream).lineno)
+        scope.body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [scope]
+
+
+class ChatTemplate:
+    """A compiled template. `marks` maps the text of special tokens to their marks.
+
+    Attributes:
+        knows_tools: whether it writes of the tools that it is given.
+    """
+
+    def __init__(self, source: str, marks: Mapping[str, str], variables: Mapping[str, str]) -> None:
+        """`variables` are the named special tokens (bos_token, eos_token) a template may write.
+
+        Raises ConfigError if `source` is not a template.
+        """
+        self._writes_calls = "tool_calls" in source
+        self._knows_results = re.search(r"""['"]tool['"]""", source) is not None
+        env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
+        env.guard_filters({"tojson": tojson})
+        env.filters[_WATCHED] = Watched
+        env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+        self._marks = dict(marks)
+        self._pattern = _any_of(marks)
+        self._texts = {mark: text for text, mark in marks.items()}
+        self._mark_pattern = _any_of(self._texts)
+        try:
+            tree = env.parse(source)
+            self.knows_tools = "tools" in meta.find_undeclared_variables(tree)
+            self._mark(tree)
+            _watch(tree, env)
+            self._template = env.from_string(env.replace_operators(tree))
+        except TemplateError as error:
+            raise ConfigError(f"the chat template does not compile: {error}") from None
+        except (MemoryError, RecursionError, ValueError) as error:
+            raise ConfigError(f"the chat template is too large to compile: {type(error).__name__}") from None
+        self._variables = {name: self._marked(text) for name, text in variables.items()}
+        self._part_roles = frozenset(role for role in PROBES if self._reads_parts_only(role))
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: Budget | None = None
+    ) -> str:
+        """The conversation as text with marks.
+
+        Raises RequestError where the template refuses or cannot use it, or where it takes too much of `budget`.
+        """
+        reserved = {"messages", "raise_exception", "strftime_now", *self._variables}
+        if clash := reserved & kwargs.keys():
+            name = min(clash)
+            raise RequestError(
+                f"chat_template_kwargs.{name}: this name is the template's own; leave it out",
+                param=f"chat_template_kwargs.{name}",
+            )
+        values = {"add_generation_prompt": True, "tools": None, "documents": None, **kwargs, **self._variables}
+        try:
+            adapted = [dict(m) if self._writes_calls else _with_calls(m) for m in messages]
+            if not self._knows_results:
+                adapted = [_as_users(m) if m["role"] == "tool" else m for m in adapted]
+            adapted = [_with_parts(m) if m["role"] in self._part_roles else m for m in adapted]
+            pieces = self._template.generate(values, messages=adapted)
+            return (budget or Budget()).gather(pieces)
+        except Spent as spent:
+            raise RequestError(
+                f"messages: the model's chat template {spent} on them; send less", param="messages"
+            ) from None
+        except MemoryError:
+            raise RequestError(
+                "messages: the model's chat template takes too much memory on them; send less", param="messages"
+            ) from None
+        except RENDERING_ERRORS as e:
+            reason = self.unmarked(" ".join(str(e).split()))[:300]
+            raise RequestError(
+                f"messages: the model's chat template cannot render them: {reason or type(e).__name__}",
+                param="messages",
+                detail=reason,
+            ) from None
+
+    def _reads_parts_only(self, role: str) -> bool:
+        """Whether the template writes the text of a message of `role` only if its content is a list of parts."""
+        for content, expected in ((PROBE, False), ([{"type": "text", "text": PROBE}], True)):
+            messages = [
+                {**message, "content": content} if message["role"] == role else message for message in PROBES[role]
+            ]
+            values = {"add_generation_prompt": True, "tools": None, "documents": None, **self._variables}
+            try:
+                text = Budget().gather(self._template.generate(values, messages=messages))
+            except (Spent, *RENDERING_ERRORS):
+                return False
+            if (PROBE in text) is not expected:
+                return False
+        return True
+
+    def unmarked(self, text: str) -> str:
+        """`text` with the special tokens' own text where it has marks."""
+        return self._mark_pattern.sub(lambda found: self._texts[found[0]], text)
+
+    def _marked(self, text: str) -> str:
+        return self._pattern.sub(lambda found: self._marks[found[0]], text)
+
+    def _mark(self, node: nodes.Node) -> None:
+        """Put marks into the texts that `node` can write."""
+        if isinstance(node, _STEERING):
+            return
+        if isinstance(node, nodes.TemplateData):
+            node.data = self._marked(node.data)
+        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+            node.value = self._marked(node.value)
+        for field, child in _children(node):
+            if field == "test" or (isinstance(node, nodes.Pair) and field == "key"):
+                continue
+            if field in ("args", "kwargs") and _only_reads(node):
+                continue
+            self._mark(child)
+
+
+def _watch(tree: nodes.Template, env: Environment) -> None:
+    """Have every loop go through ``Watched``."""
+    for loop in tree.find_all(nodes.For):
+        loop.iter = nodes.Filter(loop.iter, _WATCHED, [], [], None, None, lineno=loop.lineno, environment=env)
+
+
+def _only_reads(node: nodes.Node) -> bool:
+    """Whether a call's arguments are looked for in the value, as in ``content.split(...)``, and not written."""
+    if isinstance(node, nodes.Filter):
+        return node.name not in _PASSED_ON
+    return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr)
+
+
+def _children(node: nodes.Node) -> list[tuple[str, nodes.Node]]:
+    found: list[tuple[str, nodes.Node]] = []
+    for field, value in node.iter_fields():
+        found += [(field, v) for v in (value if isinstance(value, list) else [value]) if isinstance(v, nodes.Node)]
+    return found
+
+
+def _any_of(texts: Mapping[str, str]) -> re.Pattern[str]:
+    """Matches any of `texts`, the longest where one begins with another; matches nothing where there are none."""
+    return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)) or r"(?!)")
+
+
+def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """For a template that knows no tool calls: they stand in the message's text, in the commonest of formats."""
+    calls = message.get("tool_calls") or ()
+    texts = [f"<tool_call>\n{tojson(call['function'])}\n</tool_call>" for call in calls]
+    return {**message, "content": "\n".join(filter(None, [message["content"], *texts]))}
+
+
+def _as_users(message: dict[str, Any]) -> dict[str, Any]:
+    """For a template that knows no role `tool`, and may refuse it: a call's result as the user's words."""
+    return {**message, "role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+
+
+def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """For a template that reads parts: the content as one part of type text."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as transformers' filter writes it, with the same arguments in the same order."""
+    if indent is None and separators is None:
+        return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
+    check_size(len(text) for text in separators or ())
+    if indent is not None:
+        check_size([indent if isinstance(indent, int) else len(indent)])
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, check_circular=True
+    )
+    return bounded(encoder.iterencode(value))
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

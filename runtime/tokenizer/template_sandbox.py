@@ -1,0 +1,360 @@
+"""Jinja's sandbox with bounds: no step of a template makes a huge text, list or number, and their sum is limited.
+
+A filter, method or operator runs in one call that nothing can interrupt, so what it would make is computed first where
+that may exceed its operands (repetition, padding, joining, replacing, formatting). Every result is checked and charged
+to the rendering's budget.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jinja2 import Environment, nodes, pass_eval_context
+from jinja2.exceptions import SecurityError
+from jinja2.filters import do_center, do_format, do_indent, do_join, do_replace, do_round, do_sum, do_wordwrap
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from runtime.tokenizer.template_limits import MAX_CHARS, charge, check
+
+MAX_FACTOR = 10_000  # of a text or list that is repeated, and columns of a text that is padded
+MAX_ITEMS = 100_000  # of a list
+MAX_NODES = 300_000  # of lists and mappings that become text; a request's body has 131,072 at most
+MAX_BITS = 4096  # of an integer
+MAX_DIGITS = 400  # that a number is rounded to; a float has fewer
+MAX_SLOW_CHARS = 65_536  # of a text for a filter that takes seconds for megabytes
+MAX_DEPTH = 64  # of lists and mappings that become text
+
+CONCATENATED = "concatenated"  # the filter that replaces ``a ~ b``
+SLICED = "sliced"  # the filter that replaces ``a[b:c:d]``
+
+# Filters that turn any value into text.
+_TEXT_FILTERS = frozenset(
+    {"capitalize", "center", "e", "escape", "forceescape", "format", "indent", "lower", "pprint", "replace", "safe"}
+    | {"string", "striptags", "title", "tojson", "trim", "truncate", "upper", "urlencode", "urlize", "wordcount"}
+    | {"wordwrap", "xmlattr"}
+)
+_SLOW_FILTERS = frozenset({"pprint", "striptags", "urlize", "wordwrap"})
+_COUNTING_FILTERS = frozenset({"batch", "slice"})  # their number makes as many items
+_SPLITS = frozenset({"split", "rsplit"})
+_LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_NUMBER = re.compile(r"\d+")
+_PERCENT = re.compile(r"%(?:\([^()]*\))?[-#0 +\d.*]*")  # a conversion of "%5d" % x
+_NESTED_KEY = re.compile(r"%\([^()]*\(")  # "%(a(b))5d", whose key _PERCENT does not match
+_NUMBERS = (bytes, bytearray, int, float)  # types whose methods are not available: templates need none of them
+
+
+def checked(value: Any) -> Any:
+    """Returns what a step has made, and charges it. Raises SecurityError if it is too large."""
+    if isinstance(value, str | bytes):
+        _check_length(len(value))
+    elif isinstance(value, list | tuple | dict | set | frozenset):
+        _check_joined(value, len(value))
+    elif isinstance(value, int):
+        if value.bit_length() > MAX_BITS:
+            raise SecurityError(f"an integer has more than {MAX_BITS} bits")
+        return value
+    else:
+        return value
+    charge(value)
+    return value
+
+
+def check_text_of(*values: Any) -> int:
+    """Returns how long the values are as texts, about. Raises SecurityError if that is too much.
+
+    Lists and mappings are walked, since one text may be in them many times.
+    """
+    length, nodes_left = 0, MAX_NODES
+    pending: list[tuple[Any, int]] = [(value, 0) for value in values]
+    while pending:
+        value, depth = pending.pop()
+        if isinstance(value, str | bytes):
+            length += len(value)
+        elif isinstance(value, Mapping) and depth < MAX_DEPTH:
+            pending += [(item, depth + 1) for pair in value.items() for item in pair]
+        elif isinstance(value, list | tuple | set | frozenset) and depth < MAX_DEPTH:
+            pending += [(item, depth + 1) for item in value]
+        elif depth >= MAX_DEPTH:
+            raise SecurityError(f"a value is nested more than {MAX_DEPTH} levels")
+        length += 2
+        nodes_left -= 1
+        _check_length(length)
+        if not nodes_left:
+            raise SecurityError(f"a value consists of more than {MAX_NODES} values")
+    return length
+
+
+def check_size(sizes: Iterable[int], factor: int = 1) -> None:
+    """Raises SecurityError if one of `sizes` (widths, lengths) exceeds MAX_FACTOR, or MAX_CHARS when it is repeated
+    `factor` times."""
+    for size in sizes:
+        if size > MAX_FACTOR or size * factor > MAX_CHARS:
+            raise SecurityError(f"a text is padded or repeated to more than {MAX_FACTOR} characters at once")
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_CHARS:
+        raise SecurityError(f"a text has more than {MAX_CHARS} characters")
+
+
+def _check_joined(kind: Any, length: int) -> None:
+    """Raises SecurityError if a text or list like `kind` would be too long."""
+    if isinstance(kind, str | bytes):
+        _check_length(length)
+    elif length > MAX_ITEMS:
+        raise SecurityError(f"a list has more than {MAX_ITEMS} items")
+
+
+def _check_percent(form: str, args: Iterable[Any]) -> None:
+    """Raises SecurityError for ``form % args`` if it would make too much text."""
+    if _NESTED_KEY.search(form):
+        raise SecurityError("the key of a format contains a parenthesis")
+    found: list[str] = _PERCENT.findall(form)
+    values = list(args)
+    widths = [int(number) for part in found for number in _NUMBER.findall(part)]
+    if any("*" in part for part in found):
+        widths += [abs(arg) for arg in values if isinstance(arg, int)]
+    _check_formatted(form, form.count("%"), widths, values)
+
+
+def _check_braces(form: str, args: Iterable[Any]) -> None:
+    """Raises SecurityError for ``form.format(args)`` if it would make too much text."""
+    specs = [spec for _, name, spec, _ in string.Formatter().parse(form) if name is not None]
+    if any("{" in (spec or "") for spec in specs):
+        raise SecurityError("a format's width or precision is itself a replacement field")
+    widths = [int(number) for spec in specs for number in _NUMBER.findall(spec or "")]
+    _check_formatted(form, len(specs), widths, list(args))
+
+
+def _check_formatted(form: str, count: int, widths: Sequence[int], values: Sequence[Any]) -> None:
+    """Raises SecurityError if `count` values with these widths and precisions are too long a text."""
+    check_size(widths)
+    longest = max((check_text_of(value) for value in values), default=0)
+    _check_length(len(form) + sum(widths) + count * longest)
+
+
+def _check_replacement(text: str, old: Any, new: Any) -> None:
+    """Raises SecurityError for replacements that make a text too long."""
+    if len(str(new)) > len(str(old)) and len(text) + (text.count(str(old)) + 1) * len(str(new)) > MAX_CHARS:
+        raise SecurityError(f"a replacement makes more than {MAX_CHARS} characters")
+
+
+def _check_method(owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises SecurityError for a call of a method of a text whose result would be too large."""
+    values = [*args, *kwargs.values()]
+    if name in ("center", "ljust", "rjust", "zfill", "expandtabs"):
+        factor = owner.count("\t") + 1 if name == "expandtabs" else 1
+        check_size((value for value in values if isinstance(value, int)), factor)
+    elif name in ("format", "format_map"):
+        _check_braces(owner, _flat(values))
+    elif name == "replace" and len(values) > 1:
+        _check_replacement(owner, values[0], values[1])
+    elif name == "join" and values and isinstance(values[0], Sequence):
+        _check_length(check_text_of(values[0]) + len(owner) * len(values[0]))
+    elif name == "translate" and values and isinstance(values[0], Mapping):
+        longest = max((check_text_of(value) for value in values[0].values()), default=1)
+        _check_length(len(owner) * max(longest - 2, 1))
+    elif name == "splitlines":
+        _check_items(len(_LINE_BREAKS.findall(owner[: MAX_CHARS + 1])))
+    elif name in _SPLITS:
+        separator = kwargs.get("sep", args[0] if args else None)
+        _check_items(len(owner.split(None, MAX_ITEMS)) if separator is None else owner.count(separator))
+
+
+def _check_items(count: int) -> None:
+    if count >= MAX_ITEMS:
+        raise SecurityError(f"a text is split into more than {MAX_ITEMS} parts")
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+
+
+def _center(value: Any, width: int = 80) -> str:
+    check_size([width])
+    return do_center(str(value), width)
+
+
+def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    text = str(value)
+    check_size([width if isinstance(width, int) else len(width)], factor=text.count("\n") + 1)
+    return do_indent(text, width, first, blank)
+
+
+def _format(value: Any, *args: Any, **kwargs: Any) -> str:
+    _check_percent(str(value), _flat([*args, kwargs]))
+    return do_format(str(value), *args, **kwargs)
+
+
+@pass_eval_context
+def _replace(context: EvalContext, value: Any, old: str, new: str, count: int | None = None) -> str:
+    _check_replacement(str(value), old, new)
+    return do_replace(context, str(value), old, new, count)
+
+
+@pass_eval_context
+def _join(context: EvalContext, value: Any, d: str = "", attribute: str | int | None = None) -> Any:
+    items = _collected(value)
+    _check_length(check_text_of(items) + len(str(d)) * len(items))
+    return do_join(context, items, d, attribute)
+
+
+def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
+    if abs(precision) > MAX_DIGITS:
+        raise SecurityError(f"round takes a precision of at most {MAX_DIGITS} digits")
+    return do_round(value, precision, method)  # type: ignore[arg-type]
+
+
+def _sum(environment: Environment, value: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+    if not isinstance(start, int | float):
+        raise SecurityError("sum adds numbers only")
+    return do_sum(environment, _collected(value), attribute, start)
+
+
+def _wordwrap(environment: Environment, value: str, *args: Any, **kwargs: Any) -> str:
+    separator = kwargs.get("wrapstring", args[2] if len(args) > 2 else None)
+    _check_length(len(value) * (1 + len(separator or "")))
+    return do_wordwrap(environment, value, *args, **kwargs)
+
+
+def _concatenated(values: Sequence[Any]) -> str:
+    check_text_of(*values)
+    return "".join(map(str, values))
+
+
+def _sliced(value: Any, start: Any, stop: Any, step: Any) -> Any:
+    return value[start:stop:step]
+
+
+def _collected(value: Any) -> list[Any]:
+    """The items of any iterable. Raises SecurityError if there are too many."""
+    items = []
+    for item in value:
+        items.append(item)
+        if len(items) > MAX_ITEMS:
+            raise SecurityError(f"a list has more than {MAX_ITEMS} items")
+    return items
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose operands and result are checked."""
+    passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # arguments before the value
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        check()
+        value = args[passed] if len(args) > passed else None
+        if name in _TEXT_FILTERS and not isinstance(value, str):
+            check_text_of(value)
+        if name in _SLOW_FILTERS and len(str(value)) > MAX_SLOW_CHARS:
+            raise SecurityError(f"the filter {name} takes texts of at most {MAX_SLOW_CHARS} characters")
+        if name in _COUNTING_FILTERS:
+            check_size(arg for arg in (*args[passed + 1 :], *kwargs.values()) if isinstance(arg, int))
+        if name == "list":
+            return checked(_collected(value))
+        result = function(*args, **kwargs)
+        return result if result is value else checked(result)
+
+    return guarded
+
+
+class _Replacement(NodeTransformer):
+    """Replaces operators that jinja compiles to plain Python by filters."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return self._filter(CONCATENATED, nodes.List(node.nodes, lineno=node.lineno), [], node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = (node.arg.start, node.arg.stop, node.arg.step)
+        args = [nodes.Const(None, lineno=node.lineno) if bound is None else bound for bound in bounds]
+        return self._filter(SLICED, node.node, args, node)
+
+    def _filter(self, name: str, value: nodes.Expr, args: list[nodes.Expr], at: nodes.Node) -> nodes.Node:
+        environment = self._environment
+        return nodes.Filter(value, name, args, [], None, None, lineno=at.lineno, environment=environment)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment in which chat templates run."""
+
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, finalize=self._finalize)
+        self.filters |= {"center": _center, "indent": _indent, "format": _format, "replace": _replace, "join": _join}
+        self.filters["round"] = _round
+        for name, bounded_filter in (("sum", _sum), ("wordwrap", _wordwrap)):
+            self.filters[name] = functools.wraps(self.filters[name])(bounded_filter)
+        self.filters |= {CONCATENATED: _concatenated, SLICED: _sliced}
+        self.guard_filters(self.filters)
+        del self.globals["lipsum"]
+        self.concat = self._concat  # type: ignore[method-assign]  # of blocks, macros and calls
+
+    def guard_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
+        """Adds filters, whose operands and results are checked."""
+        self.filters |= {name: _guarded(name, function) for name, function in filters.items()}
+
+    def replace_operators(self, tree: nodes.Template) -> nodes.Template:
+        """Replaces operators that nothing checks otherwise, in a template that has been parsed."""
+        _Replacement(self).visit(tree)
+        return tree
+
+    @staticmethod
+    def _finalize(value: Any) -> Any:
+        """Checks what ``{{ value }}`` is about to turn into text."""
+        if not isinstance(value, str):
+            check_text_of(value)
+        return value
+
+    @staticmethod
+    def _concat(pieces: Iterable[str]) -> str:
+        written = list(pieces)
+        _check_length(sum(map(len, written)))
+        return str(checked("".join(written)))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        check()
+        method = getattr(__obj, "__wrapped__", __obj)  # jinja wraps format and format_map
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, _NUMBERS) or (isinstance(owner, str) and name == "encode"):
+            raise SecurityError(f"the method {name} is not available in templates")
+        if isinstance(owner, str):
+            if name == "join" and args and not isinstance(args[0], Sequence):
+                args = (_collected(args[0]), *args[1:])
+            _check_method(owner, name, args, kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        return result if result is owner else checked(result)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        check()
+        if operator == "**":
+            if max(abs(left), abs(right)) > MAX_FACTOR:
+                raise SecurityError("a power of these numbers is too large")
+        elif operator == "%":
+            if isinstance(left, str):
+                _check_percent(left, _flat([right]))
+        elif operator == "+":
+            if not isinstance(left, int | float) and hasattr(left, "__len__") and hasattr(right, "__len__"):
+                _check_joined(left, len(left) + len(right))
+        elif operator == "*" and not all(isinstance(value, int | float) for value in (left, right)):
+            count, repeated = (right, left) if isinstance(right, int) else (left, right)
+            if isinstance(count, int) and count > MAX_FACTOR:
+                raise SecurityError(f"nothing is repeated more than {MAX_FACTOR} times")
+            if isinstance(count, int) and hasattr(repeated, "__len__"):
+                _check_joined(repeated, count * len(repeated))
+        return checked(super().call_binop(context, operator, left, right))

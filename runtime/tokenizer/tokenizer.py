@@ -1,0 +1,317 @@
+"""A checkpoint's tokenizer, from its files read as data, with no torch and no transformers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from runtime.errors import ConfigError, RequestError
+from runtime.tokenizer.chat_template import ChatTemplate
+from runtime.tokenizer.template_limits import Abandoned, Budget
+from runtime.tokenizer.token_bytes import Pieces
+from runtime.weights import checkpoint_files, tokenizer_formats, tokenizer_json
+
+log = logging.getLogger(__name__)
+
+TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
+WINDOW = 2**16  # characters that are encoded at once when a long text is measured
+_MARK_LENGTH = 12  # characters of a private-use area: 150 bits, beyond guessing
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    Text of a request never becomes a special token (docs/decoding-rules.md#special-tokens). Special tokens are written
+    as marks that are drawn at random per process, and only the chat template writes the marks. A token is special if
+    the checkpoint declares it so, if config.json names it as mask or end, or if the chat template writes it as mark-up.
+    """
+
+    def __init__(self, directory: str | Path, chat_template: str | Path | None = None) -> None:
+        """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` of `directory`.
+
+        `chat_template` is a jinja file used instead of the checkpoint's own. Raises ConfigError naming the file.
+        """
+        directory = self.directory = Path(directory)
+        data = tokenizer_json.read_tokenizer(directory)
+        self._file = tokenizer_json.source_name(directory)
+        is_converted = not checkpoint_files.has(directory, tokenizer_formats.FILE)
+        if data is None:
+            raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_formats.REMEDY}")
+        config = checkpoint_files.read_json(directory, tokenizer_formats.CONFIG_FILE) or {}
+        self._lacks_prefix = is_converted and tokenizer_formats.lacks_prefix(data)
+        self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if token.get("special")}
+        if not isinstance(data.get("model"), dict):
+            raise ConfigError(f"{self._file}: holds no model")
+        tokens = _tokens(data)
+        sources = _template_sources(directory, config, chat_template)
+        special = _special_ids(
+            data, checkpoint_files.read_json(directory, "config.json") or {}, "".join(sources.values())
+        )
+        self.special = frozenset(special)  # ids that stand for no text
+        marks = {tokens[id]: _new_mark() for id in special}
+
+        silent = {token["id"] for token in data["added_tokens"] if token.get("special")}
+        self.pieces = Pieces(tokens, data.get("decoder"), silent)
+        self.max_token_id = max(tokens)
+        self._longest = self.pieces.longest()
+        self._ids = {text: id for id, text in tokens.items()}
+        self._encoder = _load(_with_marks(data, marks), self._file)
+        for text, mark in marks.items():
+            if self._encoder.token_to_id(mark) != self._ids[text]:
+                raise ConfigError(f"{self._file}: the id of {text!r} does not follow from the file")
+        self.named = tokenizer_json.named_tokens(directory)  # texts of special tokens, as the checkpoint names them
+        self.chat_template = sources.get("default")  # the text of the one without tools, None without any
+        self._templates = {name: ChatTemplate(source, marks, self.named) for name, source in sources.items()}
+        if self._templates:
+            try:
+                self._check_templates(_load(data, self._file))
+            except LibraryFailed as error:
+                raise ConfigError(f"{self._file}: cannot be used: {error}") from None
+
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return "default" in self._templates
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry by its exact text, a special one too."""
+        return self._ids.get(token)
+
+    def control_id(self, token: str) -> int | None:
+        """The id of a token that tokenizer.json says is special: grammars take it for no text."""
+        return self._controls.get(token)
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template writes of the tools that it is given."""
+        return self.has_template and any(template.knows_tools for template in self._templates.values())
+
+    def surely_longer(self, text: str, tokens: int) -> bool:
+        """Whether `text` has more than `tokens` tokens, told without encoding it; False where that is not clear.
+
+        A normalizer may shorten a text before it is cut up (composing characters does, to a third at most), so a
+        text must be four times too long.
+        """
+        return self._longest > 0 and len(text) > 4 * self._longest * tokens
+
+    def encode(self, text: str, param: str = "prompt") -> list[int]:
+        """Ids of `text`, all of it taken as ordinary text. RequestError (about `param`) if it is not valid Unicode."""
+        _check_unicode(text, param)
+        ids: list[int] = self._encode(text).ids
+        return ids
+
+    def encode_at_most(
+        self, text: str, tokens: int, param: str = "prompt", wanted: Callable[[], bool] = lambda: True
+    ) -> list[int] | None:
+        """Ids of `text`, or None once it is clear that there are far more than `tokens`.
+
+        A long text is first measured, a window at a time, so that it takes the memory of a window until it is known
+        to be worth more. Cutting it makes a few tokens more at each place, so it must have twice too many. Raises
+        RequestError as `encode` does, and Abandoned at the next window once nobody has `wanted` it.
+        """
+        if self.surely_longer(text, tokens):
+            return None
+        if len(text) > WINDOW:
+            _check_unicode(text, param)
+            found = 0
+            for windows, at in enumerate(range(0, len(text), WINDOW), start=1):
+                if not wanted():
+                    raise Abandoned
+                found += len(self._encode(text[at : at + WINDOW]))
+                if found > 2 * (tokens + windows):
+                    return None
+        return self.encode(text, param)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: Budget | None = None
+    ) -> str:
+        """A conversation as the text that `encode` takes, through the chat template; see `encode_chat`."""
+        if not self.has_template:
+            raise RequestError(
+                "messages: this model has no chat template; use /v1/completions, or start with --chat-template",
+                param="messages",
+            )
+        _check_messages(messages)
+        name = "tool_use" if kwargs.get("tools") and "tool_use" in self._templates else "default"
+        return self._templates[name].render(messages, kwargs, budget)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> list[int]:
+        """Ids of a conversation through the chat template, with nothing added to what the template writes.
+
+        Args:
+            messages: objects with at least `role` and `content`, both text.
+            template_kwargs: further variables of the template; `add_generation_prompt` is true by default.
+
+        Raises:
+            RequestError: no template, or messages that it cannot render.
+        """
+        return self.encode(self.render(messages, template_kwargs), param="messages")
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, special tokens by their own text; invalid UTF-8 becomes U+FFFD, unknown ids nothing."""
+        return self.pieces.text(ids)
+
+    def _encode(self, text: str) -> Any:
+        """The library's encoding; other threads run while it works."""
+        if self._lacks_prefix:
+            text = tokenizer_formats.with_prefix(text)
+        return _called(self._encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
+
+    def _check_templates(self, library: Any) -> None:
+        """Fail at start if a template puts special tokens together out of parts, which marks would not follow."""
+        chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+        chat += [{"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
+        for template in self._templates.values():
+            for messages in (chat[1:2], chat[:2], chat[1:], chat):
+                try:
+                    text = template.render(messages, {})
+                except RequestError:
+                    continue  # a template may refuse a system message, for one
+                if self.encode(text) != self._library_ids(library, template.unmarked(text)):
+                    raise ConfigError("the chat template builds special tokens from parts; write them whole")
+
+    def _library_ids(self, library: Any, text: str) -> list[int]:
+        """Ids of a text in which special tokens stand under their own names."""
+        if self._lacks_prefix:
+            text = tokenizer_formats.with_prefix(text)
+        ids: list[int] = _called(library.encode, text, add_special_tokens=False).ids
+        return ids
+
+
+def _load(data: Mapping[str, Any], file: str) -> Any:
+    try:
+        encoder = _called(tokenizers.Tokenizer.from_str, json.dumps(data))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{file}: cannot be loaded: {error}") from None
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder
+
+
+class LibraryFailed(RuntimeError):
+    """The tokenizers library broke down on something, as it does where a checkpoint's pattern runs wild."""
+
+
+def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of the library, whose panics are made ordinary: they are no `Exception`, and would pass everything by."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise LibraryFailed(f"the tokenizers library failed: {error}") from None
+
+
+def _check_unicode(text: str, param: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RequestError(f"{param}: holds a lone surrogate, which is no character", param=param) from None
+
+
+def _tokens(data: Mapping[str, Any]) -> dict[int, str]:
+    """Every id's string, from the model's vocabulary and the added tokens."""
+    vocab = data["model"].get("vocab", {})
+    if isinstance(vocab, dict):
+        tokens = {id: text for text, id in vocab.items()}
+    else:  # unigram: pairs of piece and score
+        tokens = {id: piece for id, (piece, _) in enumerate(vocab)}
+    tokens |= {token["id"]: token["content"] for token in data["added_tokens"]}
+    if not tokens:
+        raise ConfigError("tokenizer.json: its vocabulary is empty")
+    return tokens
+
+
+def _special_ids(data: Mapping[str, Any], model_config: Mapping[str, Any], template: str) -> list[int]:
+    named: set[Any] = set()
+    for name in ("mask_token_id", "eos_token_id", "bos_token_id", "pad_token_id"):
+        value = model_config.get(name)
+        named |= set(value) if isinstance(value, list) else {value}
+
+    def is_special(token: Mapping[str, Any]) -> bool:
+        text: str = token["content"]
+        is_markup = any(not char.isalnum() and not char.isspace() and char != "▁" for char in text)
+        return bool(token.get("special")) or token["id"] in named or (is_markup and text in template)
+
+    return [token["id"] for token in data["added_tokens"] if is_special(token)]
+
+
+def _with_marks(data: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
+    """The tokenizer in which special tokens go by their marks, wherever they are named."""
+    added = [
+        {**token, "content": marks[token["content"]], "normalized": False} if token["content"] in marks else token
+        for token in data["added_tokens"]
+    ]
+    model = dict(data["model"])
+    vocab = model.get("vocab", {})
+    if isinstance(vocab, dict):
+        model["vocab"] = {marks.get(text, text): id for text, id in vocab.items()}
+    else:
+        model["vocab"] = [[marks.get(piece, piece), score] for piece, score in vocab]
+    if model.get("unk_token") in marks:
+        model["unk_token"] = marks[model["unk_token"]]
+    return {**data, "added_tokens": added, "model": model, "post_processor": None}
+
+
+def _new_mark() -> str:
+    return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(_MARK_LENGTH))
+
+
+def _template_sources(directory: Path, config: Mapping[str, Any], override: str | Path | None) -> dict[str, str]:
+    """Templates by their names: `default`, and `tool_use` for conversations with tools, as transformers chooses them.
+
+    Files take precedence over tokenizer_config.json. ConfigError for a template that is no text.
+    """
+    if override is not None:
+        return {
+            "default": checkpoint_files.read_owners_text(override, "--chat-template", checkpoint_files.TEMPLATE_BYTES)
+        }
+    from_files = {
+        name: text
+        for name, file in TEMPLATE_FILES.items()
+        if (text := checkpoint_files.read_text(directory, file, checkpoint_files.TEMPLATE_BYTES)) is not None
+    }
+    return from_files or _config_templates(config.get("chat_template"), directory / tokenizer_formats.CONFIG_FILE)
+
+
+def _config_templates(value: Any, file: Path) -> dict[str, str]:
+    """Those of tokenizer_config.json: one text, an object of texts, or a list of objects with name and template."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        named: dict[Any, Any] = {"default": value}
+    elif isinstance(value, Mapping):
+        named = dict(value)
+    elif isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value):
+        named = {entry.get("name"): entry.get("template") for entry in value}
+    else:
+        raise ConfigError(f"{file}: chat_template must be a text, an object or a list; use --chat-template or mend it")
+    for name, text in named.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ConfigError(f"{file}: chat_template must have texts as names and templates; name {name!r} does not")
+        if len(text) > checkpoint_files.TEMPLATE_BYTES:
+            raise ConfigError(
+                f"{file}: its chat_template is longer than {checkpoint_files.TEMPLATE_BYTES} characters; "
+                "make it smaller"
+            )
+    if named and "default" not in named:
+        names = ", ".join(map(repr, sorted(named)))
+        log.warning("%s: no chat template is called 'default', only %s; --chat-template names one", file, names)
+    return {name: text for name, text in named.items() if name in TEMPLATE_FILES}
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError("messages: must be a list of at least one message", param="messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"messages[{i}]: must be an object", param=f"messages[{i}]")
+        for name in ("role", "content"):
+            if not isinstance(message.get(name), str):
+                raise RequestError(f"messages[{i}].{name}: must be text", param=f"messages[{i}].{name}")

@@ -1,0 +1,104 @@
+"""Resolves the mask id, the EOS ids and the largest token id (docs/decoding-rules.md#special-tokens)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.errors import ConfigError
+from runtime.models.base import Facts, Family
+from runtime.models.config_reader import Fields
+from runtime.weights import tokenizer_json
+from runtime.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """`mask`: None in a family without one. `eos` is sorted and may be empty. `max_token_id`: the largest id a prompt
+    may hold and the model may predict."""
+
+    mask: int | None
+    eos: tuple[int, ...]
+    max_token_id: int
+
+
+def read_tokens(
+    checkpoint: Checkpoint,
+    family: Family[Any],
+    facts: Facts,
+    *,
+    mask_token_id: int | None = None,
+    eos_token_ids: Sequence[int] | None = None,
+    skip_tokenizer: bool = False,
+) -> TokenIds:
+    """Resolve the ids. Mask: flag, config, tokenizer. EOS: flag, else the union of config, generation_config,
+    tokenizer and the family's turn-end tokens. Where none of these names one: the family's own id, if the vocabulary
+    has it.
+
+    Raises:
+        ConfigError: no tokenizer files (unless `skip_tokenizer`), no mask id, or an id outside the vocabulary, the one
+            that begins plain text among them.
+    """
+    vocab_size = facts.vocab_size
+    vocab, named = ({}, {}) if skip_tokenizer else _tokenizer(checkpoint)
+    largest = vocab_size - 1 if skip_tokenizer else max(vocab.values())
+    if largest >= vocab_size:
+        file = tokenizer_json.source_name(checkpoint.path)
+        raise ConfigError(f"{file} has id {largest}, but config.json's vocab_size is {vocab_size}")
+
+    if not family.masks and mask_token_id is not None:
+        raise ConfigError(f"--mask-token-id {mask_token_id}: the {family.key} family has no mask; leave it out")
+    mask = facts.mask_id if mask_token_id is None else mask_token_id
+    if mask is not None:
+        _check("config.json: mask_token_id" if mask_token_id is None else "--mask-token-id", [mask], vocab_size)
+    if mask is None and family.masks:
+        words = [named.get("mask_token"), *family.mask_tokens]
+        mask = next((vocab[w] for w in words if w is not None and w in vocab), None)
+    if mask is None and family.mask_id is not None and family.mask_id < vocab_size:
+        mask = family.mask_id
+    if mask is None and family.masks:
+        raise ConfigError("config.json and the tokenizer name no mask token; give its id with --mask-token-id")
+
+    if eos_token_ids is not None:
+        _check("--eos-token-ids", eos_token_ids, vocab_size)
+        eos = set(eos_token_ids)
+    else:
+        generation = Fields(checkpoint.generation_config, "generation_config.json").ids("eos_token_id")
+        _check("config.json: eos_token_id", facts.eos_ids, vocab_size)
+        _check("generation_config.json: eos_token_id", generation, vocab_size)
+        eos = {*facts.eos_ids, *generation}
+        words = [named.get("eos_token"), *family.turn_end_tokens]
+        eos |= {vocab[w] for w in words if w is not None and w in vocab}
+        eos = eos or {id for id in family.eos_ids if id < vocab_size}
+    if facts.bos_id is not None:
+        _check("config.json: bos_token_id", [facts.bos_id], vocab_size)
+    if mask in eos:
+        raise ConfigError(f"id {mask} is both the mask and an end token; set --mask-token-id or --eos-token-ids")
+    return TokenIds(mask, tuple(sorted(eos)), largest)
+
+
+def _check(source: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raises ConfigError for an id that the vocabulary does not have."""
+    for id in ids:
+        if not 0 <= id < vocab_size:
+            raise ConfigError(f"{source} {id} is outside the vocabulary (0 to {vocab_size - 1})")
+
+
+def _tokenizer(checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, str]]:
+    """All tokens with their ids, and the tokens that tokenizer_config.json or special_tokens_map.json name."""
+    from tokenizers import Tokenizer
+
+    data = tokenizer_json.read_tokenizer(checkpoint.path)
+    file = tokenizer_json.source_name(checkpoint.path)
+    if data is None:
+        raise ConfigError(f"{checkpoint.path} holds no tokenizer.json; add the tokenizer's files, or use ids in and "
+                          "ids out with skip_tokenizer=True")  # fmt: skip
+    try:
+        vocab = Tokenizer.from_str(json.dumps(data)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # the library raises bare Exception for a broken file
+        raise ConfigError(f"{file} is not a readable tokenizer: {error}") from error
+    if not vocab:
+        raise ConfigError(f"{file} holds no token")
+    return vocab, tokenizer_json.named_tokens(checkpoint.path)

@@ -1,0 +1,272 @@
+"""Turns into the arrays of a StepPlan: one indexing for the whole batch wherever there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from runtime.algorithms.base import MIN_P, TEMPERATURE, Rule, Stat, get_rule
+from runtime.algorithms.rng import DRAW, RENOISE, uniforms
+from runtime.engine.lora_manager import Adapters
+from runtime.engine.page_table import PageTable
+from runtime.engine.request import FILLED, MASKED, Block, Request
+from runtime.engine.scheduled_request import Turn
+from runtime.engine.step_plan import BlockPlan, Bools, Drawing, Ints, Ints32, RulePlan, StepPlan, lay_out
+from runtime.strategies.base import Strategy
+from runtime.worker.input_embeds import conditioned_rows, merged_rows
+from runtime.worker.sample.forced_tokens import recitals, walks
+from runtime.worker.sample.logits_processors import shaping_plan
+from runtime.worker.sample.logprobs import asked
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a step's rows stand: all of its forward but the ids. Shared between steps: not to be written to."""
+
+    facts: list[int]  # all that it depends on
+
+    positions: Ints
+    slots: Ints
+    visible_end: Ints32
+    window_origin: Ints
+    open: Bools
+    tiles: Ints32
+    page_table: Ints32
+    adapters: Ints32 | None
+    offsets: list[int]  # of each turn, what has to be added to a position to get its row
+    merges: bool  # whether rows may be made of several tokens
+    conditions: bool  # whether rows may be told of their blocks' last steps
+
+
+class Planner:
+    """Makes plans of turns. A batch that only denoises stands where it stood in the step before: its geometry is made
+    anew only when something of it has changed, and looked at only when some turn or page has."""
+
+    def __init__(self, table: PageTable, strategy: Strategy, adapters: Adapters | None = None) -> None:
+        self.table = table
+        self.adapters = adapters or Adapters()
+        self.strategy = strategy
+        self._known: Geometry | None = None
+        self._turns: list[Turn] = []  # whose it is
+
+    def plan(
+        self, turns: list[Turn], ready: Callable[[], object] = lambda: None, begin_next: Callable[[], bool] = bool
+    ) -> StepPlan:
+        """The step's plan; the blocks of the turns that have a feed are in it in the turns' order. `ready`: brings the
+        blocks to their present state; until they are asked for only the requests' tokens have to be. `begin_next`: see
+        StepPlan."""
+        geometry = self._known
+        if geometry is None or geometry.facts[0] != self.table.version or self._turns != turns:
+            facts = self._facts(turns)
+            if geometry is None or geometry.facts != facts:
+                self._known = self._geometry(turns, facts)
+            self._turns = turns
+        return self.again(turns, ready, begin_next)
+
+    def again(self, turns: list[Turn], ready: Callable[[], object], begin_next: Callable[[], bool]) -> StepPlan:
+        """The same turns' next plan, wherever their requests may be by now."""
+        geometry = self._known
+        assert geometry is not None
+
+        def sampled() -> BlockPlan | None:
+            ready()
+            return _plan_blocks(turns, geometry.offsets)
+
+        return StepPlan(
+            tokens=_end_to_end([turn.tokens for turn in turns]),
+            positions=geometry.positions,
+            slots=geometry.slots,
+            visible_end=geometry.visible_end,
+            window_origin=geometry.window_origin,
+            open=geometry.open,
+            tiles=geometry.tiles,
+            page_table=geometry.page_table,
+            sampled=sampled,
+            apart=lambda: _apart(turns, geometry.offsets),
+            begin_next=begin_next,
+            merged=merged_rows(turns, geometry.offsets) if geometry.merges else None,
+            conditioned=conditioned_rows(turns, geometry.offsets) if geometry.conditions else None,
+            adapters=geometry.adapters,
+            adapted=geometry.facts[1],
+        )
+
+    def _facts(self, turns: list[Turn]) -> list[int]:
+        facts = [self.table.version, self.adapters.touched({turn.request.adapter for turn in turns})]
+        for turn in turns:
+            request, first = turn.request, turn.first
+            facts += (first, turn.last - first, request.settled, request.row, request.end, request.seq, request.slot)
+        return facts
+
+    def _geometry(self, turns: list[Turn], facts: list[int]) -> Geometry:
+        first, counts, settled, row, _, _, slot = np.array(facts[2:], dtype=np.int64).reshape(len(turns), -1).T
+        layout = lay_out(tuple(counts.tolist()))
+        owner, positions = layout.owner, layout.positions(first)
+        visible_end = self.strategy.visible_end([turn.request for turn in turns], owner, positions)
+        boundary = settled[owner]
+        page_size = self.table.page_size
+        pages = self.table.rows(row, int(visible_end.max()))
+        page = positions // page_size
+        at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
+        return Geometry(
+            facts=facts,
+            positions=positions,
+            slots=positions + (at - page) * page_size,
+            visible_end=visible_end.astype(np.int32),
+            window_origin=np.minimum(positions, boundary) if self.strategy.one_window else positions,
+            open=positions >= boundary,
+            tiles=layout.tiles,
+            page_table=pages,
+            adapters=slot[owner].astype(np.int32) if facts[1] else None,
+            offsets=(layout.starts - first).tolist(),
+            merges=any(turn.request.merge is not None for turn in turns),
+            conditions=any(turn.request.wants & Stat.SIGNAL for turn in turns),
+        )
+
+
+def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
+    """`offsets`: of each turn, what has to be added to a position to get its row."""
+    blocks: list[Block] = []
+    owners: list[Request] = []
+    numbers: list[int] = []  # of each block, one after the other: an array of tuples takes three times as long
+    rules: set[Rule] = set()
+    wants = 0
+    unstable = led = shaped = False
+    for turn, offset in zip(turns, offsets, strict=True):
+        if turn.feed is None:
+            continue
+        request = turn.request
+        rules.add(request.rule)
+        wants |= request.wants
+        unstable |= request.unstable
+        led |= request.led
+        shaped |= request.shaper is not None
+        for block in turn.feed.blocks:
+            blocks.append(block)
+            owners.append(request)
+            row = block.source + offset
+            numbers += (
+                row, block.may_force, block.advanced, block.initial_masks, block.given_steps, block.post_edit_steps
+            )  # fmt: skip
+    if not blocks:
+        return None
+
+    n = len(blocks)
+    columns = np.array(numbers, dtype=np.int64).reshape(n, -1).T.copy()
+    size = max([block.size for block in blocks])
+    state = _rectangle([block.state for block in blocks], size)
+    needed = state == MASKED
+    if unstable:
+        needed |= (state == FILLED) & np.array([request.unstable for request in owners])[:, None]
+        for i, block in enumerate(blocks):
+            needed[i, : block.unseen] = False
+    may_force = columns[1] > 0
+    for i in (i for i, request in enumerate(owners) if led and request.led):
+        needed[i] = may_force[i] = False  # the rule leaves it as it is
+    params = [request.params for request in owners]
+    groups: tuple[RulePlan, ...]
+    if len(rules) == 1:
+        (rule,) = rules
+        kept = _kept(rule, blocks, size)
+        groups = (RulePlan(rule.key, np.arange(n), _end_to_end(params).reshape(n, -1), wants, kept),)
+    else:
+        groups = _groups(owners, blocks, params, size)
+    return BlockPlan(
+        rows=columns[0],
+        tokens=_rectangle([block.tokens for block in blocks], size),
+        state=state,
+        sampled=needed,
+        may_force=may_force,
+        advanced=columns[2],
+        initial_masks=columns[3],
+        given_steps=columns[4],
+        post_edit_steps=columns[5],
+        remasked=_remasked(blocks, size),
+        drawing=_drawing(owners, blocks, groups, size),
+        groups=groups,
+        noise=_uniforms(owners, blocks, size, RENOISE) if any(rule.noisy for rule in rules) else None,
+        place=np.array([request.row for request in owners]) if wants & Stat.SIGNAL else None,
+        shaping=shaping_plan(owners, blocks, size) if shaped else None,
+        walks=walks(owners, blocks) if led else (),
+        recitals=recitals(owners, blocks) if led else (),
+        told=asked(owners),
+    )
+
+
+def _apart(turns: list[Turn], offsets: list[int]) -> list[BlockPlan]:
+    plans = [_plan_blocks([turn], [offset]) for turn, offset in zip(turns, offsets, strict=True)]
+    return [plan for plan in plans if plan is not None]
+
+
+def _rectangle(parts: list[np.ndarray], size: int) -> np.ndarray:
+    """The parts as rows of one array; where one is shorter than `size`, zeros follow (FIXED, of states)."""
+    joined = _end_to_end(parts)
+    if len(joined) < len(parts) * size:
+        joined = _end_to_end([np.pad(part, (0, size - len(part))) for part in parts])
+    return joined.reshape(len(parts), size)
+
+
+def _end_to_end(parts: list[np.ndarray]) -> np.ndarray:
+    """As ``np.concatenate``, which takes three times as long; each is contiguous, and they are of one type."""
+    return np.frombuffer(bytearray().join(cast("list[bytearray]", parts)), dtype=parts[0].dtype)  # they are buffers
+
+
+def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
+    if all(block.remasked is None for block in blocks):
+        return None
+    none = np.zeros(size, dtype=np.bool_)
+    return _rectangle([none if block.remasked is None else block.remasked for block in blocks], size)
+
+
+def _kept(rule: Rule, blocks: list[Block], size: int) -> np.ndarray | None:
+    """What the rule remembers of its blocks, side by side, and room for one more record, or for its one."""
+    if not rule.keeps:
+        return None
+    records = [0 if block.kept is None else block.kept.shape[1] for block in blocks]
+    kept = np.zeros((len(blocks), size, 1 if rule.once else max(records) + 1, len(rule.keeps)))
+    for place, block, n in zip(kept, blocks, records, strict=True):
+        if n:
+            place[: block.size, :n] = block.kept
+    return kept
+
+
+def _groups(owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int) -> tuple[RulePlan, ...]:
+    """The blocks of each rule, by the requests that own them."""
+    members: dict[Rule, list[int]] = {}
+    wants: dict[Rule, int] = {}
+    for i, request in enumerate(owners):
+        rule = request.rule
+        members.setdefault(rule, []).append(i)
+        wants[rule] = wants.get(rule, 0) | request.wants
+    return tuple(
+        RulePlan(
+            rule.key,
+            np.array(mine, dtype=np.int64),
+            np.stack([params[i] for i in mine]),
+            wants[rule],
+            _kept(rule, [blocks[i] for i in mine], size),
+        )
+        for rule, mine in members.items()
+    )
+
+
+def _drawing(owners: list[Request], blocks: list[Block], groups: tuple[RulePlan, ...], size: int) -> Drawing | None:
+    """What the requests that draw need; None when all take the likeliest."""
+    if not any(group.params[:, TEMPERATURE].any() for group in groups):
+        return None
+    limits = np.empty((len(blocks), MIN_P + 1))
+    for group in groups:
+        limits[group.members] = group.params[:, : limits.shape[1]]
+        if get_rule(group.rule).noisy:  # it brings the logits to their temperature itself
+            limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
+    return Drawing(limits, _uniforms(owners, blocks, size, DRAW))
+
+
+def _uniforms(owners: list[Request], blocks: list[Block], size: int, stream: int) -> np.ndarray:
+    """[blocks, size]: numbers from one of the requests' streams, at their present steps."""
+    seeds = np.array([request.spec.seed for request in owners], dtype=np.uint64)
+    starts = np.array([block.start for block in blocks], dtype=np.int64)
+    steps = np.array([request.nfe for request in owners], dtype=np.int64)
+    return uniforms(seeds[:, None], starts[:, None] + np.arange(size), steps[:, None], stream)

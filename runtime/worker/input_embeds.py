@@ -1,0 +1,64 @@
+"""Rows that are more than their token: made of several tokens', or told of their block's last step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.algorithms.base import Merge, Stat
+from runtime.engine.request import FILLED
+from runtime.engine.scheduled_request import Turn
+from runtime.engine.step_plan import ConditionedRows, MergedRows, lay_out
+
+
+def merged_rows(turns: list[Turn], offsets: list[int]) -> MergedRows | None:
+    """The FILLED positions of open blocks that have been sampled by a rule that has them made of several tokens'.
+    `offsets`: of each turn, what has to be added to a position to get its row."""
+    ids: list[np.ndarray] = []
+    probs: list[np.ndarray] = []
+    states: list[np.ndarray] = []
+    starts: list[int] = []
+    how: list[Merge] = []
+    for turn, offset in zip(turns, offsets, strict=True):
+        request = turn.request
+        if request.merge is None or turn.feed is None:
+            continue
+        for block in request.blocks:
+            if block.mixture is not None:
+                ids.append(block.mixture[0])
+                probs.append(block.mixture[1])
+                states.append(block.state)
+                starts.append(block.start + offset)
+                how.append(request.merge)
+    if not starts:
+        return None
+    layout = lay_out(tuple([len(state) for state in states]))
+    filled = np.flatnonzero(np.concatenate(states) == FILLED)
+    if not len(filled):
+        return None
+    count = max([each.shape[1] for each in ids])
+    return MergedRows(
+        rows=layout.positions(np.array(starts))[filled],
+        ids=_widened(ids, count)[filled],
+        probs=_widened(probs, count)[filled],
+        how=np.array(how, dtype=np.float64)[layout.owner[filled]],
+    )
+
+
+def conditioned_rows(turns: list[Turn], offsets: list[int]) -> ConditionedRows | None:
+    """The blocks that have had a step of a rule that has the next one told of it."""
+    rows: list[int] = []
+    place: list[int] = []
+    for turn, offset in zip(turns, offsets, strict=True):
+        if turn.request.wants & Stat.SIGNAL:
+            for block in turn.blocks:
+                if block.advanced:
+                    rows.append(block.source + offset)
+                    place.append(turn.request.row)
+    return ConditionedRows(np.array(rows), np.array(place)) if rows else None
+
+
+def _widened(parts: list[np.ndarray], count: int) -> np.ndarray:
+    """Below each other [rows, count]; where one is narrower, zeros follow."""
+    return np.concatenate(
+        [part if part.shape[1] == count else np.pad(part, ((0, 0), (0, count - part.shape[1]))) for part in parts]
+    )

@@ -1,0 +1,1 @@
+"""Sampling: logits processors, candidates, constrained decoding, and the output of the unmasking algorithms."""

@@ -1,0 +1,72 @@
+"""`--torch-compile-mode`: what is compiled gives what is not, but for rounding; and where nothing can be compiled."""
+
+import shutil
+
+import pytest
+import torch
+
+from runtime import LLM, SamplingParams
+from runtime.algorithms.compiled_logits_ops import CompiledVocabulary
+from runtime.algorithms.logits_ops import WHOLE
+from runtime.errors import ConfigError
+from tests.golden import GOLDEN
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return CompiledVocabulary("default", torch.device("cpu"), torch.float32, 300)
+
+
+@pytest.mark.matrix  # a compilation takes as long as a thousand other tests
+@needs_compiler
+@pytest.mark.parametrize("rows", [1, 2, 37])
+def test_it_is_told_the_same(compiled, rows):
+    random = torch.Generator().manual_seed(rows)
+    logits = torch.randn(rows, 300, generator=random) * 5
+    logits[:, 280:] = float("-inf")  # what may not be predicted
+    logits[0, 7] = logits[0, 3] = 99.0  # of equal ones the first
+    before = logits.clone()
+    with torch.inference_mode():
+        found, expected = compiled.greedy(logits), WHOLE.greedy(logits)
+        assert torch.equal(found.token, expected.token)
+        torch.testing.assert_close(found.conf, expected.conf)
+        torch.testing.assert_close(compiled.entropy_of(logits), WHOLE.entropy_of(logits))
+        assert torch.equal(compiled.margin_of(logits), WHOLE.margin_of(logits))
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.matrix
+@needs_compiler
+def test_answers_are_those_of_what_is_not_compiled(monkeypatch):
+    asked = []
+    entropy_of = CompiledVocabulary.entropy_of
+    monkeypatch.setattr(CompiledVocabulary, "entropy_of", lambda self, x: asked.append(len(x)) or entropy_of(self, x))
+
+    def answers(**flags):
+        params = [
+            SamplingParams(max_tokens=20, ignore_eos=True, temperature=0, decoding={"algorithm": "entropy_bound"}),
+            SamplingParams(
+                max_tokens=20, ignore_eos=True, temperature=0, decoding={"confidence_metric": "neg_entropy"}
+            ),
+            SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.9, seed=3),
+        ]
+        model = str(GOLDEN / "llada2_tiny")
+        with LLM(model, device="cpu", skip_tokenizer=True, **flags) as llm:
+            return [out.token_ids for out in llm.generate([[5, 6, 7], [9, 8], [3]], params)]
+
+    expected = answers()
+    assert answers(torch_compile_mode="default", disable_torch_compile=True) == expected
+    assert not asked
+    assert answers(torch_compile_mode="default") == expected
+    assert asked
+
+
+def test_where_nothing_can_be_compiled(monkeypatch):
+    def broken(*_, **__):
+        return lambda *_: (_ for _ in ()).throw(RuntimeError("no compiler\nwas found\n\nSet A=1 for more"))
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(ConfigError, match=r"--torch-compile-mode default: .* \(no compiler was found\); leave it out"):
+        CompiledVocabulary("default", torch.device("cpu"), torch.float32, 8)

@@ -1,0 +1,230 @@
+"""`edit` where the model orders inserting and deleting, on random logits against the oracle, block by block; and what
+it does with orders, told case by case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.algorithms import Orders, get_rule, rules, rules_under
+from runtime.algorithms.base import register_heeding
+from runtime.algorithms.insert_delete import InsertDelete
+from runtime.errors import ConfigError
+from runtime.worker.sample import sampler as heads
+from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler_output import used
+from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, Kept, blocks, check, parameters, plan_of
+from tests.engine.samples import examples
+from tests.oracle import block as oracle
+from tests.oracle.rules import FILLING
+
+DELETE, SPLIT = 1, 7
+VOCAB = 11
+EDITING = replace(SHAPE, orders=(DELETE, SPLIT))
+RULE = rules_under(Orders(DELETE, SPLIT))
+HEAD = {"mask_id": MASK, "max_token_id": MAX_TOKEN, "eos_ids": torch.tensor([2, 5]), "orders": Orders(DELETE, SPLIT)}
+QUIET = oracle.Params(max_tokens=1, algorithm="edit", accept_threshold=1.0, edit_threshold=0.5)
+
+
+def begun(block: oracle.Block) -> None:
+    """Of a block in any state one that no step has seen, for the rule counts its steps itself; filled with no order."""
+    block.post_steps = block.force_steps = 0
+    for i in block.filled:
+        if block.tokens[i] in (DELETE, SPLIT):
+            block.tokens[i] = 0
+
+
+class Blocks:
+    """Blocks that the rule steps and the oracle follows."""
+
+    def __init__(self, several: list[oracle.Block], params: list[oracle.Params]) -> None:
+        self.several, self.params = several, params
+        self.kept: list[Kept] = [None] * len(several)
+        self.head = Head(torch.clone, **HEAD)  # what is hidden are the logits
+
+    def step(self, logits: np.ndarray, force: list[bool]) -> None:
+        """`logits` [blocks, B, VOCAB]."""
+        n, size = logits.shape[:2]
+        plan = plan_of(self.several, self.params, force, self.kept, RULE)
+        hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
+        found = list(self.head.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
+        for group, (rule, _, batch) in zip(plan.groups, found, strict=True):
+            got = rule.decide(batch)
+            for row, i in enumerate(group.members.tolist()):
+                check(got, row, self.several[i], logits[i], self.params[i], force[i], EDITING)
+                if batch.kept is not None:
+                    self.kept[i] = used(batch.kept[row].numpy())
+
+
+@examples(60)
+@given(data=st.data())
+def test_it_decides_as_the_oracle(data: st.DataObject) -> None:
+    """Blocks of this rule, of others too, each with parameters of its own, over many steps. The logits of a step are
+    those of an earlier one now and then, so that blocks come back to what they were."""
+    others = st.sampled_from(["edit", "edit", "edit", *(key for key in FILLING if key in rules())])
+    n = data.draw(st.integers(1, 4))
+    several = [data.draw(blocks(SHAPE.block)) for _ in range(n)]
+    params = [data.draw(parameters(data.draw(others) if i else "edit")) for i in range(n)]
+    for block, p in zip(several, params, strict=True):
+        if p.algorithm == "edit":
+            begun(block)
+    run = Blocks(several, params)
+    random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    seen: list[np.ndarray] = []
+    for _ in range(data.draw(st.integers(1, 9))):
+        if seen and random.random() < 0.5:
+            logits = seen[random.integers(len(seen))]
+        else:
+            logits = random.choice(LEVELS, (n, SHAPE.block, VOCAB)) * random.uniform(0.8, 1.2, (n, SHAPE.block, 1))
+            logits[:, :, [DELETE, SPLIT]] += random.uniform(0, 1.5)
+            seen.append(logits)
+        with mock.patch.object(heads, "HEAD_ROWS", data.draw(st.sampled_from([3, 2048]))):
+            run.step(logits, [data.draw(st.booleans()) for _ in range(n)])
+
+
+@examples(40)
+@given(blocks(SHAPE.block), st.integers(0, 10**6), st.integers(0, 5), st.booleans())
+def test_a_block_ends_in_time_whatever_the_logits(block: oracle.Block, seed: int, limit: int, force: bool) -> None:
+    """Also one that may never force. `check` compares each step's end."""
+    begun(block)
+    run = Blocks([block], [replace(QUIET, max_post_edit_steps=limit, max_steps_per_block=10**6, edit_threshold=0.0)])
+    random = np.random.default_rng(seed)
+    steps = 0
+    while not block.ended:
+        steps += 1
+        assert steps <= SHAPE.block + limit
+        logits = random.uniform(0, 3, (1, SHAPE.block, VOCAB))
+        logits[:, :, [DELETE, SPLIT]] += random.uniform(0, 3)
+        run.step(logits, [force])
+    assert not block.masked
+    assert not {block.tokens[i] for i in block.free} & {DELETE, SPLIT, MASK}
+
+
+def one(
+    tokens: list[int], prompt: int = 0, given: tuple[int, ...] = (), **fields: object
+) -> tuple[oracle.Block, Blocks]:
+    """A block whose MASK are masks; the first `prompt` positions and `given` are fixed."""
+    state = [
+        oracle.PROMPT if i < prompt or i in given else oracle.MASKED if token == MASK else oracle.FILLED
+        for i, token in enumerate(tokens)
+    ]
+    block = oracle.Block(0, list(tokens), state)
+    return block, Blocks([block], [replace(QUIET, **fields)])  # type: ignore[arg-type]
+
+
+def want(*tokens: int | tuple[int, ...]) -> np.ndarray:
+    """Logits of one block: at each position these tokens, the surest first."""
+    logits = np.zeros((1, len(tokens), VOCAB))
+    for i, row in enumerate(tokens):
+        for rank, token in enumerate((row,) if isinstance(row, int) else row):
+            logits[0, i, token] = 30.0 - 5 * rank + 0.01 * i
+    return logits
+
+
+def test_delete_drops_and_pads() -> None:
+    block, run = one([4, 3, 6, 8], prompt=1)
+    run.step(want(0, DELETE, 6, 8), [True])
+    assert (block.tokens, block.masked, block.original) == ([4, 6, 8, MASK], [3], set())
+    run.step(want(0, 6, 8, 5), [True])
+    assert (block.tokens, block.masked, block.ended) == ([4, 6, 8, 5], [], False)
+    run.step(want(0, 6, 8, 5), [True])
+    assert block.ended
+
+
+def test_split_inserts_and_cuts() -> None:
+    block, run = one([4, 3, 6, 8])
+    run.step(want(4, SPLIT, 6, 8), [True])
+    assert (block.tokens, block.masked) == ([4, MASK, 3, 6], [1])
+
+
+def test_what_is_fixed_stays_and_may_hold_orders() -> None:
+    block, run = one([DELETE, 3, SPLIT, 8], prompt=1, given=(2,))
+    run.step(want(5, SPLIT, 5, 8), [True])
+    assert block.tokens == [DELETE, MASK, SPLIT, 3]
+    run.step(want(5, 6, 5, DELETE), [True])
+    assert block.tokens == [DELETE, 6, SPLIT, MASK]
+
+
+def test_masks_follow_orders_too() -> None:
+    """Two of the four masks pass: the one that is split stays an original mask, the one deleted is gone."""
+    block, run = one([MASK] * 4, accept_threshold=0.9)
+    logits = want(SPLIT, DELETE, 5, 6)
+    logits[0, 2:] = 0
+    run.step(logits, [False])
+    assert (block.masked, block.original) == ([0, 1, 2, 3], {1, 2, 3})
+
+
+def test_introduced_masks_raise_the_least() -> None:
+    block, run = one([3, MASK, MASK, 4])
+    logits = want(SPLIT, (5, 6), (6, 5), 4)
+    logits[0, 2] /= 5
+    run.step(logits, [True])
+    assert (block.tokens, block.original) == ([MASK, 3, 5, MASK], {3})
+    run.step(want(8, 3, 5, 6), [True])  # no confidence is above 1: two of two
+    assert (block.tokens, block.masked) == ([8, 3, 5, 6], [])
+
+
+def test_a_loop_is_left() -> None:
+    """3 and 5 in turn: when the block is what it was, the position takes what it has not had."""
+    block, run = one([3, 4, 6, 8])
+    forth, back = want((5, 3, 0), 4, 6, 8), want((3, 5, 0), 4, 6, 8)
+    run.step(forth, [True])
+    run.step(back, [True])
+    assert block.tokens == [3, 4, 6, 8]
+    run.step(forth, [True])
+    assert block.tokens == [0, 4, 6, 8]
+
+
+def test_a_block_that_takes_what_it_holds_is_at_rest() -> None:
+    """It comes back to what it was by inserting and deleting; then what it has not had is what stands there."""
+    block, run = one([3, 4, 6, 8])
+    for wanted in (want(SPLIT, 4, 6, 8), want(DELETE, 3, 4, 6), want(3, 4, 6, 8)):
+        run.step(wanted, [True])
+    assert (block.tokens, block.masked, block.ended) == ([3, 4, 6, 8], [], False)
+    run.step(want((SPLIT, 3), 4, 6, 8), [True])
+    assert (block.tokens, block.ended) == ([3, 4, 6, 8], True)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_the_last_step_orders_nothing(limit: int) -> None:
+    block, run = one([MASK, 4, 6, 8], max_post_edit_steps=limit)
+    for step in range(limit + 1):
+        ends = step == limit
+        run.step(want((DELETE, 5), (SPLIT, 3), 6, 8), [True])
+        assert block.ended == ends
+    assert not block.masked
+    assert not {DELETE, SPLIT} & set(block.tokens)
+
+
+def test_orders_above_the_largest_id_can_be_chosen() -> None:
+    """The tokenizer may not know them: what it does not know is banned, but for them."""
+    logits = torch.zeros((1, VOCAB), dtype=torch.float64)
+    logits[0, 10] = logits[0, 9] = 5.0
+    for orders, best in ((None, 0), (Orders(3, 10), 10)):
+        head = Head(torch.clone, mask_id=4, max_token_id=8, eos_ids=torch.tensor([2]), orders=orders)
+        block, _ = one([MASK] * 1)
+        plan = plan_of([block], [replace(QUIET, algorithm="threshold")], [True], [None])
+        tokens, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
+        ((_, _, batch),) = head.groups(plan, logits.clone(), tokens, state)
+        assert batch.choice.tolist() == [[best]]
+
+
+def test_it_is_edit_and_nothing_else() -> None:
+    assert isinstance(RULE("edit"), InsertDelete)
+    assert RULE("edit") is RULE("edit")
+    assert RULE("threshold") is get_rule("threshold")
+    assert rules_under(None)("edit") is get_rule("edit")
+    plain, ours = get_rule("edit"), RULE("edit")
+    assert [f.name for f in ours.fields] == [f.name for f in plain.fields]
+    assert ours.modes == plain.modes
+    assert {f.name: f.high for f in ours.fields}["max_post_edit_steps"] == 256
+    with pytest.raises(ValueError, match="twice"):
+        register_heeding("edit")(InsertDelete)
+    with pytest.raises(ConfigError, match="'nope' is not known"):
+        RULE("nope")

@@ -1,0 +1,389 @@
+"""Head, acceptance rules and choices on random logits against the oracle's decisions, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.algorithms import Decision, Rule, Stat, get_rule, register_rule, rules
+from runtime.algorithms import sampling as choosing
+from runtime.algorithms.rng import uniforms
+from runtime.algorithms.sampling import Candidate, distribution, greedy, pick
+from runtime.engine.request import FILLED, FIXED, MASKED
+from runtime.engine.step_plan import BlockPlan, RulePlan
+from runtime.errors import ConfigError
+from runtime.kernels.ops import TORCH
+from runtime.layers.layer_factory import Build
+from runtime.layers.lm_head import PlainHead
+from runtime.request.field_spec import Field
+from runtime.worker.input_builder import _kept
+from runtime.worker.sample import sampler as heads
+from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler_output import used
+from tests.engine.samples import examples
+from tests.oracle import block as oracle
+from tests.oracle import dmax
+from tests.oracle.draws import choose, filtered, softmax, uniform
+from tests.oracle.rules import FILLING
+
+VOCAB, MASK, MAX_TOKEN = 11, 9, 9
+SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({2, 5}), max_token_id=MAX_TOKEN)
+Kept = np.ndarray | None  # what a rule remembers of a block
+STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.FILLED: FILLED}
+
+LEVELS = (0.0, 0.0, 0.5, 1.0, 2.5)  # coarse: ties are common
+COMPARED = (*FILLING, "edit", "dmax")
+OTHERS = [key for key in COMPARED if key in rules()]  # to stand beside the one that a test is about
+
+
+def draw(logits: torch.Tensor, uniform: torch.Tensor, free: int = 0, **limits: torch.Tensor) -> Candidate:
+    return pick(distribution(logits, free=free, **limits), uniform)
+
+
+@st.composite
+def blocks(draw: st.DrawFn, size: int) -> oracle.Block:
+    prompt = draw(st.integers(0, size - 1))
+    states = [oracle.PROMPT] * prompt + draw(
+        st.lists(st.sampled_from([oracle.MASKED, oracle.FILLED]), min_size=size - prompt, max_size=size - prompt)
+    )
+    tokens = [MASK if s == oracle.MASKED else draw(st.integers(0, 8)) for s in states]
+    b = oracle.Block(start=8, tokens=tokens, state=states)
+    b.force_steps = draw(st.integers(0, 6))
+    b.given_steps = draw(st.sampled_from([None, 1, 2, 3]))
+    b.post_steps = draw(st.integers(0, 3))
+    b.remasked = {i for i in b.filled if draw(st.booleans())}
+    return b
+
+
+@st.composite
+def parameters(draw: st.DrawFn, algorithm: str) -> oracle.Params:
+    level = st.sampled_from([0.0, 0.1, 0.2, 0.4, 0.9, 1.0])
+    return oracle.Params(
+        max_tokens=1,
+        algorithm=algorithm,
+        accept_threshold=draw(level),
+        edit_threshold=draw(level),
+        remask_threshold=draw(level) if algorithm == "threshold" else 0.0,
+        max_post_edit_steps=draw(st.integers(0, 3)),
+        penalty_lambda=draw(st.sampled_from([0.0, 1.0])),
+        max_steps_per_block=draw(st.integers(1, 8)),
+        steps=draw(st.integers(1, 6)),
+        confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
+        factor=draw(st.sampled_from([0.0, 0.5, 1.0, 1.7, 2.5])),
+        entropy_bound=draw(st.sampled_from([0.0, 1.0, 2.5, 4.0, 100.0])),
+        low_threshold=draw(level),
+        local_leap_anchor=draw(level),
+        local_leap_neighbor=draw(level),
+        local_leap_radius=draw(st.integers(0, 4)),
+        credit_weight=draw(st.sampled_from([0.0, 0.7, 3.0])),
+        credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
+        credit_power=draw(st.sampled_from([0.2, 1.0])),
+        suppress_eos=draw(st.sampled_from(["none", "confidence", "logits"])),
+        token_merge_top_k=draw(st.sampled_from([1, 2, 3, 20])),
+    )
+
+
+def values(rule: Rule, p: oracle.Params) -> dict[str, Any]:
+    return {field.name: getattr(p, field.name.replace(".", "_")) for field in rule.fields}
+
+
+def param_row(rule: Rule, p: oracle.Params) -> list[float]:
+    return [p.temperature, p.top_p, p.top_k, p.min_p, *rule.row(values(rule, p))]
+
+
+def plan_of(
+    several: list[oracle.Block],
+    params: list[oracle.Params],
+    force: list[bool],
+    kept: list[Kept],
+    get_rule: Callable[[str], Rule] = get_rule,
+) -> BlockPlan:
+    """One step of these blocks, as the planner would have it."""
+    n, size = len(several), SHAPE.block
+    state = np.array([[STATE[s] for s in b.state] for b in several], dtype=np.int8)
+    groups = []
+    for key in dict.fromkeys(p.algorithm for p in params):
+        rule, members = get_rule(key), [i for i in range(n) if params[i].algorithm == key]
+        wants = Stat.NONE
+        for i in members:
+            wants |= rule.asks(values(rule, params[i]))
+        rows = np.array([param_row(rule, params[i]) for i in members])
+        memory = _kept(rule, [SimpleNamespace(kept=kept[i], size=size) for i in members], size)
+        groups.append(RulePlan(key, np.array(members), rows, int(wants), memory))
+    unstable = np.array([get_rule(p.algorithm).unstable(values(get_rule(p.algorithm), p)) for p in params])
+    return BlockPlan(
+        rows=np.arange(n) * size,
+        tokens=np.array([b.tokens for b in several]),
+        state=state,
+        sampled=(state == MASKED) | ((state == FILLED) & unstable[:, None]),
+        may_force=np.array(force),
+        advanced=np.array([b.force_steps for b in several]),
+        initial_masks=np.array([len(b.free) for b in several]),
+        given_steps=np.array([b.given_steps or 0 for b in several]),
+        post_edit_steps=np.array([b.post_steps for b in several]),
+        remasked=np.array([[i in b.remasked for i in range(size)] for b in several]),
+        drawing=None,
+        groups=tuple(groups),
+    )
+
+
+def direct_head() -> PlainHead:
+    """One whose logits are what is hidden, and which finds the likeliest without them."""
+    weight = Build.choose("cpu", torch.float64).table(VOCAB, VOCAB)
+    weight.fill((), torch.eye(VOCAB))
+    head = PlainHead(weight, TORCH)
+    head.direct = True
+    return head
+
+
+def test_the_likeliest_are_asked_for_where_nobody_wants_more() -> None:
+    """Of a head that has a direct way; no logits are made then."""
+    block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
+    for algorithm, bare in (("threshold", True), ("entropy_bound", False)):
+        plan = plan_of([block], [oracle.Params(max_tokens=1, algorithm=algorithm)], [True], [None])
+        hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64)
+        ways = []
+        for logits in (torch.clone, direct_head()):
+            head = Head(logits, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+            with mock.patch.object(choosing, "ban", wraps=choosing.ban) as banned:
+                ((_, _, batch),) = head.groups(
+                    plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
+                )
+            ways.append((batch, banned.called))
+        assert [called for _, called in ways] == [True, not bare]
+        assert torch.equal(ways[0][0].choice, ways[1][0].choice)
+        torch.testing.assert_close(ways[0][0].conf, ways[1][0].conf)
+
+
+@pytest.mark.parametrize("algorithm", COMPARED)
+@examples(40)
+@given(data=st.data())
+def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
+    """Blocks of this rule, of others too, each with parameters of its own, over some steps: against one at a time."""
+    others = st.sampled_from([algorithm, algorithm, *OTHERS])
+    size, n = SHAPE.block, data.draw(st.integers(1, 4))
+    several = [data.draw(blocks(size)) for _ in range(n)]
+    params = [data.draw(parameters(data.draw(others) if i else algorithm)) for i in range(n)]
+    kept: list[Kept] = [None] * n
+    random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    eos = torch.tensor(sorted(SHAPE.eos_ids))
+    make = data.draw(st.sampled_from([lambda: torch.clone, direct_head]))  # what is hidden are the logits
+    head = Head(make(), mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=eos)
+    for _ in range(data.draw(st.integers(1, 3))):
+        force = [data.draw(st.booleans()) for _ in range(n)]
+        logits = random.choice(LEVELS, (n, size, VOCAB))
+        # rows that hold the same numbers in another order would tie but for the last bit of a sum: each has its own
+        # spacing
+        logits *= random.uniform(0.8, 1.2, (n, size, 1)) * data.draw(st.sampled_from([1.0, 1.0, 4.0]))
+        plan = plan_of(several, params, force, kept)
+        hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
+        with mock.patch.object(heads, "HEAD_ROWS", data.draw(st.sampled_from([3, 2048]))):
+            found = list(head.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
+        for group, (rule, _, batch) in zip(plan.groups, found, strict=True):
+            got = rule.decide(batch)
+            for row, i in enumerate(group.members.tolist()):
+                check(got, row, several[i], logits[i], params[i], force[i])
+                if batch.kept is not None:
+                    kept[i] = used(batch.kept[row].numpy())
+
+
+def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
+    block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
+    hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    head = Head(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+
+    def decide(threshold: float, force: bool) -> tuple[list[int], list[float]]:
+        """Returns the positions that stay masked, and the confidence of each position."""
+        p = oracle.Params(max_tokens=1, algorithm="threshold", accept_threshold=threshold)
+        plan = plan_of([block], [p], [force], [None])
+        ids, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
+        ((rule, _, batch),) = head.groups(plan, hidden.clone(), ids, state)
+        return rule.decide(batch).masked[0].nonzero().flatten().tolist(), batch.conf[0].tolist()
+
+    _, conf = decide(0.0, force=False)
+    ascending = sorted(range(SHAPE.block), key=conf.__getitem__)
+    assert len(set(conf)) == SHAPE.block
+    for n, position in enumerate(ascending[:-1]):
+        assert decide(conf[position], force=True)[0] == sorted(ascending[: n + 1]), "an equal confidence is not above"
+    assert decide(1.0, force=True)[0] == sorted(ascending[:-1])
+    assert decide(1.0, force=False)[0] == sorted(ascending)
+
+
+@pytest.mark.parametrize("algorithm", [*FILLING, "edit"])
+@given(blocks(SHAPE.block), st.integers(0, 10**6))
+def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
+    algorithm: str, block: oracle.Block, seed: int
+) -> None:
+    """Nothing passes here: a block that may not force stays as it is, one that may fills a position at least."""
+    strict = {"accept_threshold": 1.0, "low_threshold": 1.0, "local_leap_anchor": 1.0, "factor": 0.0}
+    p = oracle.Params(max_tokens=1, algorithm=algorithm, entropy_bound=0.0, edit_threshold=1.0, steps=2, **strict)
+    logits = np.random.default_rng(seed).uniform(0, 2, (SHAPE.block, VOCAB))
+    head = Head(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+    for force in (False, True):
+        plan = plan_of([block], [p], [force], [None])
+        hidden = torch.from_numpy(logits.copy())
+        ((rule, _, batch),) = head.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
+        decision = rule.decide(batch)
+        filled = int((batch.masked & ~decision.masked).sum())
+        assert filled == 0 if not force else filled >= min(len(block.masked), 1)
+        assert not decision.edited.any()
+        assert bool(decision.forced) <= force
+
+
+def check(
+    got: Decision,
+    row: int,
+    b: oracle.Block,
+    logits: np.ndarray,
+    p: oracle.Params,
+    force: bool,
+    shape: oracle.Shape = SHAPE,
+) -> None:
+    """What is decided of one block is what the oracle decides, which goes on to its state after the step."""
+    if b.ended:
+        return
+    decide = dmax.decide if p.algorithm == "dmax" else oracle.decide
+    expected = decide(b, logits, p, shape, force=force, step=0)
+    if p.algorithm == "dmax":
+        check_mixture(got, row, b, expected.likeliest)
+    assert set(torch.nonzero(got.edited[row]).flatten().tolist()) == set(expected.edit)
+    assert set(torch.nonzero(got.remasked[row]).flatten().tolist()) == expected.remask
+    before = list(b.masked)
+    oracle.apply(b, expected, MASK, force=force)
+    assert torch.nonzero(got.masked[row]).flatten().tolist() == b.masked
+    left = [t for j, t in enumerate(got.tokens[row].tolist()) if j not in b.masked]
+    assert left == [t for j, t in enumerate(b.tokens) if j not in b.masked]
+    if p.edits:
+        assert bool(got.ended[row]) == b.ended
+    elif p.remask_threshold == 0:
+        assert bool(got.ended[row]) == (not b.masked)
+    assert bool(got.forced[row]) <= (force and bool(before))
+
+
+def check_mixture(got: Decision, row: int, b: oracle.Block, expected: dict[int, list[tuple[int, float]]]) -> None:
+    """The likeliest tokens of what is not fixed, as many as the request mixes; beyond them and elsewhere nothing."""
+    assert got.mixture is not None
+    for i in range(len(b.tokens)):
+        ids, probs = got.mixture.ids[row, i].tolist(), got.mixture.probs[row, i].tolist()
+        found = [(id, prob) for id, prob in zip(ids, probs, strict=True) if prob > 0]
+        likeliest = [(id, prob) for id, prob in expected.get(i, []) if prob > 0]
+        assert [id for id, _ in found] == [id for id, _ in likeliest]
+        assert [prob for _, prob in found] == pytest.approx([prob for _, prob in likeliest], rel=1e-9)
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.sampled_from([0.3, 1.0, 2.0]), min_size=5, max_size=5),
+    st.lists(st.integers(0, 12), min_size=5, max_size=5),
+    st.lists(st.sampled_from([0.1, 0.5, 0.9, 1.0]), min_size=5, max_size=5),
+    st.integers(0, 2**64 - 1),
+)
+def test_draws_equal_the_oracles(
+    n: int, temperature: list[float], top_k: list[int], top_p: list[float], seed: int
+) -> None:
+    """Rows of one batch, each with its own temperature, filters and random number."""
+    rows = np.random.default_rng(seed).normal(0, 3, (n, VOCAB))
+    logits = torch.from_numpy(rows)
+    numbers = uniforms(np.array([seed], dtype=np.uint64), np.arange(n), np.full(n, 3))
+    got = draw(
+        logits,
+        temperature=torch.tensor(temperature[:n], dtype=torch.float64),
+        top_k=torch.tensor(top_k[:n]),
+        top_p=torch.tensor(top_p[:n], dtype=torch.float64),
+        uniform=torch.from_numpy(numbers),
+    )
+    for i, row in enumerate(rows):
+        expected = choose(row, temperature[i], top_k[i], top_p[i], seed, i, 3)
+        assert got.token[i] == expected.token
+        assert float(got.conf[i]) == pytest.approx(expected.conf, rel=1e-9)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 2**20))
+def test_uniforms_equal_the_oracles(seed: int, position: int, step: int) -> None:
+    got = uniforms(np.array([seed], dtype=np.uint64), np.array([position]), np.array([step]))
+    assert got.tolist() == [uniform(seed, position, step)]
+
+
+def test_ties() -> None:
+    """Equal logits: the lowest id; equal confidences: the lowest position; top-k among equals: the lowest ids."""
+    flat = torch.zeros(2, VOCAB, dtype=torch.float64)
+    assert greedy(flat).token.tolist() == [0, 0]
+    one = torch.ones(4, dtype=torch.float64)
+    picked = draw(
+        torch.zeros(4, VOCAB, dtype=torch.float64),
+        temperature=one,
+        top_k=torch.full((4,), 3),
+        top_p=one,
+        uniform=torch.tensor([0.0, 0.34, 0.67, 0.999], dtype=torch.float64),
+    )
+    assert picked.token.tolist() == [0, 1, 2, 2]
+    assert np.flatnonzero(filtered(np.zeros(VOCAB), 3, 1.0)).tolist() == [0, 1, 2]
+
+
+def test_the_likeliest_tokens() -> None:
+    """In order, of equals the lowest id first, as many as there are; the logits stay as they were."""
+    logits = torch.tensor([[1.0, 3.0, 1.0, 3.0], [-torch.inf, 0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
+    before = logits.clone()
+    for count in (1, 2, 3, 6):
+        found = choosing.top(logits, count)
+        assert torch.equal(logits, before)
+        probs = logits.softmax(1)
+        for row, order in enumerate(([1, 3, 0, 2], [1], [0, 1, 2, 3])):
+            some = order[:count]
+            assert found.ids[row, : len(some)].tolist() == some
+            torch.testing.assert_close(found.probs[row, : len(some)], probs[row, some])
+            assert not found.probs[row, len(some) :].any()
+    assert found.probs[1].tolist() == [1, 0, 0, 0, 0, 0]
+
+
+def test_probabilities_stay_in_the_logits_precision() -> None:
+    logits = torch.randn(6, 50, dtype=torch.float32)
+    got = greedy(logits)
+    assert got.conf.dtype == torch.float32
+    expected = [softmax(row.double().numpy()).max() for row in logits]
+    torch.testing.assert_close(got.conf.double(), torch.tensor(expected), atol=1e-6, rtol=1e-5)
+
+
+def test_registry() -> None:
+    # tests/oracle/canvas.py is noise's
+    assert set(rules()) <= {*COMPARED, "noise"}, "a rule without an oracle"
+    with pytest.raises(ConfigError, match="'nope' is not known"):
+        get_rule("nope")
+    with pytest.raises(ValueError, match="twice"):
+        register_rule(type(get_rule("threshold")))
+
+    class Odd(Rule):
+        key = "odd"
+        fields = (Field(name="accept_threshold", kind="flag", help="no number", default=True),)
+
+    with pytest.raises(ValueError, match="'accept_threshold' is of another kind"):
+        register_rule(Odd)
+
+
+def test_only_the_vocabulary_of_rows_that_limit_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    sorted_rows: list[int] = []
+    kept = choosing._kept
+
+    def counted(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+        sorted_rows.append(len(scaled))
+        return kept(scaled, top_k, top_p)
+
+    monkeypatch.setattr(choosing, "_kept", counted)
+    logits = torch.randn(8, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    common = {"temperature": torch.ones(8, dtype=torch.float64), "uniform": torch.full((8,), 0.9, dtype=torch.float64)}
+    off = {"top_k": torch.zeros(8, dtype=torch.int64), "top_p": torch.ones(8, dtype=torch.float64)}
+    free = draw(logits, free=8, **common, **off)
+    assert sorted_rows == []
+    one = draw(logits, free=7, **common, **off | {"top_k": torch.tensor([0, 0, 0, 0, 0, 0, 0, 1])})
+    assert sorted_rows == [1]
+    assert one.token[7] == logits[7].argmax()
+    assert torch.equal(one.token[:7], free.token[:7])
+    assert torch.equal(one.conf[:7], free.conf[:7])

@@ -1,0 +1,81 @@
+"""Every rule on the device decides as on the CPU, which is compared with the oracle: mixed, over several steps."""
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.algorithms import Orders, Stat, rules, rules_under
+from runtime.engine.request import FILLED, FIXED, MASKED
+from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
+from runtime.worker.sample.sampler import Head
+
+pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+VOCAB, SIZE, EACH, STEPS = 50, 16, 6, 4
+ALTERNATIVES = [{}, {"confidence_metric": "margin", "suppress_eos": "confidence"}, {"confidence_metric": "neg_entropy"}]
+ALTERNATIVES += [{"suppress_eos": "logits", "remask_threshold": 0.05, "penalty_lambda": 1.0}]
+LOW = {"accept_threshold": 0.12, "local_leap.anchor": 0.12, "local_leap.neighbor": 0.1, "low_threshold": 0.1}
+LOW |= {"entropy_bound": 7.0, "steps": 5, "max_steps_per_block": 3, "max_post_edit_steps": 2}
+
+
+def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
+    """What the blocks hold after each step: `EACH` blocks of every rule, each rule with several kinds of request."""
+    random = np.random.default_rng(5)
+    keys = rules()
+    n = EACH * len(keys)
+    state = random.choice([FIXED, MASKED, MASKED, MASKED, FILLED], (n, SIZE)).astype(np.int8)
+    tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
+    kept: dict[str, np.ndarray] = {}
+    eos = torch.tensor([3, 9], device=device)
+    head = Head(torch.clone, mask_id=VOCAB - 1, max_token_id=VOCAB - 2, eos_ids=eos, orders=orders)
+    shown = []
+    for step in range(STEPS):
+        groups, unstable, limits = [], np.zeros(n, dtype=bool), np.empty((n, 4))
+        for i, key in enumerate(keys):
+            rule, members = rules_under(orders)(key), np.arange(i, n, len(keys))
+            wants, rows = Stat.NONE, []
+            for j, member in enumerate(members):
+                own = {f.name: 2 if f.per_block else f.default for f in rule.fields}
+                asked = LOW | ALTERNATIVES[j % len(ALTERNATIVES)]
+                values = own | {name: value for name, value in asked.items() if name in own}
+                wants |= rule.asks(values)
+                unstable[member] = rule.unstable(values)
+                limits[member] = 1.0 if j == 5 else 0.0, 0.9, 20, 0.01
+                rows.append([*limits[member], *rule.row(values)])
+            memory = kept.get(key, np.zeros((EACH, SIZE, 0, len(rule.keeps))))
+            room = np.concatenate([memory, np.zeros((EACH, SIZE, 1, len(rule.keeps)))], axis=2) if rule.keeps else None
+            groups.append(RulePlan(key, members, np.array(rows), int(wants), room))
+        plan = BlockPlan(
+            rows=np.arange(n) * SIZE,
+            tokens=tokens,
+            state=state,
+            sampled=(state == MASKED) | ((state == FILLED) & unstable[:, None]),
+            may_force=np.arange(n) % 3 > 0,
+            advanced=np.full(n, step),
+            initial_masks=(state != FIXED).sum(1),
+            given_steps=np.zeros(n, dtype=np.int64),
+            post_edit_steps=np.full(n, step),
+            remasked=None,
+            drawing=Drawing(limits, random.random((n, SIZE))),
+            groups=tuple(groups),
+            noise=random.random((n, SIZE)),
+        )
+        hidden = torch.from_numpy(random.normal(0, 1.5, (n * SIZE, VOCAB))).to(device)
+        on_device = torch.from_numpy(tokens).to(device), torch.from_numpy(state).to(device)
+        after, masked = tokens.copy(), state == MASKED
+        for rule, members, blocks in head.groups(plan, hidden, *on_device):
+            decision = rule.decide(blocks)
+            mine = members.cpu().numpy()
+            after[mine], masked[mine] = decision.tokens.cpu().numpy(), decision.masked.cpu().numpy()
+            if blocks.kept is not None:
+                kept[rule.key] = blocks.kept.cpu().numpy()
+        state = np.where(state == FIXED, FIXED, np.where(masked, MASKED, FILLED)).astype(np.int8)
+        tokens = np.where(masked, VOCAB - 1, after)
+        shown += [torch.from_numpy(tokens), torch.from_numpy(state.astype(np.int64))]
+    return shown
+
+
+@pytest.mark.parametrize("orders", [None, Orders(4, 11), Orders(VOCAB - 3, VOCAB - 4)])
+def test_the_device_decides_as_the_cpu(orders):
+    here, there = trace("cpu", orders), trace("cuda", orders)
+    assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
+    assert not torch.equal(here[0], here[2])

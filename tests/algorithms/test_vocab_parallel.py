@@ -1,0 +1,114 @@
+"""A vocabulary that processes share answers as one that is whole, also where ids tie."""
+
+import pytest
+import torch
+
+from runtime.algorithms.logits_ops import WHOLE
+from runtime.algorithms.vocab_parallel import PartedVocabulary
+from runtime.layers.sharding import Ids
+from tests.distributed.threads import together
+
+VOCAB, ROWS = 37, 24
+
+
+def some_logits(seed, dtype):
+    """Rows with ties, with ids that cannot be, with one that leads by far."""
+    random = torch.Generator().manual_seed(seed)
+    logits = torch.randn(ROWS, VOCAB, generator=random, dtype=dtype) * 2
+    logits[::3] = logits[::3].round()
+    logits[1::4, torch.randperm(VOCAB, generator=random)[:20]] = float("-inf")
+    logits[2::5, int(torch.randint(VOCAB, (1,), generator=random))] += 9
+    logits[0], logits[5, :-1], logits[5, -1] = 0.0, float("-inf"), 1.0
+    return logits, random
+
+
+def parted(size, ask):
+    """What each of `size` processes is answered; `ask(vocabulary, cut)`, which cuts a whole tensor to its columns."""
+
+    def one(group):
+        rank = group.rank
+        ids = Ids(range(VOCAB * rank // size, VOCAB * (rank + 1) // size), VOCAB, group)
+        return ask(PartedVocabulary(ids), lambda whole: whole[:, ids.here.start : ids.here.stop].clone())
+
+    return together(size, one)
+
+
+def same(size, ask, *, columns=False):
+    whole = ask(WHOLE, lambda tensor: tensor.clone())
+    answers = parted(size, ask)
+    if columns:
+        answers = [tuple(torch.cat(parts, 1) for parts in zip(*answers, strict=True))]
+    for answer in answers:
+        for ours, expected in zip(answer, whole, strict=True):
+            if not ours.is_floating_point():
+                assert torch.equal(ours, expected)
+            else:
+                torch.testing.assert_close(ours, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_asked_of_logits(dtype, size, seed):
+    logits, random = some_logits(seed, dtype)
+    tokens = torch.randint(VOCAB, (ROWS,), generator=random)
+    several = torch.randint(VOCAB, (ROWS, 4), generator=random)
+    counts = torch.rand(ROWS, 4, generator=random) < 0.6
+
+    def ask(vocabulary, cut):
+        best, three = vocabulary.greedy(cut(logits)), vocabulary.top(cut(logits), 3)
+        but = vocabulary.but(cut(logits), (3, 30))
+        unlike, there = vocabulary.unlike(cut(logits), several, counts)
+        return (
+            best.token, best.conf, three.probs, vocabulary.probability(cut(logits), tokens),
+            torch.where(three.probs > 0, three.ids, 0), but[6:], torch.where(there, unlike, 0), there,
+        )  # fmt: skip
+
+    same(size, ask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_distributions_and_draws(dtype, size, seed):
+    logits, random = some_logits(seed, dtype)
+    limits = {
+        "temperature": torch.rand(ROWS, generator=random, dtype=torch.float64) + 0.3,
+        "top_k": torch.randint(-1, VOCAB + 4, (ROWS,), generator=random).clamp(min=0),
+        "top_p": (torch.rand(ROWS, generator=random, dtype=torch.float64) * 1.3).clamp(min=0.01),
+    }
+
+    def spread(vocabulary, cut):
+        probs = vocabulary.distribution(cut(logits), **limits, free=4)
+        return probs > 0, probs, vocabulary.softmax(cut(logits))
+
+    same(size, spread, columns=True)
+    uniform = torch.rand(ROWS, generator=random, dtype=torch.float64)
+    uniform[:2] = torch.tensor([0.0, 1 - 1e-12], dtype=torch.float64)
+
+    def shape(vocabulary, cut):
+        probs = vocabulary.distribution(cut(logits), **limits)
+        drawn = vocabulary.pick(probs, uniform)
+        return drawn.token, drawn.conf, vocabulary.margin(probs), vocabulary.entropy(probs)
+
+    same(size, shape)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_bans_and_what_is_added(size):
+    logits, random = some_logits(4, torch.float64)
+    ids = torch.randint(VOCAB, (ROWS, 3), generator=random)
+    values = torch.randn(ROWS, 3, generator=random, dtype=torch.float64)
+
+    def ask(vocabulary, cut):
+        banned, added = cut(logits), cut(logits)
+        vocabulary.ban(banned, mask_id=20, max_token_id=30, spared=[33, 20])
+        vocabulary.add(added, ids, values)
+        return banned, added
+
+    same(size, ask, columns=True)
+    every = parted(size, lambda vocabulary, cut: vocabulary.every(cut(logits)))
+    assert all(torch.equal(each, logits) for each in every)
+    eos = torch.tensor([1, 19, 36])
+    found = parted(size, lambda vocabulary, cut: cut(logits)[:, vocabulary.columns(eos)])
+    assert torch.equal(torch.cat(found, 1), logits[:, eos])

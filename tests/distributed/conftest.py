@@ -1,0 +1,39 @@
+"""One pair of ranks for all tests of a worker: starting a process takes longer than most of them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.distributed import monitor
+from runtime.distributed.executor import Ranks
+from runtime.distributed.rank_launcher import Place
+
+
+class Lent:
+    """Ranks that outlive the LLM which uses them."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.load = ranks.load
+        self.close = ranks.unload
+
+
+@pytest.fixture(scope="session", autouse=True)
+def long_silence() -> Iterator[None]:
+    """A rank that gets no CPU time is not taken for one that hangs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(monitor, "SILENCE_SECONDS", 3600.0)
+        yield
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    pair = Ranks(2, Place(), 600)
+    yield pair
+    pair.close()
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch, ranks: Ranks) -> Ranks:
+    """What ``LLM(tensor_parallel_size=2)`` uses instead of processes of its own."""
+    monkeypatch.setattr("runtime.distributed.local_executor.local_ranks", lambda config, command: Lent(ranks))
+    return ranks

@@ -1,0 +1,92 @@
+"""Two ranks answer with adapters as one process does: token for token in float64."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime import LLM, SamplingParams
+from tests.distributed.cases import EXPERTS, served
+from tests.lora.samples import random_adapter
+from tests.matrix import marked
+
+LAYER = r".*(layers|blocks)\.\d+\."
+KINDS = (
+    rf"{LAYER}(?!router).*(proj|query_key_value|dense|attn_out|ff_out)",  # a batch shares its routers
+    rf"{LAYER}.*(q_proj|query_key_value|o_proj|dense|attn_out)",
+    rf"{LAYER}.*(experts.*|up_proj)",
+)
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8, 1, 2], [3], [4, 4, 9], [7, 7]]
+NAMES = ["a0", None, "a1", "a2", "a0"]
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0, decoding={"accept_threshold": 0.1})
+NOISE = SamplingParams(max_tokens=12, ignore_eos=True, seed=3)  # canvases of it are drawn in any case
+# one product for all heads or three, few key heads, an odd width of them, experts
+KEYS = ("llada2_tiny", "dream", "llada", "sdar_moe", "dmax")
+
+
+@pytest.fixture
+def flags(request, tmp_path):
+    return served(request.param, tmp_path / "model") | {"max_num_reqs": 8}
+
+
+@pytest.fixture
+def adapters(flags, tmp_path):
+    base = Path(flags["model"])
+    return {
+        f"a{n}": str(random_adapter(tmp_path / f"a{n}", base, kind, n, rank=2 + n, size=0.4))
+        for n, kind in enumerate(KINDS)
+    }
+
+
+def answers(flags, adapters, **more):
+    with LLM(**flags, lora=adapters, max_loras=2, **more) as llm:
+        noisy = llm.info.family == "diffusion_gemma"
+        outs = llm.generate(PROMPTS, NOISE if noisy else PARAMS, adapter=NAMES)
+        every = [llm.logits(list(range(3, 17)), adapter=name) for name in (*adapters, None)]
+        return [out.token_ids for out in outs], torch.stack(every)
+
+
+@pytest.mark.parametrize("flags", marked((*KEYS, "diffusion_gemma"), quick=("dream", "sdar_moe")), indirect=True)
+def test_a_mixed_batch_over_two_slots(pair, flags, adapters):
+    tokens, logits = answers(flags, adapters, tensor_parallel_size=2)
+    expected, others = answers(flags, adapters)
+    assert tokens == expected
+    torch.testing.assert_close(logits, others, rtol=1e-10, atol=1e-10)
+    assert len({one.sum().item() for one in logits}) == 4, "each changes something"
+
+
+@pytest.mark.parametrize("flags", ["sdar_moe"], indirect=True)
+def test_experts_that_are_dealt_out(pair, flags, adapters):
+    tokens, logits = answers(flags, adapters, tensor_parallel_size=2, expert_parallel_size=2)
+    expected, others = answers(flags, adapters)
+    assert tokens == expected
+    torch.testing.assert_close(logits, others, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [key for key in EXPERTS if key not in (*KEYS, "diffusion_gemma")], indirect=True)
+def test_every_mixture(pair, flags, adapters):
+    test_a_mixed_batch_over_two_slots(pair, flags, adapters)
+
+
+@pytest.mark.parametrize("flags", ["llada2_tiny"], indirect=True)
+def test_they_come_and_go(pair, flags, adapters):
+    """The leading rank alone reads what comes later."""
+    expected, _ = answers(flags, adapters)
+    with LLM(**flags, max_loras=2, tensor_parallel_size=2) as llm:
+        for _ in range(2):
+            for name, path in adapters.items():
+                llm.load_adapter(name, path)
+            assert [out.token_ids for out in llm.generate(PROMPTS, PARAMS, adapter=NAMES)] == expected
+            for name in adapters:
+                llm.unload_adapter(name)
+
+
+@pytest.mark.parametrize("flags", ["llada2_tiny"], indirect=True)
+def test_one_that_is_merged(pair, flags, adapters):
+    merged = {"use_lora": True, "lora_path": adapters["a0"], "pre_merge_lora": True}
+    found = []
+    for more in ({"tensor_parallel_size": 2}, {}):
+        with LLM(**flags, **merged, **more) as llm:
+            found.append(llm.logits(list(range(3, 17))))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)

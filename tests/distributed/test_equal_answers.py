@@ -1,0 +1,82 @@
+"""Two ranks answer as one process does: token for token in float64, whatever the family and the request."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import LLM, SamplingParams
+from tests.distributed.cases import EXPERTS, FAMILIES, answers, logits, served
+from tests.matrix import marked
+
+
+@pytest.mark.parametrize("key", marked(FAMILIES, quick=("llada2_tiny", "dream", "sdar_moe")))
+def test_every_family(pair, tmp_path, key):
+    flags = served(key, tmp_path)
+    assert answers(flags, tensor_parallel_size=2) == answers(flags)
+
+
+@pytest.mark.parametrize("key", marked(EXPERTS, quick=("llada2_tiny", "sdar_moe")))
+def test_experts_that_are_dealt_out(pair, tmp_path, key):
+    flags = served(key, tmp_path)
+    dealt = logits(flags, tensor_parallel_size=2, expert_parallel_size=2)
+    torch.testing.assert_close(dealt, logits(flags), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("key", ["dream"])  # of an odd vocabulary
+def test_logits_are_whole(pair, tmp_path, key):
+    flags = served(key, tmp_path)
+    torch.testing.assert_close(logits(flags, tensor_parallel_size=2), logits(flags), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["unified", "distinct"])
+@pytest.mark.parametrize("experts", [1, 2])
+@pytest.mark.parametrize("key", FAMILIES)
+def test_every_family_layout_and_share(pair, tmp_path, key, layout, experts):
+    if experts > 1 and key not in EXPERTS:
+        pytest.skip("it has no experts")
+    flags = served(key, tmp_path) | {"kv_cache_layout": layout}
+    assert answers(flags, tensor_parallel_size=2, expert_parallel_size=experts) == answers(flags)
+
+
+@pytest.mark.parametrize("quantization", ["fp8"])
+def test_eight_bits(pair, tmp_path, quantization):
+    """Each rank rounds its own inputs' share, so that it is near and not the same."""
+    flags = served("llada2_tiny", tmp_path) | {"dtype": "float32", "quantization": quantization}
+    ours, expected = logits(flags, tensor_parallel_size=2), logits(flags)
+    assert float((ours - expected).norm() / expected.norm()) < 0.2
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}, "required": ["n", "s"]}
+HELD = [{"json": SCHEMA}, {"regex": "[a-f]{3,9}-(x|yz)+"}, {"choice": ["a fox", "a river"]}]
+
+
+def held(**more: Any) -> list[Any]:
+    """Answers that keep to grammars, drawn and not, beside one that does not; with log-probabilities, and a text's."""
+    few = {"max_tokens": 16, "seed": 5, "logprobs": 3}
+    asked = [SamplingParams(**few, structured_outputs=form, temperature=t) for form in HELD for t in (0.0, 0.8)]
+    asked += [SamplingParams(**few), SamplingParams(**few, structured_outputs=HELD[1], logit_bias={70: -3.0})]
+    with LLM(device="cpu", dtype="float64", max_num_reqs=len(asked), **more) as llm:
+        outs = llm.generate(["Write this as JSON: "] * len(asked), asked)
+        said = [(out.token_ids, out.nfe, out.finish_reason) for out in outs]
+        told = [one for out in outs for one in out.logprobs] + llm.score([("Anna lives in", " Rome.")], top=2)[0]
+        return said, told
+
+
+def test_what_the_first_rank_decides_with_whole_logits(pair, monkeypatch):
+    """More rows than are gathered at a time, too."""
+    expected, others = held()
+    monkeypatch.setattr("runtime.worker.sample.full_logits.GATHERED_ROWS", 40)
+    said, told = held(tensor_parallel_size=2)
+    assert said == expected
+    assert [(one.id, [id for id, _ in one.top]) for one in told] == [
+        (one.id, [id for id, _ in one.top]) for one in others
+    ]
+    values = [[one.logprob or 0.0 for one in each] for each in (told, others)]
+    assert values[0] == pytest.approx(values[1], abs=1e-9)
+
+
+def test_an_engine_says_what_it_is(pair, tmp_path):
+    with LLM(**served("llada2_tiny", tmp_path), tensor_parallel_size=2) as llm:
+        assert (llm.info.tensor_parallel_size, llm.info.expert_parallel_size) == (2, 1)

@@ -1,0 +1,108 @@
+"""Two GPUs: ranks answer as one does, their steps are recorded and replayed, and a lost one is told at once."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from runtime import LLM, SamplingParams
+from runtime.distributed.all_reduce import SharedRoom
+from runtime.errors import ReplicaLost
+from tests.distributed.cases import EXPERTS, FAMILIES, PROMPTS, served
+
+pytestmark = [
+    pytest.mark.gpu2,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+DEVICE = {"device": "cuda", "dtype": "float32", "num_pages": 256, "max_num_reqs": 4, "max_num_batched_tokens": 512}
+TWO = {"tensor_parallel_size": 2, "distributed_timeout_seconds": 120}
+
+
+@pytest.fixture(autouse=True)
+def pairs():
+    """Each LLM has ranks of its own here: what a recorded step holds of a group ends with it."""
+
+
+def answers(flags, **more):
+    few = {"max_tokens": 24, "ignore_eos": True, "seed": 3}
+    asked = [
+        SamplingParams(**few, temperature=0),
+        SamplingParams(**few, temperature=0.9),
+        SamplingParams(**few, temperature=0.9, top_p=0.8, top_k=7),
+    ]
+    with LLM(**flags, **more) as llm:
+        for _ in range(2):
+            found = [(out.token_ids, out.nfe) for out in llm.generate(PROMPTS, asked)]
+        stats = llm.engine.stats()
+        return found, stats.steps_replayed, llm.logits([5, 6, 7, 3, 9, 12, 8] * 3)
+
+
+def near(ours, expected, tolerance):
+    """The bulk of them: a tiny model amplifies what rounding does to its routing."""
+    apart = (ours - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(apart.median()) < tolerance
+
+
+@pytest.mark.parametrize("key", FAMILIES)
+def test_every_family(tmp_path, key):
+    flags = served(key, tmp_path) | DEVICE
+    ours, replayed, logits = answers(flags, **TWO)
+    expected, _, whole = answers(flags)
+    near(logits, whole, 1e-3)
+    assert replayed > 0
+    if key != "diffusion_gemma":  # whose canvases of noise take 48 steps, each told of the one before
+        answered = [[tokens for tokens, _ in found] for found in (ours, expected)]
+        pairs = [pair for two in zip(*answered, strict=True) for pair in zip(*two, strict=False)]
+        same = sum(a == b for a, b in pairs)
+        assert same > 0.7 * sum(len(tokens) for tokens, _ in expected)
+
+
+@pytest.mark.parametrize("key", EXPERTS)
+def test_experts_that_are_dealt_out(tmp_path, key):
+    flags = served(key, tmp_path) | DEVICE
+    ours, expected = answers(flags, **TWO, expert_parallel_size=2), answers(flags)
+    near(ours[2], expected[2], 1e-3)
+    assert ours[1] > 0
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8"])
+@pytest.mark.parametrize("experts", [1, 2])
+def test_sixteen_bits(tmp_path, quantization, experts):
+    flags = served("llada2_tiny", tmp_path) | DEVICE | {"dtype": "bfloat16", "quantization": quantization}
+    near(answers(flags, **TWO, expert_parallel_size=experts)[2], answers(flags)[2], 0.3)
+
+
+def test_ranks_share_memory_where_they_may(tmp_path, monkeypatch):
+    flags = served("llada2_tiny", tmp_path) | DEVICE | TWO
+    found = []
+    for _ in range(2):
+        with LLM(**flags) as llm:
+            found.append((llm._ranks.group.place, llm.logits([5, 6, 7, 3, 9, 12, 8] * 3)))
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *devices: False)
+    (shared, ours), (nothing, expected) = found
+    assert isinstance(shared, SharedRoom)
+    assert nothing is None
+    near(ours, expected, 1e-3)
+
+
+def test_eager_steps(tmp_path):
+    flags = served("llada2_tiny", tmp_path) | DEVICE
+    recorded, eager = answers(flags, **TWO), answers(flags, **TWO, enforce_eager=True)
+    assert eager[1] == 0 < recorded[1]
+    assert eager[0] == recorded[0]
+
+
+def test_a_killed_rank_ends_a_step_that_waits_for_it(tmp_path):
+    flags = served("llada2_tiny", tmp_path) | DEVICE
+    llm = LLM(**flags, **(TWO | {"distributed_timeout_seconds": 3600}))
+    process = llm._ranks.peers[0].process
+    ask = SamplingParams(max_tokens=500, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
+    stream = llm.stream([5, 6, 7], ask)
+    next(stream)
+    os.kill(process.pid, signal.SIGSTOP)  # the next step waits for it until it is killed
+    threading.Timer(0.2, os.kill, (process.pid, signal.SIGKILL)).start()
+    with pytest.raises(ReplicaLost, match=r"^rank 1 (was killed by signal 9|has gone)"):
+        list(stream)
+    llm.close()

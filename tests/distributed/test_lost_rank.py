@@ -1,0 +1,172 @@
+"""A rank that exits, hangs or does not start ends the replica with one sentence."""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.distributed import executor, monitor
+from runtime.distributed.executor import Ranks
+from runtime.distributed.monitor import Peer, Watch
+from runtime.distributed.rank_launcher import Place
+from runtime.distributed.rpc import Beat, Hello, Wire
+from runtime.errors import ConfigError, ReplicaLost
+from tests.golden import GOLDEN
+from tests.wait import TIMEOUT, wait_until
+
+HOUR = 3600
+FLAGS = {"device": "cpu", "skip_tokenizer": True, "tensor_parallel_size": 2, "distributed_timeout_seconds": HOUR}
+
+
+@pytest.fixture(autouse=True)
+def long_limits(monkeypatch):
+    """However slow the machine is, a rank's exit code is known before a failure is reported."""
+    monkeypatch.setattr(monitor, "END_SECONDS", HOUR)
+    monkeypatch.setattr(executor, "CAUSE_SECONDS", HOUR)
+
+
+def test_a_killed_rank_ends_a_step_that_waits_for_it():
+    """Before any time limit: the limits of these tests are an hour."""
+    with LLM(str(GOLDEN / "llada2_tiny"), **FLAGS) as llm:
+        process = llm._ranks.peers[0].process
+        ask = SamplingParams(max_tokens=500, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
+        stream = llm.stream([5, 6, 7], ask)
+        next(stream)
+        os.kill(process.pid, signal.SIGSTOP)  # the next step waits for it until it is killed
+        threading.Timer(0.3, os.kill, (process.pid, signal.SIGKILL)).start()
+        with pytest.raises(ReplicaLost, match=r"^rank 1 was killed by signal 9"):
+            list(stream)
+        with contextlib.suppress(ReplicaLost):
+            llm.generate([[5]], SamplingParams(max_tokens=1))
+            pytest.fail("it went on without the rank")
+
+
+def test_a_step_that_is_interrupted(monkeypatch):
+    with LLM(str(GOLDEN / "llada2_tiny"), **FLAGS) as llm:
+
+        def interrupted(plan):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(llm.engine.runner.own, "run", interrupted)
+        for what in (KeyboardInterrupt, ReplicaLost):
+            with pytest.raises(what):
+                llm.generate([[5, 6]], SamplingParams(max_tokens=4))
+
+
+def test_processes_end_with_their_llm():
+    llm = LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)
+    process = llm._ranks.peers[0].process
+    llm.close()
+    assert process.poll() is not None
+
+
+@pytest.fixture
+def wires():
+    ours, theirs = socket.socketpair()
+    yield Wire(ours), Wire(theirs)
+    ours.close()
+    theirs.close()
+
+
+class Watched:
+    """A watch of one rank, on a clock that the test sets; the rank is silent after 10 s, a step too long after 100."""
+
+    def __init__(self, wire):
+        self.now = 0.0
+        self.reads = 0
+        self.reasons = queue.Queue()
+        peer = Peer(1, wire, Hello(1, 0, socket.gethostname(), 0, 1), None)
+        self.watch = Watch([peer], 100.0, self.reasons.put, silence=10.0, clock=self.clock)
+
+    def clock(self):
+        self.reads += 1
+        return self.now
+
+    def until_checked(self):
+        """Waits until the watch has compared its limits with the present time.
+
+        A message and each comparison read the clock once. After four reads one comparison has begun and ended.
+        """
+        reads = self.reads
+        wait_until(lambda: self.reads >= reads + 4)
+
+    def reason(self):
+        return self.reasons.get(timeout=TIMEOUT)
+
+
+def test_silence_is_allowed_only_while_a_rank_loads(wires):
+    ours, theirs = wires
+    watched = Watched(ours)
+    theirs.send(Beat(0))
+    watched.until_checked()
+    watched.now = 60.0
+    watched.until_checked()
+    assert watched.reasons.empty()
+    watched.watch.serving = True
+    watched.now = 90.0
+    assert watched.reason().startswith("rank 1 has said nothing for")
+    with pytest.raises(ReplicaLost, match="has said nothing"):
+        watched.watch.check()
+
+
+def test_a_step_that_takes_too_long(wires):
+    ours, theirs = wires
+    watched = Watched(ours)
+    watched.watch.since = 0.0
+    watched.now = 99.0
+    theirs.send(Beat(0))
+    watched.until_checked()
+    assert watched.reasons.empty()
+    watched.now = 100.5
+    assert watched.reason() == "a step took longer than --distributed-timeout-seconds, 100 s"
+
+
+def test_a_rank_on_another_host_that_goes(wires):
+    ours, theirs = wires
+    watched = Watched(ours)
+    theirs.close()
+    assert watched.reason() == "rank 1 has gone"
+
+
+def test_a_rank_that_cannot_be_started():
+    command = (sys.executable, "-c", "import sys; sys.exit(3)")
+    with pytest.raises(ConfigError, match="could not be started: it ended with exit code 3"):
+        Ranks(2, Place(command=command), HOUR)
+
+
+def test_a_rank_that_does_not_start_in_time():
+    with pytest.raises(ConfigError, match="did not start in time"):
+        Ranks(2, Place(command=("sh", "-c", f"exec sleep {HOUR}")), 0.1)
+
+
+def test_hosts_that_do_not_come():
+    with pytest.raises(ConfigError, match=r"the ranks of node 1 did not come to 127.0.0.1:\d+ within"):
+        Ranks(2, Place(nodes=2), 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--master-port {port}: cannot be listened on"):
+            Ranks(2, Place(nodes=2, port=port), HOUR)
+
+
+@pytest.mark.parametrize(
+    ("key", "flags", "says"),
+    [
+        ("dream", {}, r"--tensor-parallel-size 2: .* heads are 7, which it does not divide"),
+        ("sdar", {"expert_parallel_size": 2}, "the model has no experts to deal out"),
+    ],
+)
+def test_what_a_rank_refuses_is_told(key, flags, says):
+    with pytest.raises(ConfigError, match=says):
+        LLM(str(GOLDEN / key), **FLAGS, **flags)
+
+
+def test_ranks_that_see_other_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(executor, "files_of", lambda config, progress: {"config.json": "x"})
+    with pytest.raises(ConfigError, match=r"rank 1 sees other files than rank 0: .*config.json.* differ"):
+        LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)

@@ -1,0 +1,70 @@
+"""Logits of a model that ranks share are the whole model's; ranks as threads, so that a device may be shared too."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.distributed.cases import EXPERTS, FAMILIES, LENT, ODD
+from tests.distributed.threads import together
+from tests.golden import GOLDEN
+from tests.models.tiny import tiny_logits
+from tests.oracle.llama_like import tensors_of, write
+from tests.oracle.spelling import config_of, spelt
+
+
+def checkpoint(key, directory):
+    if key in LENT:
+        return GOLDEN / key
+    config = config_of(key, **ODD.get(key, {}))
+    write(directory, config, spelt(key, tensors_of(key, config, seed=6)))
+    return directory
+
+
+def shared(size, key, path, dtype, device="cpu", **more):
+    """Logits over the whole vocabulary."""
+    work = partial(tiny_logits, key, path, dtype, device, **more)
+    parts = together(size, lambda group: work(group=group), torch.device(device))
+    return [torch.cat(each, 1) for each in zip(*parts, strict=True)]
+
+
+def near(ours, expected, tolerance):
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other.cpu(), rtol=tolerance, atol=tolerance)
+
+
+def cases():
+    return [(key, False) for key in FAMILIES] + [(key, True) for key in EXPERTS]
+
+
+@pytest.mark.parametrize(("key", "deals"), cases())
+@pytest.mark.parametrize("layout", ["unified", "distinct"])
+def test_two_ranks(tmp_path, key, deals, layout):
+    path = checkpoint(key, tmp_path)
+    whole = tiny_logits(key, path, torch.float64, layout=layout)
+    near(shared(2, key, path, torch.float64, layout=layout, deals=deals), whole, 1e-10)
+
+
+@pytest.mark.parametrize("key", ["dream"])
+def test_more_ranks_than_key_heads(tmp_path, key):
+    path = checkpoint(key, tmp_path)
+    whole = tiny_logits(key, path, torch.float64)
+    near(shared(4, key, path, torch.float64), whole, 1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("key", "deals"), cases())
+def test_two_ranks_on_one_device(tmp_path, key, deals):
+    path = checkpoint(key, tmp_path)
+    whole = tiny_logits(key, path, torch.float32, "cpu")
+    near(shared(2, key, path, torch.float32, "cuda", deals=deals), whole, 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("key", ["llada2_tiny", "sdar_moe"])
+@pytest.mark.parametrize("deals", [False, True])
+def test_two_ranks_of_eight_bits(tmp_path, key, deals):
+    path = checkpoint(key, tmp_path)
+    whole = torch.cat(tiny_logits(key, path, torch.bfloat16, "cuda", quantization="fp8")).float().cpu()
+    ours = torch.cat(shared(2, key, path, torch.bfloat16, "cuda", quantization="fp8", deals=deals)).float().cpu()
+    assert float((ours - whole).norm() / whole.norm()) < 0.3

@@ -1,0 +1,78 @@
+"""A group's collectives; on a GPU recorded too."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.distributed.process_group import ALONE, Group, _place, join, meeting
+
+
+def test_a_group_of_one_asks_nobody():
+    x = torch.arange(4.0)
+    assert ALONE.alone
+    assert ALONE.sum(x) is x
+    assert torch.equal(ALONE.gather(x), x[None])
+    assert ALONE.least(7, torch.device("cpu")) == 7
+    ALONE.abort()
+
+
+def test_ranks_meet_at_one_address_alone():
+    store = meeting("127.0.0.1", 5)
+    meeting("127.0.0.1", 5, store.port).set("a", "b")
+    assert store.get("a") == b"b"
+    psutil = pytest.importorskip("psutil")
+    every = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
+    assert [address.ip for address in every if address.port == store.port] == ["127.0.0.1"]
+
+
+@pytest.fixture
+def nccl():
+    device = torch.device("cuda", torch.cuda.current_device())
+    store = dist.HashStore()
+    made = join(0, 1, store, device, 60)
+    assert made.alone
+    yield Group(0, 2, made.backend)  # says two, so that it asks
+    made.abort()
+
+
+@pytest.mark.gpu
+def test_recorded_collectives(nccl):
+    from runtime.worker.cuda_graph import GraphRecorder
+
+    device = torch.device("cuda")
+    x, out = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
+    largest = torch.zeros(1000, device=device)
+
+    def work():
+        out.copy_(nccl.sum(x * 2))
+        largest.copy_(nccl.largest(x.clone()))
+
+    replay = GraphRecorder(device)(work)
+    for value in (3.0, 4.0):
+        x.fill_(value)
+        replay()
+        torch.cuda.synchronize()
+        assert (out == 2 * value).all()
+        assert (largest == value).all()
+
+
+@pytest.mark.gpu
+def test_a_gather_of_one(nccl):
+    made = Group(0, 1, nccl.backend)
+    whole = torch.empty(6, device="cuda")
+    made.backend._allgather_base(whole, torch.arange(6.0, device="cuda")).wait()
+    assert whole.tolist() == list(range(6))
+    assert "MASTER_ADDR" not in os.environ
+
+
+@pytest.mark.parametrize(("near", "disabled", "why"), [(False, "0", "several hosts"), (True, "1", "NCCL_P2P_DISABLE")])
+def test_who_may_not_share_memory_says_why(monkeypatch, caplog, near, disabled, why):
+    monkeypatch.setenv("NCCL_P2P_DISABLE", disabled)
+    with caplog.at_level("INFO"):
+        assert _place(Group(0, 2), None, torch.device("cuda", 0), near=near) is None
+        assert _place(Group(1, 2), None, torch.device("cuda", 0), near=near) is None
+    (line,) = caplog.messages
+    assert line.startswith("ranks share no memory, and add up over NCCL: ")
+    assert why in line

@@ -1,0 +1,96 @@
+"""Two ranks read a quantised checkpoint as one process does: each keeps its share of the very numbers."""
+
+import pytest
+import torch
+
+from runtime import LLM
+from runtime.errors import ConfigError
+from runtime.kernels.ops import select_kernels
+from runtime.layers.sharding import Share
+from runtime.quantization.registry import format_of
+from tests.distributed.cases import logits
+from tests.distributed.test_adapters import LAYER
+from tests.lora.samples import random_adapter
+from tests.matrix import marked
+from tests.oracle.tiny import write_tiny
+from tests.quantization.quantized_files import LAYOUTS, write_both
+
+CASES = [(layout, 1) for layout in LAYOUTS] + [("int4, groups of 32", 2), ("fp8, blocks", 2)]
+QUICK = CASES[-1:]
+ROUNDED = 0.2  # where rows are rounded as well, which each rank does by its own share of one
+
+
+def flags(path):
+    return {"model": str(path), "device": "cpu", "dtype": "float32", "skip_tokenizer": True}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Halves of whose widths groups and blocks of 128 divide."""
+    path = tmp_path_factory.mktemp("plain")
+    sizes = {
+        "hidden_size": 256,
+        "moe_intermediate_size": 256,
+        "intermediate_size": 512,
+        "head_dim": 64,
+    }
+    write_tiny(path, seed=9, vocab=64, num_experts=4, **sizes)
+    return path
+
+
+@pytest.mark.parametrize(("layout", "experts"), marked(CASES, quick=QUICK))
+def test_each_layout(pair, plain, tmp_path, layout, experts):
+    kept, _ = write_both(layout, plain, tmp_path)
+    ours = logits(flags(kept), tensor_parallel_size=2, expert_parallel_size=experts)
+    expected = logits(flags(kept))
+    most = ROUNDED if "fp8" in layout else 1e-5
+    assert float((ours - expected).norm() / expected.norm()) < most
+
+
+@pytest.mark.parametrize("dim", [-3, -2, -1])
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("format", ["fp8", "fp8_blocks", "int8", "int4"])
+def test_what_each_keeps_are_the_very_codes(format, turns, dim):
+    """Of two experts' matrices, also where a block of 128 rows is cut. In turns lie gate and up rows, both shared."""
+    shape, device = (2, 384, 512), torch.device("cpu")
+    kernels = select_kernels(device, torch.float32, format)
+
+    def made(shape, share=None):
+        return format_of(format).make(shape, torch.float32, device, kernels, turns).sharing(share)
+
+    whole, length = made(shape), shape[dim] // (2 if turns and dim == -2 else 1)
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * torch.rand(2, 384, 1)
+    given = [format_of(format).make(shape[1:], torch.float32, device, kernels, False) for _ in range(2)]
+    for expert, weight in enumerate(given):
+        weight.fill((), numbers[expert])
+        whole.fill_packed((expert,), weight.operand)
+    for rank in range(2):
+        mine = range(rank * length // 2, (rank + 1) * length // 2)
+        runs = tuple(range(mine.start + first, mine.stop + first) for first in range(0, shape[dim], length))
+        share = Share(dim, shape[dim], runs)
+        kept = made(share.kept(shape), share)
+        taken = sum(kept.fill_packed((expert,), weight.operand) for expert, weight in enumerate(given))
+        assert taken == kept.size
+        at = torch.cat([torch.arange(run.start, run.stop) for run in runs])
+        assert torch.equal(kept.tensor, whole.tensor.index_select(dim, at))
+
+
+def test_a_share_that_cuts_a_group_is_refused(tmp_path):
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 256, "head_dim": 64}
+    write_tiny(tmp_path / "narrow", seed=9, vocab=64, num_experts=4, **sizes)
+    kept, _ = write_both("int4, groups of 128", tmp_path / "narrow", tmp_path)
+    says = r"is cut at inputs (0 and 64|64 and 128), but each 128 of them share a scale; give a --tensor"
+    with pytest.raises(ConfigError, match=says):
+        logits(flags(kept), tensor_parallel_size=2)
+
+
+def test_with_adapters(pair, plain, tmp_path):
+    kept, _ = write_both("int4, groups of 32", plain, tmp_path)
+    adapter = random_adapter(tmp_path / "a", plain, rf"{LAYER}.*(proj|query_key_value|dense)", 5)
+    found = []
+    for more in ({"tensor_parallel_size": 2}, {}):
+        with LLM(**flags(kept), lora={"a": str(adapter)}, **more) as llm:
+            found.append([llm.logits([5, 6, 7, 3, 9, 12, 8] * 3, adapter=name) for name in ("a", None)])
+    ours, expected = (torch.stack(each) for each in found)
+    assert float((ours - expected).norm() / expected.norm()) < 1e-5
+    assert not torch.allclose(*expected)

@@ -1,0 +1,114 @@
+"""Messages with arrays, over a socket."""
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from runtime.distributed.rpc import Beat, Gone, Hello, Sample, Step, Wire
+from runtime.distributed.serialization import GEOMETRY, block_arrays, block_plan, step_arrays, step_plan
+from runtime.engine.step_plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan
+
+
+@pytest.fixture
+def wires():
+    ours, theirs = map(Wire, socket.socketpair())
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def test_arrays_come_as_they_went(wires):
+    ours, theirs = wires
+    sent = {
+        "empty": np.zeros((0, 3), np.int32), "bytes": np.array([[1, -2]], np.int8), "bits": np.array([True, False]),
+        "turned": np.arange(6.0).reshape(2, 3).T, "large": np.arange(10**6),
+    }  # fmt: skip
+    sender = threading.Thread(target=ours.send, args=(Step(True), sent))
+    sender.start()
+    message, found = theirs.receive()
+    sender.join()
+    assert message == Step(True)
+    assert list(found) == list(sent)
+    for name, array in sent.items():
+        assert found[name].dtype == array.dtype
+        assert np.array_equal(found[name], array)
+    found["bits"][0] = False  # and may be written to
+
+
+def test_several_threads_may_send(wires):
+    ours, theirs = wires
+    threads = [threading.Thread(target=ours.send, args=(Beat(n), {"n": np.full(1000, n)})) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    seen = set()
+    for _ in threads:
+        message, arrays = theirs.receive()
+        assert set(arrays["n"]) == {message.steps}
+        seen.add(message.steps)
+    assert seen == set(range(20))
+
+
+def test_an_end_is_told(wires):
+    ours, theirs = wires
+    ended = threading.Thread(target=theirs.wait_for_the_end)
+    ended.start()
+    ours.close()
+    with pytest.raises(Gone):
+        theirs.receive()
+    ended.join()
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 8, b"\x05\0\0\0\0\0\0\0hello"])
+def test_what_is_no_message(wires, data):
+    ours, theirs = wires
+    ours.connection.sendall(data)
+    with pytest.raises(ValueError, match="not a message of this protocol"):
+        theirs.receive()
+
+
+def test_plans_come_as_they_went(wires):
+    ours, theirs = wires
+    numbers = {name: np.arange(4) + n for n, name in enumerate(GEOMETRY)}
+    merged = MergedRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
+    fields = (
+        "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps",
+        "post_edit_steps",
+    )  # fmt: skip
+    one = np.arange(1)
+    groups = RulePlan("edit", one, np.ones((1, 4)), 3), RulePlan("credit", one, np.ones((1, 5)), 1, np.ones(2))
+    blocks = BlockPlan(
+        **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)}, remasked=None,
+        drawing=Drawing(np.ones((2, 4)), np.zeros((2, 3))),
+        groups=groups,
+        place=np.arange(2),
+    )  # fmt: skip
+    plan = StepPlan(tokens=np.arange(9), **numbers, sampled=lambda: blocks, merged=merged)
+    ours.send(Step(), step_arrays(plan, same=False))
+    ours.send(*block_arrays(plan.blocks))
+    _, arrays = theirs.receive()
+    sample, sampled = theirs.receive()
+    assert isinstance(sample, Sample)
+    found = step_plan(arrays, {name: arrays[name] for name in GEOMETRY}, lambda: block_plan(sample, sampled))
+    same(found, plan, ("tokens", *GEOMETRY))
+    same(found.merged, merged, ("rows", "ids", "probs", "how"))
+    same(found.blocks, blocks, (*fields, "place"))
+    same(found.blocks.drawing, blocks.drawing, ("limits", "uniform"))
+    assert (found.blocks.remasked, found.blocks.noise) == (None, None)
+    assert [(g.rule, g.wants) for g in found.blocks.groups] == [("edit", 3), ("credit", 1)]
+    same(found.blocks.groups[1], blocks.groups[1], ("members", "params", "kept"))
+    assert block_plan(*block_arrays(None)) is None
+    assert list(step_arrays(plan, same=True))[:1] == ["tokens"]
+    assert "slots" not in step_arrays(plan, same=True)
+
+
+def same(found, expected, names):
+    for name in names:
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_a_hello_says_who_it_is(wires):
+    ours, theirs = wires
+    ours.send(Hello(1, 2, "host", 3, 4))
+    assert theirs.receive() == (Hello(1, 2, "host", 3, 4), {})

@@ -1,0 +1,71 @@
+"""Ranks as threads of one process: the same calls of a group, without sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from runtime.distributed.all_reduce import Room
+from runtime.distributed.process_group import Group
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+
+
+class Exchange:
+    """Where the threads leave tensors for each other. One of them works at a time: compilers and interpreters of
+    kernels are not made for several."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=600)
+        self.turn = threading.Lock()
+        self.left: list[Any] = [None] * size
+
+    def all(self, rank: int, x: torch.Tensor) -> torch.Tensor:
+        self.left[rank] = x.clone()
+        self.wait()
+        found = torch.stack(self.left)
+        self.wait()
+        return found
+
+    def wait(self) -> None:
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
+
+
+@dataclass(frozen=True)
+class ThreadGroup(Group):
+    exchange: Exchange = field(default_factory=lambda: Exchange(1))
+
+    def _reduce(self, x: torch.Tensor, how: Any) -> torch.Tensor:
+        every = self.exchange.all(self.rank, x)
+        return x.copy_(every.sum(0) if how == dist.ReduceOp.SUM else every.amax(0))
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return self.exchange.all(self.rank, x)
+
+
+def together(size: int, work: Callable[[Group], T], device: torch.device = CPU) -> list[T]:
+    """What `work` gives in each rank; all of them are on one device."""
+    exchange = Exchange(size)
+
+    def one(rank: int) -> T:
+        try:
+            with exchange.turn:
+                return work(ThreadGroup(rank, size, place=Room(device), exchange=exchange))
+        except BaseException:
+            exchange.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(one, rank) for rank in range(size)]
+        return [future.result() for future in futures]

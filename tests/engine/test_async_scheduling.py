@@ -1,0 +1,310 @@
+"""A step's forward begins before the host has done with the step before it, where nothing can change it; only there."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+from weakref import ref
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from runtime import LLM, SamplingParams
+from runtime.engine.async_scheduling import Ahead
+from runtime.engine.request import Status
+from runtime.request.engine_messages import EngineOutput
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.input_batch import GroupShape, SampleShape
+from runtime.worker.sample.sampler_output import all_go_on, results
+from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
+from tests.engine.samples import asks, examples, setups
+from tests.golden import GOLDEN
+from tests.oracle.block import Params
+from tests.worker.replays import PROMPTS, SMALL, pretending
+
+SETUP = Setup(block=8, replayed=True, eos=(15,))  # which it never says
+WHOLE = replace(SETUP, strategy="full", budget=192)
+SLOW = {"accept_threshold": 1.0, "ignore_eos": True}  # a token a step
+
+
+def asking(*counts: int, **others: Any) -> list[Ask]:
+    """Requests for so many tokens."""
+    return [Ask((1, 2, 3, number), Params(max_tokens=count, **SLOW, **others)) for number, count in enumerate(counts)]
+
+
+def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[ReplayingRunner], bool]]:
+    """From now on each runner that ends a step, which is not kept for it, and whether it has begun the next."""
+    asked: list[tuple[ref[ReplayingRunner], bool]] = []
+    begin = ReplayingRunner._begin_next
+
+    def noted(runner: ReplayingRunner, *args: Any) -> bool:
+        asked.append((ref(runner), begin(runner, *args)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
+    return asked
+
+
+class Watched:
+    """An engine, and how many of its forwards began ahead."""
+
+    def __init__(self, setup: Setup, several: list[Ask], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = make_engine(setup)
+        self.heard: dict[str, list[EngineOutput]] = {}
+        self._noted = noting(monkeypatch)
+        for number, ask in enumerate(several):
+            self.engine.add(spec_of(f"r{number}", ask))
+
+    @property
+    def began(self) -> int:
+        return sum(begun for runner, begun in self._noted if runner() is self.engine.runner)
+
+    def step(self) -> int:
+        """How many forwards began ahead in it."""
+        before = self.began
+        for output in self.engine.step():
+            self.heard.setdefault(output.id, []).append(output)
+        return self.began - before
+
+    def drain(self) -> None:
+        while self.engine.has_work():
+            self.step()
+        check_idle(self.engine)
+
+    def tokens(self, id: str) -> list[int]:
+        return [token for output in self.heard[id] for token in output.new_tokens]
+
+
+@pytest.mark.parametrize(
+    ("setup", "own", "early"),
+    [
+        pytest.param(SETUP, {}, True, id="blocks"),
+        pytest.param(WHOLE, {"cache": "dual", "block_length": 5}, True, id="blocks of a request's own length"),
+        pytest.param(WHOLE, {"cache": "none", "block_length": 5}, False, id="forwards of more rows than the block's"),
+    ],
+)
+def test_a_batch_that_goes_on_begins_its_next_step_early(
+    setup: Setup, own: dict[str, Any], early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = asking(36, 36, **own)
+    watched = Watched(setup, several, monkeypatch)
+    runner = watched.engine.runner
+    assert isinstance(runner, ReplayingRunner)
+    forwards = Mock(wraps=runner.step.forward)
+    monkeypatch.setattr(runner.step, "forward", forwards)
+    watched.drain()
+    expected = run_all(setup, several)
+    for id, other in expected.heard.items():
+        assert watched.tokens(id) == other.tokens
+        assert watched.heard[id][-1].nfe == other.outputs[-1].nfe
+    steps = watched.engine.stats().steps
+    assert (steps / 2 if early else -1) < watched.began < (steps if early else 1)  # not where a block ended
+    assert forwards.call_count == steps, "none in vain"
+
+
+@pytest.mark.parametrize("who", ["waits", "is heard"])
+def test_nothing_begins_early_where_somebody(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = replace(SETUP, max_reqs=1) if who == "waits" else SETUP
+    watched = Watched(setup, asking(36, 36) if who == "waits" else asking(36), monkeypatch)
+    watched.engine.while_busy(lambda: None, lambda: who == "is heard")
+    for _ in range(20):
+        watched.step()
+    assert not watched.began
+
+
+def test_who_comes_meanwhile_joins_a_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = asking(36, 36)
+    watched = Watched(SETUP, several[:1], monkeypatch)
+    while not watched.step():
+        pass
+    watched.engine.add(spec_of("r1", several[1]))
+    assert not watched.step(), "somebody waits"
+    assert [request.spec.id for request in watched.engine.scheduler.running] == ["r0"]
+    watched.step()
+    assert [request.spec.id for request in watched.engine.scheduler.running] == ["r0", "r1"]
+    watched.drain()
+    expected = run_all(SETUP, several)
+    assert {id: watched.tokens(id) for id in ("r0", "r1")} == {id: each.tokens for id, each in expected.heard.items()}
+
+
+def test_who_leaves_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = asking(36, 36)
+    watched = Watched(SETUP, several, monkeypatch)
+    while not watched.step():
+        pass
+    watched.engine.abort("r1")
+    said = len(watched.heard["r1"])
+    watched.drain()
+    assert len(watched.heard["r1"]) == said
+    assert watched.tokens("r0") == run_all(SETUP, several).heard["r0"].tokens
+
+
+def test_a_step_that_all_have_left_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = asking(36, 36)
+    watched = Watched(SETUP, several[:1], monkeypatch)
+    while not watched.step():
+        pass
+    watched.engine.abort("r0")
+    assert not watched.engine.has_work()
+    steps = watched.engine.stats().steps
+    watched.engine.advance()
+    assert watched.engine.stats().steps == steps
+    watched.engine.add(spec_of("r1", several[1]))
+    watched.drain()
+    assert watched.tokens("r1") == run_all(SETUP, several).heard["r1"].tokens
+
+
+def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    several = asking(36, 36, 36)
+    watched = Watched(SETUP, several[:2], monkeypatch)
+    while not watched.step():
+        pass
+    watched.engine.add(spec_of("r2", several[2]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReplayingRunner, "_decide", lambda *_: 1 / 0)
+        watched.step()
+    assert [watched.heard[id][-1].finish_reason for id in ("r0", "r1")] == ["error"] * 2
+    watched.drain()
+    assert watched.tokens("r2") == run_all(SETUP, several).heard["r2"].tokens
+
+
+def test_canvases_that_are_told_of_their_last_steps_begin_early_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = noting(monkeypatch)
+    with (
+        pretending(monkeypatch),
+        LLM(str(GOLDEN / "diffusion_gemma"), device="cpu", skip_tokenizer=True, **SMALL) as llm,
+    ):
+        runner = llm.engine.runner
+        assert isinstance(runner, ReplayingRunner)
+        forwards = Mock(wraps=runner.step.forward)
+        monkeypatch.setattr(runner.step, "forward", forwards)
+        llm.generate(PROMPTS[:2], SamplingParams(max_tokens=32, ignore_eos=True))
+        assert sum(begun for _, begun in noted) > len(noted) / 2
+        assert forwards.call_count == llm.engine.stats().steps, "none in vain"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(2, 4), st.booleans()), min_size=2, max_size=4),
+    st.integers(1, 2),
+    st.booleans(),
+)
+def test_a_batch_goes_on_where_all_of_its_blocks_do(
+    blocks: list[tuple[int, int, bool]], dead: int, noisy: bool
+) -> None:
+    """Whatever is said of those that a step was filled up with."""
+    size, plan = 4, blocks[:-dead]
+    assume(plan)
+    numbers = np.zeros((8, len(blocks)), dtype=np.int64)
+    numbers[[0, 5, 7]] = np.array(blocks).T
+    tokens = np.zeros((len(blocks), size), dtype=np.int64)
+    told = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
+    shape = SampleShape(len(blocks), size, (GroupShape("threshold", 0, len(blocks), 0),), noise=noisy)
+    found = results(shape, told, [np.arange(len(plan))])
+    assert all_go_on(told, len(plan), noisy=noisy) == all(found.calm)
+
+
+def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though as many rows are forwarded as so many of the largest would have."""
+    own = [{"cache": "dual", "block_length": 8}, {"cache": "none", "block_length": 7}]
+    several = [
+        Ask((1, 2, 3, 4), Params(max_tokens=32, **SLOW, **own[0])), Ask((5,), Params(max_tokens=7, **SLOW, **own[1])),
+    ]  # fmt: skip
+    watched = Watched(WHOLE, several, monkeypatch)
+    forwards = Mock(wraps=watched.engine.runner.step.forward)
+    monkeypatch.setattr(watched.engine.runner.step, "forward", forwards)
+    watched.drain()
+    assert forwards.call_count == watched.engine.stats().steps, "none in vain"
+
+
+def test_no_step_begins_early_with_one_that_has_ended() -> None:
+    """Though as many run as had a turn: it failed on what it was left, and another was left out."""
+    ended, going = (
+        SimpleNamespace(request=SimpleNamespace(status=status)) for status in (Status.FINISHED, Status.RUNNING)
+    )
+    for turn in (ended, going):
+        turn.steady, turn.first, turn.last, turn.blocks = True, 0, 8, [SimpleNamespace(size=8)]
+    ahead = Ahead(Mock(waiting=0), Mock(running=[going.request] * 2, waiting=[]))
+    turns: list[Any] = [going, ended]
+    assert not ahead.after(turns)()
+    assert ahead.take() is None
+    ended.request.status = Status.RUNNING
+    assert ahead.after(turns)()
+    assert ahead.take() is turns
+
+
+def test_what_lies_between_two_steps_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(SETUP, asking(36), monkeypatch)
+    learnt: list[float] = []
+    monkeypatch.setattr(watched.engine.scheduler.pace, "learn", lambda _, seconds: learnt.append(seconds))
+    now, pause = 0.0, 1000.0
+
+    def perf_counter() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    monkeypatch.setattr("runtime.engine.engine.time", SimpleNamespace(perf_counter=perf_counter))
+    while not watched.step():
+        pass
+    now += pause
+    watched.drain()
+    assert watched.began > 8
+    assert max(learnt) < pause
+    assert sum(watched.engine.stats().step_seconds) <= now - pause, "a step counts twice"
+
+
+@pytest.mark.parametrize("strategy", ["multi_bd", "full"])
+def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where most steps begin early, and their news are told while the next one runs."""
+    noted = noting(monkeypatch)
+
+    @examples(12)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        setup = replace(
+            data.draw(setups(strategy=strategy, buffer=1, block=8, shift=False)), replayed=True, eos=(15,), budget=96
+        )
+        several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
+        several = [replace(ask, params=endless(ask.params), logprobs=None) for ask in several]
+        expected = run_all(setup, several)
+        engine, heard, aborted = make_engine(setup), list[EngineOutput](), set[str]()
+        runner = engine.runner
+        assert isinstance(runner, ReplayingRunner)
+        runner.meanwhile = lambda: heard.extend(engine.news())
+        coming = [(f"r{number}", ask) for number, ask in enumerate(several)]
+        while coming or engine.has_work():
+            if coming and (not engine.has_work() or data.draw(st.integers(0, 5)) == 0):
+                id, ask = coming.pop(0)
+                engine.add(spec_of(id, ask))
+            if data.draw(st.integers(0, 9)) == 0:
+                heard += engine.news()
+                aborted.add(id)
+                engine.abort(id)
+            engine.advance()
+        heard += engine.news()
+        check_idle(engine)
+        for id, other in expected.heard.items():
+            mine = [output for output in heard if output.id == id]
+            said = [token for output in mine for token in output.new_tokens]
+            assert said == other.tokens[: len(said)]
+            if id not in aborted:
+                assert (said, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
+
+    check()
+    assert sum(begun for _, begun in noted) > 60, "it was tried"
+
+
+def endless(params: Params) -> Params:
+    """With nothing that every step has to be looked at for, and blocks that take long."""
+    return replace(
+        params, max_nfe=None, max_repetition_run=None, stop_token_ids=(), accept_threshold=1.0, algorithm="threshold",
+        total_steps=None, remask_threshold=0.0, max_steps_per_block=64, cache="dual", block_length=8,
+    )  # fmt: skip

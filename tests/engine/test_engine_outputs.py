@@ -1,0 +1,206 @@
+"""What steps brought is told when it is asked for: at once, or while the device is at the next step."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.engine.engine import Engine
+from runtime.request.engine_messages import EngineOutput
+from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
+from tests.engine.samples import STRATEGIES, asks, examples, setups
+from tests.oracle.block import Params
+
+
+class Overlapping:
+    """A runner that has time for other work in each step that has results."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.work: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def while_busy(self, work: Callable[[], None]) -> bool:
+        self.work = work
+        return True
+
+    def run(self, plan: Any) -> Any:
+        results = self.runner.run(plan)
+        if results is not None:
+            self.work()
+        return results
+
+
+def overlapping(setup: Setup, heard: list[EngineOutput], several: Sequence[Ask] = ()) -> Engine:
+    """An engine whose news come to `heard` while it is at the next step, with the requests r0, r1 ..."""
+    engine = make_engine(setup)
+    engine.runner = Overlapping(engine.runner)
+    assert engine.while_busy(lambda: heard.extend(engine.news()))
+    for number, ask in enumerate(several):
+        engine.add(spec_of(f"r{number}", ask))
+    return engine
+
+
+def drain(engine: Engine, heard: list[EngineOutput]) -> None:
+    while engine.has_work():
+        engine.advance()
+    heard += engine.news()
+    check_idle(engine)
+
+
+@STRATEGIES
+@examples(5)
+@given(data=st.data())
+def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) -> None:
+    setup = data.draw(setups(strategy=strategy))
+    several = data.draw(st.lists(asks(setup), min_size=1, max_size=5))
+    expected = run_all(setup, several)
+    heard: list[EngineOutput] = []
+    engine = overlapping(setup, heard, several)
+    drain(engine, heard)
+    for id, other in expected.heard.items():
+        mine = [output for output in heard if output.id == id]
+        assert [token for output in mine for token in output.new_tokens] == other.tokens
+        assert [output.finish_reason for output in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish_reason == other.outputs[-1].finish_reason
+        assert mine[-1].nfe == other.outputs[-1].nfe
+    assert engine.cache._by_key.keys() == expected.engine.cache._by_key.keys()
+
+
+@examples(12)
+@given(data=st.data())
+def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.DataObject) -> None:
+    """What a step leaves to the next one's time is of requests that may be gone, or preempted, by then."""
+    setup = data.draw(setups(buffer=1))
+    several = data.draw(st.lists(asks(setup), min_size=2, max_size=5))
+    expected = run_all(setup, several)
+    heard: list[EngineOutput] = []
+    engine = overlapping(setup, heard, several)
+    aborted: dict[str, int] = {}
+    while engine.has_work():
+        if data.draw(st.integers(0, 7)) == 0:
+            id = f"r{data.draw(st.integers(0, len(several) - 1))}"
+            aborted.setdefault(id, len(heard))
+            engine.abort(id)
+        if data.draw(st.integers(0, 7)) == 0:
+            heard += engine.news()
+        if data.draw(st.integers(0, 7)) == 0:
+            engine.stats()
+        engine.advance()
+    heard += engine.news()
+    check_idle(engine)
+    for id, other in expected.heard.items():
+        mine = [output for output in heard[: aborted.get(id)] if output.id == id]
+        said = [token for output in mine for token in output.new_tokens]
+        assert said == other.tokens[: len(said)]
+        if id not in aborted:
+            assert (said, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
+
+
+def test_most_of_what_a_step_did_is_written_while_the_next_one_runs() -> None:
+    engine = make_engine(Setup(block=8))
+    engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True))))
+    request = engine.entrance.scheduler.waiting.first()
+    late = 0
+    while engine.has_work():
+        engine.advance()
+        late += request.stays
+        if request.blocks and request.stays:
+            (block,) = request.blocks
+            assert (block.tokens != engine.info.mask_token_id).sum() == block.steps + 1 + (block.size - block.free)
+    assert late >= 8
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails while the next step, which has a turn of that request and may answer it, is under way."""
+    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    setup = Setup(block=8)
+    endless = {"accept_threshold": 1.0, "ignore_eos": True}
+    several = [Ask((1, 2, 3), Params(max_tokens=count, **endless)) for count in (16, 5, 16)]
+    expected = run_all(setup, several)
+    heard: list[EngineOutput] = []
+    engine = overlapping(setup, heard, several)
+    apply, calls = engine.strategy.apply, 0
+
+    def fails(request: Any, *others: Any) -> None:
+        nonlocal calls
+        apply(request, *others)
+        calls += request.spec.id == "r1"
+        if request.spec.id == "r1" and calls == at:
+            raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(engine.strategy, "apply", fails)
+    drain(engine, heard)
+    assert calls == at
+    ends = [(output.id, output.finish_reason, output.error) for output in heard if output.finish_reason]
+    assert sorted(ends) == [
+        ("r0", "length", None), ("r1", "error", "RuntimeError: out of luck"), ("r2", "length", None),
+    ]  # fmt: skip
+    for id in ("r0", "r2"):
+        assert [t for output in heard if output.id == id for t in output.new_tokens] == expected.heard[id].tokens
+
+
+def test_errors_are_told_though_every_step_fails() -> None:
+    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    heard: list[EngineOutput] = []
+    engine = overlapping(Setup(max_reqs=1), heard)
+    engine.runner.run = Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
+    for number in range(3):
+        engine.add(spec_of(f"r{number}", Ask((1, 2, 3), Params(max_tokens=5))))
+    told = []
+    while engine.has_work():
+        engine.advance()
+        told.append(len(heard))
+    assert told == [1, 2, 3]
+
+
+def test_a_step_that_nobody_has_a_turn_in_tells_too() -> None:
+    """As long as a grammar is compiled there is work, but no turn."""
+    heard: list[EngineOutput] = []
+    engine = overlapping(Setup(), heard)
+    engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=3, accept_threshold=0.0, ignore_eos=True))))
+    while engine.scheduler.running or engine.scheduler.waiting:
+        engine.advance()
+    assert engine._writing.untold
+    engine.advance()
+    assert heard[-1].finish_reason == "length"
+
+
+def test_of_an_aborted_request_nothing_more_is_told() -> None:
+    engine = make_engine(Setup())
+    ask = Ask((1, 2, 3), Params(max_tokens=12, accept_threshold=0.0, ignore_eos=True))
+    for id in ("kept", "aborted"):
+        engine.add(spec_of(id, ask))
+    while not engine._writing.untold:
+        engine.advance()
+    engine.abort("aborted")
+    assert {output.id for output in engine.news()} == {"kept"}
+    assert engine.news() == []
+    while not any(request.reason for request in engine._writing.untold):
+        engine.advance()
+    engine.abort("kept")  # it has ended, and nobody was told
+    assert engine.news() == []
+
+
+def test_whoever_comes_in_between_finds_what_the_last_step_made_final() -> None:
+    """Blocks that a step finished are shared when its news are asked for, or their request lets go of them."""
+    setup = Setup(pages=64, max_len=40, max_reqs=2)
+    ask = Ask((1, 2, 3, 4), Params(max_tokens=16, accept_threshold=0.0, ignore_eos=True))
+    run = Run(setup)
+    run.add(ask)
+    while run.engine.has_work():
+        run.step()
+    engine = make_engine(setup)
+    engine.add(spec_of("r0", ask))
+    while engine.has_work():
+        engine.advance()
+    assert engine.cache._by_key.keys() == run.engine.cache._by_key.keys()

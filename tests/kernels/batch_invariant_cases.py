@@ -1,0 +1,78 @@
+"""Deterministic kernels of models that condition themselves, each as a function of which rows it is to compute."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.kernels.fused_moe.moe_sum import Choices
+from runtime.kernels.fused_softmax_stats import Asked
+from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.ops import FIXED_TRITON
+from tests.kernels.cases import random
+from tests.kernels.group_quantized_cases import Kernel, Some
+from tests.kernels.weighted_embedding_cases import distributions, multiplied
+
+
+def means(rows: int, ids: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
+    probs, table = distributions(rows, ids, dtype, device), random(ids, size, dtype=dtype, device=device, seed=92)
+    multiples, divisor = multiplied(probs)
+
+    def computed(some: Some) -> tuple[torch.Tensor, ...]:
+        return FIXED_TRITON.mean(probs[some], table), FIXED_TRITON.mean(multiples[some], table, divisor[some])
+
+    return computed
+
+
+def heads(rows: int, vocab: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
+    """Logits, and what becomes of them where every third row takes the likeliest and the others draw."""
+    hidden = random(rows, size, dtype=dtype, device=device, seed=93)
+    weight = random(vocab, size, dtype=dtype, device=device, seed=94, scale=8 * size**-0.5)
+    numbers = torch.Generator().manual_seed(rows)
+    heat = (0.4 + torch.rand(rows, generator=numbers, dtype=torch.float64)).to(device)
+    uniform = torch.rand(rows, generator=numbers, dtype=torch.float64)
+    uniform[::3] = -1
+    uniform = uniform.to(device)
+
+    def computed(some: Some) -> tuple[torch.Tensor, ...]:
+        assert FIXED_TRITON.logits is not None
+        assert FIXED_TRITON.describe is not None
+        logits = FIXED_TRITON.logits(hidden[some], weight)
+        found = FIXED_TRITON.describe(logits, Asked(heat[some], uniform[some], 30.0, vocab - 1, vocab - 3, dtype))
+        assert found.probs is not None
+        return (logits, *found)
+
+    return computed
+
+
+def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
+    """`scale` lies as a layer's does: at a place that depends on the number of rows."""
+    mixed, x, dense, chosen = (random(rows, size, dtype=dtype, device=device, seed=n) for n in range(95, 99))
+    pairs = random(rows, 3, size, dtype=dtype, device=device, seed=110)
+    ids = torch.randint(-1, 5, (rows, 3), generator=torch.Generator().manual_seed(rows)).int().to(device)
+    shares, scales = (random(*of, dtype=torch.float32, device=device, seed=111) for of in ((rows, 3), (5,)))
+    weights = [1 + random(size, dtype=dtype, device=device, seed=n, scale=0.2) for n in range(99, 106)]
+    scale = random(rows, dtype=dtype, device=device, seed=107)
+
+    def computed(some: Some) -> tuple[torch.Tensor, ...]:
+        assert FIXED_TRITON.sandwich is not None
+        before, after, _ = FIXED_TRITON.sandwich
+        own = torch.stack([scale[some]] * 3)[1][:, None]
+        choices = Choices(pairs[some].flatten(0, 1), ids[some], shares[some], scales)
+        made = before(mixed[some], x[some], *weights[:3], 1e-6)
+        for each in (chosen[some], choices):
+            made = (*made, *after(dense[some], each, x[some], own, tuple(weights[3:]), 1e-6))
+        return made
+
+    return computed
+
+
+def routers(rows: int, experts: int, device: str) -> Kernel:
+    """Choices of softmax scores that come in shares."""
+    logits = random(4, rows, experts, dtype=torch.float32, device=device, seed=108)
+    rule = RoutingRule(2, 1, 1, True, 1.0, "softmax")
+    return lambda some: FIXED_TRITON.route(logits[:, some].contiguous(), None, rule)
+
+
+def gates(rows: int, width: int, dtype: torch.dtype, device: str) -> Kernel:
+    gate_up = random(rows, 2 * width, dtype=dtype, device=device, seed=109)
+    return lambda some: (FIXED_TRITON.gate_mul(gate_up[some], "gelu_tanh"),)

@@ -1,0 +1,23 @@
+"""A dense layer's first product with its gate against float64, as `cases.py`."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.kernels.activation import Activation
+from runtime.kernels.gate_up_gemm import TILES, Tile, gated_product, gated_product_reference
+from runtime.kernels.interleave import in_turns
+from tests.kernels.cases import assert_near, random
+
+EVERY: list[Tile | None] = [None, *(tile for tiles in TILES.values() for tile in tiles)]
+SMALL = [None, Tile(16, 32, 16, 32, 2, 4), Tile(32, 16, 0, 16, 2, 4)]  # of what the interpreter does in little time
+
+
+def check_gated_product(
+    rows: int, inputs: int, width: int, activation: Activation, tile: Tile | None, dtype: torch.dtype, device: str
+) -> None:
+    """`tile` None: the one that is chosen, or the library and the gate by itself."""
+    x = random(rows, inputs, dtype=dtype, device=device, seed=5)
+    weight = in_turns(random(2 * width, inputs, dtype=dtype, device=device, seed=6, scale=2 * inputs**-0.5))
+    expected = gated_product_reference(x.double(), weight.double(), activation)
+    assert_near(gated_product(x, weight, activation, tile=tile), expected, dtype)

@@ -1,0 +1,105 @@
+"""What a rule of noise asks of logits, and the mean of a table's rows under it, against float64; as `cases.py`."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.kernels import fused_softmax_stats
+from runtime.kernels.fused_softmax_stats import Asked, Described, describe, describe_reference
+from runtime.kernels.weighted_embedding import mean, mean_reference
+from tests.kernels.cases import TOLERANCE, random
+
+CAP = 9.0
+
+
+def check_describe(
+    rows: int, vocab: int, mask_id: int | None, max_token_id: int, coolest: float, dtype: torch.dtype, device: str
+) -> None:
+    """Flat logits and such as lie at the cap. `coolest`: of the rows; 0.2 is hot enough for all of their weights."""
+    generator = torch.Generator().manual_seed(rows)
+    steep = torch.linspace(0.4, 12, rows)[torch.randperm(rows, generator=generator)].to(device)
+    logits = random(rows, vocab, dtype=torch.float32, device=device, seed=61) * steep[:, None]
+    logits[:, vocab // 2] = logits[:, vocab // 3] = logits.amax(1)  # of equals the lowest
+    heat = (coolest * (1 + 5 * torch.rand(rows, generator=generator, dtype=torch.float64))).to(device)
+    uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
+    uniform[::5] = -1
+    uniform[1::7] = 1 - 2**-53
+    slack = max(1.0, 0.2 / coolest)  # what is lost of a logit grows as it is divided
+    for draws in (uniform.to(device), None):
+        asked = Asked(heat, draws, CAP, mask_id, max_token_id, dtype)
+        got = describe(logits, asked)
+        expected = describe_reference(logits.double(), asked._replace(probs=torch.float64))
+        assert torch.equal(got.best, expected.best)
+        assert expected.probs is not None
+        torch.testing.assert_close(got.entropy.double(), expected.entropy, rtol=1e-5 * slack, atol=1e-6 * slack)
+        chosen = expected.probs.gather(1, got.token[:, None])[:, 0]
+        torch.testing.assert_close(got.conf.double(), chosen, rtol=1e-4 * slack, atol=1e-9)
+        assert bool((chosen > 0).all())
+        if draws is not None:  # as the reference, or one that is as right but for rounding
+            after = expected.probs.cumsum(1).gather(1, got.token[:, None])[:, 0]
+            drawn, near = draws >= 0, 1e-6 * slack
+            assert bool(((after > draws - near) & (after - chosen <= draws + near))[drawn].all())
+            assert int(((got.token != expected.token) & (draws < 0.999)).sum()) <= rows // 50
+            assert torch.equal(got.token[~drawn], got.best[~drawn])
+        else:
+            assert torch.equal(got.token, got.best)
+        _check_weights(got, expected.probs, slack)
+        if dtype == torch.float16:
+            assert got.probs is not None
+            assert bool((got.probs.amax(1) == fused_softmax_stats.HALF).all())
+        else:
+            again = got.divisor == 1
+            assert bool(again.any()) == (coolest < 0.2)
+            assert not again.all(), "no row's weights were written before its sum was known"
+    assert describe(logits, asked._replace(probs=None))[4:] == (None, None)
+
+
+def check_hot(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
+    """All weights are as large as they may be; sums of large embeddings have room."""
+    logits = random(rows, vocab, dtype=torch.float32, device=device, seed=63)
+    heat = torch.full((rows,), 1e3, dtype=torch.float64, device=device)
+    asked = Asked(heat, None, CAP, None, vocab - 1, dtype)
+    expected = describe_reference(logits.double(), asked._replace(probs=torch.float64))
+    assert expected.probs is not None
+    _check_weights(describe(logits, asked), expected.probs, 1.0, size=2.0**12)
+
+
+def check_sure(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
+    """A row that is sure of an id has that one's embedding, of 16 bits to the last, however its weight was rounded."""
+    sure = torch.randperm(vocab, generator=torch.Generator().manual_seed(64))[:rows].to(device)
+    logits = torch.full((rows, vocab), -4 * CAP, device=device)
+    logits[torch.arange(rows, device=device), sure] = torch.linspace(1, 2 * CAP, rows, device=device)
+    asked = Asked(torch.full((rows,), 0.2, dtype=torch.float64, device=device), None, CAP, None, vocab - 1, dtype)
+    got = describe(logits, asked)
+    table = random(vocab, 24, dtype=dtype, device=device, seed=65)
+    for made in _means(table, got):
+        torch.testing.assert_close(made, table[sure], rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
+
+
+def _check_weights(got: Described, probs: torch.Tensor, slack: float, size: float = 1.0) -> None:
+    """Of each row by itself: the weights are a multiple of the distribution, and so is what they make of a table."""
+    assert got.probs is not None
+    assert got.divisor is not None
+    assert bool((got.divisor > 0).all())
+    dtype = got.probs.dtype
+    bound = TOLERANCE[dtype] + 2e-5 * slack
+    assert _error(got.probs.double() / got.divisor.double()[:, None], probs) < bound
+    assert not got.probs[:, (probs == 0).all(0)].any(), "what is banned weighs something"
+    table = random(probs.shape[1], 24, dtype=dtype, device=probs.device.type, seed=62, scale=size) + 0.5 * size
+    for made in _means(table, got):
+        assert made.dtype == dtype
+        assert _error(made.double(), probs @ table.double()) < bound
+
+
+def _means(table: torch.Tensor, got: Described) -> list[torch.Tensor]:
+    """By whatever makes them. The interpreter multiplies the bits of bfloat16 matrices, so that its kernel has none."""
+    assert got.probs is not None
+    made = [mean_reference(got.probs, table, got.divisor)]
+    if table.is_cuda or table.dtype != torch.bfloat16:
+        made.append(mean(got.probs, table, got.divisor))
+    return made
+
+
+def _error(out: torch.Tensor, reference: torch.Tensor) -> float:
+    """The largest of a row, relative to it."""
+    return float(((out - reference).norm(dim=1) / reference.norm(dim=1)).max())

@@ -1,0 +1,203 @@
+"""Deterministic kernels on the device: a row has the same bits among few and among thousands, wherever it stands."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from runtime.kernels import group_quantized_linear
+from runtime.kernels.batch_invariant_gemm import product, tile_sizes
+from runtime.kernels.fp8 import Fp8, quantise
+from runtime.kernels.interleave import in_turns
+from runtime.kernels.moe_router_gemm import split_parts
+from runtime.kernels.ops import FIXED_TRITON as FIXED
+from runtime.kernels.paged_attention import paged_attention
+from tests.kernels import batch_invariant_cases, group_quantized_cases
+from tests.kernels.batch_invariant_gemm_cases import check_product
+from tests.kernels.cases import attention_case, random, random_ids
+from tests.kernels.weighted_embedding_cases import check_mean
+
+pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+ROWS = 4500
+PARTS = [slice(0, 1), slice(9, 41), slice(70, 134), slice(1, 130), slice(3, 515), slice(5, 2053)]
+SHAPES = pytest.mark.parametrize(("inputs", "outputs"), [(2048, 3072), (512, 1000), (100, 36)])
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+FEW_BITS = pytest.mark.parametrize("kind", group_quantized_cases.KINDS)
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+
+
+def same(kernel, rows=ROWS):
+    """`kernel` takes which of the rows it is to compute, in one tensor or several."""
+    whole = kernel(slice(0, rows))
+    for part in PARTS:
+        found = kernel(part)
+        for one, other in zip(found, whole, strict=True) if isinstance(whole, tuple) else [(found, whole)]:
+            assert torch.equal(one, other[part]), (part, int((one != other[part]).sum()))
+
+
+def made(*shape, dtype=torch.bfloat16, seed=0, scale=1.0):
+    return random(*shape, dtype=dtype, device="cuda", seed=seed, scale=scale)
+
+
+@DTYPES
+@SHAPES
+def test_product(inputs, outputs, dtype):
+    check_product(77, inputs, outputs, dtype, "cuda")
+    x, weight = made(ROWS, inputs, dtype=dtype), made(outputs, inputs, dtype=dtype, seed=1)
+    bias = made(outputs, dtype=dtype, seed=2)
+    same(lambda part: product(x[part], weight, bias))
+
+
+@HALVES
+def test_all_tiles_sum_alike(dtype):
+    x, weight = made(600, 2048, dtype=dtype), made(320, 2048, dtype=dtype, seed=1)
+    tiles = {tile_sizes(rows, 2048, 2) for rows in range(1, 8193)}
+    assert len(tiles) > 1
+    expected, *others = (product(x, weight, None, torch.float32, tile) for tile in tiles)
+    assert all(torch.equal(expected, other) for other in others)
+
+
+@SHAPES
+def test_fp8_product(inputs, outputs):
+    x, weight = made(ROWS, inputs), quantise(made(outputs, inputs, seed=1))
+    same(lambda part: FIXED.fp8.linear(x[part], weight, None))
+
+
+@FEW_BITS
+@DTYPES
+@SHAPES
+def test_product_of_few_bits(inputs, outputs, kind, dtype):
+    rows = ROWS if dtype == torch.bfloat16 else 2100
+    same(group_quantized_cases.fixed_linear(rows, inputs, outputs, kind, dtype, "cuda"), rows)
+
+
+@FEW_BITS
+@HALVES
+def test_all_tiles_of_few_bits_sum_alike(kind, dtype):
+    x = made(600, 2048, dtype=dtype)
+    weight = group_quantized_cases.made(made(320, 2048, dtype=dtype, seed=1), kind)
+    tiles = {group_quantized_linear.tile_sizes(rows, weight, 2, fixed=True) for rows in range(1, 8193)}
+    assert len(tiles) > 1
+    expected, *others = (group_quantized_linear.linear(x, weight, None, fixed=True, tile=tile) for tile in tiles)
+    assert all(torch.equal(expected, other) for other in others)
+
+
+@FEW_BITS
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize(("experts", "hidden", "width"), [(32, 2048, 512), (9, 100, 36), (6, 64, 24), (300, 64, 12)])
+def test_experts_of_few_bits(experts, hidden, width, kind, crowded):
+    """Few pairs an expert and many, as the rows are."""
+    same(
+        group_quantized_cases.fixed_moe(ROWS, hidden, width, experts, 4, kind, torch.bfloat16, "cuda", crowded=crowded)
+    )
+
+
+@FEW_BITS
+def test_experts_of_few_bits_in_float32(kind):
+    same(group_quantized_cases.fixed_moe(2100, 100, 36, 9, 4, kind, torch.float32, "cuda"), 2100)
+
+
+@pytest.mark.parametrize(("experts", "hidden", "width"), [(32, 2048, 512), (9, 100, 36), (4, 64, 24)])
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "fp8"])
+@pytest.mark.parametrize(("crowded", "activation"), [(False, "silu"), (True, "silu"), (False, "gelu_tanh")])
+def test_experts(experts, hidden, width, kind, crowded, activation):
+    dtype, rows = (torch.float32, 2100) if kind == "float32" else (torch.bfloat16, ROWS)
+    x, ids = made(rows, hidden, dtype=dtype), random_ids(rows, experts, 4, "cuda", crowded=crowded)
+    weights, residual = made(rows, 4, dtype=torch.float32, seed=2).sigmoid(), made(rows, hidden, dtype=dtype, seed=3)
+    gate_up = in_turns(made(experts, 2 * width, hidden, dtype=dtype, seed=4, scale=0.1))
+    down = made(experts, hidden, width, dtype=dtype, seed=5, scale=0.1)
+    norm, kernels = made(hidden, dtype=dtype, seed=6), FIXED
+    if kind == "fp8":
+        gate_up, down = (
+            Fp8(*map(torch.stack, zip(*((q.values, q.scales) for q in map(quantise, w)), strict=True)))
+            for w in (gate_up, down)
+        )
+        kernels = FIXED.of("fp8")
+    same(lambda part: kernels.moe(x[part], ids[part], weights[part], gate_up, down, residual[part], activation), rows)
+    same(
+        lambda part: kernels.moe_add_norm(
+            x[part], ids[part], weights[part], gate_up, down, None, residual[part], norm, 1e-6
+        ),
+        rows,
+    )
+
+
+@pytest.mark.parametrize(("experts", "inputs"), [(256, 2048), (6, 100)])
+def test_router(experts, inputs):
+    weight, x = made(experts, inputs, dtype=torch.float32, seed=1, scale=0.1), made(ROWS, inputs)
+    parts, factor = split_parts(weight), made(ROWS, dtype=torch.float32, seed=2)
+
+    for given, times in ((x, None), (x.float() * 1.1, None), (x, factor)):
+
+        def scores(part, given=given, times=times):
+            shares = FIXED.router_logits(given[part], parts, None if times is None else times[part])
+            return tuple(shares.unbind(0))
+
+        same(scores)
+    same(lambda part: FIXED.router_logits(x[part], weight))
+    same(lambda part: FIXED.router_logits(x[part], weight, factor[part]))
+
+
+@DTYPES
+@pytest.mark.parametrize(("vocab", "inputs"), [(20_000, 2048), (333, 100)])
+def test_head(vocab, inputs, dtype):
+    hidden, weight = made(2100, inputs, dtype=dtype), made(vocab, inputs, dtype=dtype, seed=1, scale=0.05)
+    same(lambda part: FIXED.likeliest(hidden[part], weight, mask_id=vocab - 1, max_token_id=vocab - 3), 2100)
+
+
+@DTYPES
+@pytest.mark.parametrize(("ids", "size"), [(40_000, 2816), (224, 64), (333, 100)])
+def test_means_of_embeddings(ids, size, dtype):
+    for rows in (1, 50, 257):
+        check_mean(rows, ids, size, dtype, "cuda")
+    same(batch_invariant_cases.means(600, ids, size, dtype, "cuda"), 600)
+
+
+@DTYPES
+@pytest.mark.parametrize(("vocab", "size"), [(20_000, 2816), (224, 64)])
+def test_head_of_noise(vocab, size, dtype):
+    same(batch_invariant_cases.heads(600, vocab, size, dtype, "cuda"), 600)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [2816, 64])
+def test_norms_between_parts(size, dtype):
+    same(batch_invariant_cases.sandwiches(ROWS, size, dtype, "cuda"))
+
+
+@pytest.mark.parametrize("experts", [128, 4])
+def test_choices(experts):
+    same(batch_invariant_cases.routers(ROWS, experts, "cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [2112, 96])
+def test_gates(width, dtype):
+    same(batch_invariant_cases.gates(ROWS, width, dtype, "cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(16, 4, 128), (8, 8, 128), (8, 2, 256), (16, 2, 512), (4, 2, 16), (4, 1, 32)]
+)
+@pytest.mark.parametrize("window", [None, 200])
+def test_attention(heads, kv_heads, dim, grouped, dtype, window):
+    """Requests in one batch, and each in pieces by itself, in tiles of other heights."""
+    runs = [(512, 32), (0, 544), (96, 64), (1024, 1), (64, 300)]
+    q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 32, 32, dtype, "cuda", 1)
+    attend = partial(paged_attention, scale=0.1, window=window, grouped=grouped, fixed=True)
+    whole, row = attend(q, k, v, batch), 0
+    for request, (cached, new) in enumerate(runs):
+        for first in range(0, new, 32):
+            rows = slice(row + first, row + min(first + 32, new))
+            count, pages = rows.stop - rows.start, -(-(cached + new) // 32)
+            own = {name: getattr(batch, name)[rows] for name in ("tokens", "positions", "slots", "visible_end")}
+            own |= {name: getattr(batch, name)[rows] for name in ("window_origin", "open")}
+            tiles = torch.tensor([[0, 0, count]], dtype=torch.int32, device="cuda")
+            piece = type(batch)(
+                **own, tiles=tiles, page_table=batch.page_table[request : request + 1, :pages],
+                page_size=batch.page_size, tile_rows=count, reach=cached + new,
+            )  # fmt: skip
+            assert torch.equal(attend(q[rows].contiguous(), k, v, piece), whole[rows]), (request, first)
+        row += new

@@ -1,0 +1,112 @@
+"""The kernels of weights of few bits compile for Hopper in the shapes of LLaDA2.0-mini, as in `test_compile.py`."""
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from runtime.kernels import group_quantized_linear
+from runtime.kernels.fused_moe import group_quantized_moe
+from runtime.kernels.group_quantized import room
+from runtime.kernels.interleave import run_of
+from tests.kernels.test_compile import boxed, build, spilled
+
+pytestmark = pytest.mark.matrix
+UNIT = re.compile(r"(wgmma)\.mma_async\S*?(k\d+)|(mma\.sync)\S*?(k\d+)")
+KINDS = {  # how codes are stored, their groups, and how Triton calls them
+    "int8": (torch.int8, None, "i8"),
+    "int4": (torch.uint8, 128, "u8"),
+    "blocks": (torch.float8_e4m3fn, 128, "fp8e4nv"),
+}
+
+
+def held(shape, kind):
+    stored, group, name = KINDS[kind]
+    return room(shape, stored, group or shape[-1], torch.device("meta")), name
+
+
+def constants_of(weight, depth):
+    four = weight.values.dtype == torch.uint8
+    return {
+        "GROUP": group_quantized_linear.group_of(weight),
+        "FOUR": four,
+        "DEPTH": depth,
+    }, depth // 2 if four else depth
+
+
+def products(kind, pairs, experts, hidden, width, described):
+    """Both products of experts, compiled."""
+    (gate_up, name), (down, _) = held((experts, 2 * width, hidden), kind), held((experts, hidden, width), kind)
+    height, *both = group_quantized_moe.cut(pairs, experts, 2, gate_up, down)
+    types = {"scales_ptr": "*fp32", "order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "hidden_ptr": "*bf16"}
+    kernels = group_quantized_moe._gate_up, group_quantized_moe._down
+    for how, kernel, weight in zip(both, kernels, (gate_up, down), strict=True):
+        low, middle, high = how.stages
+        own, deep = constants_of(weight, how.depth)
+        constants = own | {
+            "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "LOW": low, "MIDDLE": middle,
+            "HIGH": high, "DESCRIBED": described,
+        }  # fmt: skip
+        first = kernel is group_quantized_moe._gate_up
+        weights = boxed((2 if first else 1) * how.columns, deep, name) if described else f"*{name}"
+        if first:
+            constants |= {"TOP_K": 8, "RUN": run_of(width), "GELU": False}
+        pointers = {"weights": weights} | ({"x_ptr": "*bf16"} if first else {"pairs_ptr": "*bf16"})
+        yield build(kernel, types | pointers, constants, num_warps=how.warps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs_per_expert", "described"),
+    [
+        ("int4", 1, True),
+        ("int4", 8, True),
+        ("int4", 64, True),
+        ("int4", 8, False),
+        ("int8", 8, True),
+        ("blocks", 64, True),
+    ],
+)
+def test_moe_products(kind, pairs_per_expert, described):
+    for compiled in products(kind, 256 * pairs_per_expert, 256, 2048, 512, described):
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"]
+        assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize(("hidden", "width"), [(2048, 512), (64, 12)])
+def test_all_cuts_sum_on_the_same_unit(kind, hidden, width):
+    """Deterministic experts are cut as the others are, by how many pairs there are: sums may not differ by it."""
+    units = [
+        [set(UNIT.findall(compiled.asm["ptx"])) for compiled in products(kind, 16 * each, 16, hidden, width, False)]
+        for each in (1, 8, 64)
+    ]
+    assert all(len(found) == 1 for both in units for found in both)
+    assert units[0] == units[1] == units[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "described"),
+    [
+        ("int4", 1, True),
+        ("int4", 200, True),
+        ("int8", 128, False),
+        ("blocks", 128, True),
+        *((kind, 1000, described) for kind in KINDS for described in (True, False)),  # of deterministic ones
+    ],
+)
+def test_linear(kind, rows, described):
+    weight, name = held((3072, 2048), kind)
+    tall, columns, depth, stages, warps = group_quantized_linear.tile_sizes(rows, weight, 2, fixed=True)
+    own, deep = constants_of(weight, depth)
+    types = {"x_ptr": "*bf16", "scales_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
+    types["weights"] = boxed(columns, deep, name) if described else f"*{name}"
+    constants = own | {
+        "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "STAGES": stages, "BIASED": True,
+        "DESCRIBED": described,
+    }  # fmt: skip
+    compiled = build(group_quantized_linear._linear, types, constants, num_warps=warps)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]

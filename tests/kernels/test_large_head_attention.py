@@ -1,0 +1,29 @@
+"""How many tiles of attention in two kernels are computed at a time."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from runtime.kernels.large_head_attention import MOST, WEIGHING, _tiles_at_once
+
+
+def given(tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, dim: int = 512, dtype=torch.bfloat16):
+    """Queries, and what tells a batch's shape, with pages of 32."""
+    q = torch.empty(tiles * tile_rows, heads, dim, dtype=dtype, device="meta")
+    batch = {"tiles": torch.empty(tiles, 3), "page_table": torch.empty(tiles, keys // 32)}
+    return q, SimpleNamespace(**batch, page_size=32, tile_rows=tile_rows)
+
+
+@pytest.mark.parametrize(("tiles", "keys"), [(1, 100), (9, 1024), (33, 1024), (33, 8192), (40, 32768), (2, 1 << 20)])
+def test_weights_of_all_tiles_at_a_time_are_few_enough(tiles, keys):
+    q, batch = given(tiles, keys=keys)
+    together, programs = _tiles_at_once(q, 2, batch, WEIGHING)
+    assert programs == 32
+    rounded = -(-keys // 32 * 32 // WEIGHING.keys) * WEIGHING.keys
+    assert together * programs * WEIGHING.lanes * rounded * 2 <= MOST
+    assert together or keys == 1 << 20
+    if together:
+        assert together == -(-tiles // -(-tiles // together)), "the last time has fewer than it might"

@@ -1,0 +1,62 @@
+"""Attention in two kernels on the device, in DiffusionGemma's shape and awkward ones, against float64 references."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from runtime.kernels import large_head_attention
+from runtime.kernels.large_head_attention import attention_in_two, quicker_in_two
+from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
+from runtime.layers.kv_pool import LAYOUTS
+from tests.kernels.cases import assert_near, attention_case
+from tests.kernels.large_head_cases import check_in_two, committing
+
+pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
+dtypes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+
+
+@dtypes
+@layouts
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(16, 2, 512), (7, 1, 512), (4, 2, 128), (8, 1, 64)])
+@pytest.mark.parametrize("page_size", [32, 8, 1, 128])
+def test_rows_that_see_anything(heads, kv_heads, dim, page_size, layout, dtype):
+    runs = [(512, 300), (0, 256), (77, 1), (96, 32)]
+    check_in_two(runs, None, heads, kv_heads, dim, page_size, dtype, "cuda", layout)
+
+
+@dtypes
+@layouts
+def test_prompts_committed_rows_and_canvases_in_one_launch(layout, dtype):
+    runs = [(512, 512), (768, 256), (0, 700), (300, 256), (0, 5), (1000, 77)]
+    check_in_two(runs, [256, 0, 700, 0, 5, 77], 16, 2, 512, 32, dtype, "cuda", layout)
+
+
+@layouts
+@pytest.mark.parametrize("most", [large_head_attention.MOST, 1 << 26])
+def test_a_recorded_launch_follows_what_its_batch_says(monkeypatch, most, layout):
+    """Eight canvases with room for more keys than they have, also a few tiles at a time; after other rows see less."""
+    monkeypatch.setattr(large_head_attention, "MOST", most)
+    monkeypatch.setattr(large_head_attention, "ENOUGH", 32)
+    q, k, v, batch = attention_case([(512, 256)] * 8, 16, 2, 512, 256, 32, torch.bfloat16, "cuda", layout=layout)
+    batch = replace(batch, page_table=torch.nn.functional.pad(batch.page_table, (0, 16)))
+    assert quicker_in_two(q, 2, batch)
+    paged_attention(q, k, v, batch, scale=0.05)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = paged_attention(q, k, v, batch, scale=0.05)
+    for seen in (batch, committing(batch, [0, 256, 9, 100, 0, 1, 0, 255])):
+        batch.visible_end.copy_(seen.visible_end)
+        graph.replay()
+        expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.05)
+        assert_near(out, expected, torch.bfloat16)
+
+
+def test_launches_do_not_wait_for_the_device():
+    q, k, v, batch = attention_case([(64, 256)] * 3, 16, 2, 512, 32, 32, torch.bfloat16, "cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        attention_in_two(q, k, v, batch, scale=0.1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

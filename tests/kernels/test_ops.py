@@ -1,0 +1,53 @@
+"""Which kernels a model gets, and what happens where triton is not installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.kernels.ops import FIXED_TORCH, FIXED_TRITON, TORCH, TRITON, select_kernels
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_selection():
+    assert select_kernels(torch.device("cpu"), torch.bfloat16) is TORCH
+    assert select_kernels(torch.device("cuda"), torch.bfloat16) is TRITON
+    assert select_kernels(torch.device("cuda", 1), torch.float32) is TRITON
+    assert select_kernels(torch.device("cuda"), torch.float64) is TORCH
+    assert select_kernels(torch.device("cuda"), torch.bfloat16, deterministic=True) is FIXED_TRITON
+    assert select_kernels(torch.device("cpu"), torch.float32, deterministic=True) is FIXED_TORCH
+    assert select_kernels(torch.device("cuda"), torch.float64, deterministic=True) is FIXED_TORCH
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int4_32", "fp8_blocks"])
+def test_weights_of_few_bits_have_deterministic_kernels(quantization):
+    """The linear layer is another; the experts' cuts all sum alike, so that theirs are the same."""
+    found = select_kernels(torch.device("cuda"), torch.bfloat16, quantization, deterministic=True)
+    assert found.fixed
+    assert found.grouped is FIXED_TRITON.grouped
+    assert found.grouped.linear is not TRITON.grouped.linear
+    assert found.moe is TRITON.grouped.moe
+
+
+def test_without_triton_references_work_and_kernels_say_what_is_missing():
+    program = """
+import sys, torch
+sys.modules["triton"] = None
+from runtime.kernels.ops import TORCH, TRITON
+assert TORCH.gate_mul(torch.ones(2, 4)).shape == (2, 2)
+x = torch.ones(2, 4)
+for kernel, arguments in ((TRITON.gate_mul, (x,)), (TRITON.rms_norm, (x, x[0], 1))):
+    try:
+        kernel(*arguments)
+    except RuntimeError as error:
+        assert "needs the triton package" in str(error)
+    else:
+        raise SystemExit("it ran")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,147 @@
+"""What a model is built from, chosen for a device and a dtype."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from runtime.errors import ConfigError
+from runtime.kernels.activation import Activation
+from runtime.kernels.gate_up_gemm import gated_product_reference
+from runtime.kernels.gemm_add_norm import product_add_norm_reference
+from runtime.kernels.ops import TORCH, TRITON, Kernels
+from runtime.layers.layer_factory import Build
+from runtime.layers.linear import Linear
+from runtime.layers.lora import LoraRows, LoraWeight, Room
+from runtime.layers.mlp import SwiGLU
+from runtime.layers.norm import RMSNorm
+from runtime.layers.parameter import TurnsWeight
+from runtime.layers.sharding import Part
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "kernels", "attn_impl"),
+    [
+        ("cpu", torch.float32, TORCH, "torch"),
+        ("cuda", torch.bfloat16, TRITON, "triton_grouped"),
+        ("cuda:1", torch.float64, TORCH, "triton_grouped"),
+    ],
+)
+def test_defaults(device, dtype, kernels, attn_impl):
+    build = Build.choose(device, dtype)
+    assert build == Build(torch.device(device), dtype, kernels, attn_impl)
+    assert Build.choose(device, dtype, "naive").attn_impl == "naive"
+
+
+def test_only_floating_dtypes():
+    with pytest.raises(ConfigError, match=r"torch\.int8 is not a floating point type"):
+        Build.choose("cpu", torch.int8)
+
+
+def test_weights_are_of_the_models_dtype_and_have_no_gradient():
+    build = Build.choose("cpu", torch.bfloat16)
+    for weight, shape in ((build.weight(5, 3, 2), (5, 3, 2)), (build.table(7, 2), (7, 2)), (build.parameter(3), (3,))):
+        assert (weight.shape, weight.dtype, weight.nbytes) == (shape, torch.bfloat16, 2 * weight.size)
+        assert (weight.tensor.shape, weight.tensor.dtype, weight.tensor.requires_grad) == (shape, weight.dtype, False)
+    wide = build.parameter(4, dtype=torch.float32)
+    assert (wide.shape, wide.dtype, wide.tensor.dtype) == ((4,), torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "adapters", "deterministic", "turns"),
+    [
+        (torch.bfloat16, None, None, False, True),
+        (torch.bfloat16, "int8", None, False, False),
+        (torch.bfloat16, None, Room(2, 8), False, True),
+        (torch.bfloat16, None, None, True, False),
+        (torch.float64, None, None, False, False),
+    ],
+)
+def test_dense_gates_lie_in_turns_where_a_kernel_takes_them_so(dtype, quantization, adapters, deterministic, turns):
+    build = Build.choose("cuda", dtype, None, quantization, adapters, deterministic=deterministic)
+    layer = SwiGLU(replace(build, device=torch.device("meta")), 32, 64)
+    assert isinstance(layer.gate_up.weight, LoraWeight) == (adapters is not None)
+    assert isinstance(layer.gate_up.weight.current, TurnsWeight) == turns  # which no adapter changes in this forward
+    assert layer.gate_up.weight.shape == (128, 32)
+
+
+def _fused() -> Kernels:
+    """The references, and those of what is fused, in the kernels' places."""
+
+    def gated(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+        return gated_product_reference(x, weight, activation)
+
+    return replace(TORCH, gated_product=gated, product_add_norm=product_add_norm_reference)
+
+
+def _drawn(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=drawn, dtype=torch.float64) for shape in shapes]
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("adapters", [None, Room(2, 8)])
+def test_a_layer_gives_the_same_however_its_gates_lie(activation, adapters):
+    """With and without adapters, which change it or do not."""
+    plain = Build.choose("cpu", torch.float64, adapters=adapters)
+    given = []
+    gates, ups, down, weight, x, residual, low, high = _drawn(
+        3, (24, 16), (24, 16), (16, 24), (16,), (5, 16), (5, 16), (8, 16), (48, 8)
+    )
+    for build in (plain, replace(plain, kernels=_fused())):
+        layer, norm = SwiGLU(build, 16, 24, activation), RMSNorm(build, 16, 1e-6)
+        first = layer.gate_up.weight
+        first.fill((slice(0, 24),), gates)
+        first.fill((slice(24, 48),), ups)
+        layer.down.weight.fill((), down)
+        assert norm.weight is not None
+        norm.weight.fill((), weight)
+        made = [layer(x), *layer.add_normed(x, residual, norm)]
+        if build.lora is not None:
+            assert isinstance(first, LoraWeight)
+            every = Part.of(first.whole, ())
+            first.lay("gate_up", [every], build.device)
+            first.put(1, {every: (low, high)})
+            assert first.current is first.base
+            build.lora.rows, build.lora.touched = _rows([-1, 1, 1, -1, 1]), first.bit
+            assert first.current is first
+            made.append(layer(x))
+            assert not torch.allclose(made[-1], made[0])
+            build.lora.rows = None
+        assert isinstance(first.current, TurnsWeight) == (build is not plain)
+        given.append(made)
+    torch.testing.assert_close(*given)
+
+
+def _rows(slots: list[int]) -> LoraRows:
+    tiles = torch.tensor([[0, 0, len(slots)]], dtype=torch.int32)
+    return LoraRows(torch.tensor(slots, dtype=torch.int32), tiles, len(slots))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("adapters", [None, Room(2, 8)])
+def test_what_is_added_and_normed_is_all_that_a_layer_gives(biased, adapters):
+    """Its bias, and what adapters add, too."""
+    build = replace(Build.choose("cpu", torch.float64, adapters=adapters), kernels=_fused())
+    layer, norm = Linear(build, 16, 8, bias=biased), RMSNorm(build, 8, 1e-6)
+    weight, scale, bias, x, residual, low, high = _drawn(4, (8, 16), (8,), (8,), (3, 16), (3, 8), (8, 16), (8, 8))
+    layer.weight.fill((), weight)
+    assert norm.weight is not None
+    norm.weight.fill((), scale)
+    if layer.bias is not None:
+        layer.bias.fill((), bias)
+    expected = x @ weight.T + (bias if biased else 0)
+    if build.lora is not None:
+        assert isinstance(layer.weight, LoraWeight)
+        every = Part.of(layer.weight.whole, ())
+        layer.weight.lay("out", [every], build.device)
+        layer.weight.put(0, {every: (low, high)})
+        build.lora.rows, build.lora.touched = _rows([0, -1, 0]), layer.weight.bit
+        expected[[0, 2]] += x[[0, 2]] @ low.T @ high.T
+    made = layer.add_normed(x, residual, norm)
+    torch.testing.assert_close(made, norm.add(expected, residual))
+
+
+def test_norms_of_eight_bits_make_their_rows_themselves():
+    assert TRITON.of("fp8").product_add_norm is None
+    assert TRITON.of("int4").product_add_norm is TRITON.product_add_norm

@@ -1,0 +1,170 @@
+"""What is refused of an adapter, each by the name of its tensor or field."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from runtime.errors import ConfigError
+from runtime.lora.adapter_checkpoint import Base, read_adapter
+from runtime.lora.merge_lora import Merge
+from runtime.lora.peft_config import parse
+from runtime.models import resolve_family
+from tests.golden import GOLDEN
+from tests.lora.samples import config, random_adapter
+
+QKV = "model.layers.0.attention.query_key_value"
+
+
+@pytest.fixture(scope="module")
+def base():
+    said = json.loads((GOLDEN / "llada2_tiny" / "config.json").read_text())
+    family = resolve_family(None, said)
+    return Base.of(family, family.parse(said), torch.float32)
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    return shutil.copytree(GOLDEN / "lora" / "llada2_qkv", tmp_path / "adapter")
+
+
+def edit(adapter, change):
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
+
+
+def say(adapter, **fields):
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+A, B = (f"base_model.model.{QKV}.lora_{half}.weight" for half in "AB")
+
+
+def test_what_it_holds(adapter, base):
+    read = read_adapter(adapter, base, 4)
+    assert len(read.pairs) == 6
+    assert read.rank == 4
+    pair = read.pairs[f"{QKV}.weight"]
+    assert torch.equal(pair.up, load_file(adapter / "adapter_model.safetensors")[B] * 4)  # alpha 16 over rank 4
+    assert read_adapter(adapter, base).digest == read.digest
+    say(adapter, lora_alpha=17)
+    assert read_adapter(adapter, base).digest != read.digest
+
+
+def rename(tensors, old, new):
+    tensors[new] = tensors.pop(old)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(B), f"tensor '{B}' is missing"),
+        (lambda t: (t.pop(A), t.pop(B)), f"tensor '{A}' is missing, though target_modules names its module"),
+        (lambda t: t.update({A: t[A] * float("nan")}), f"tensor '{A}' holds NaN"),
+        (lambda t: t.update({A: torch.zeros(5, 64)}), rf"tensor '{A}' is \[5, 64\], not \[4, 64\]"),
+        (lambda t: t.update({B: torch.zeros(64, 4)}), rf"tensor '{B}' is \[64, 4\], not \[128, 4\]"),
+        (lambda t: t.update({A: t[A].to(torch.int8)}), f"tensor '{A}' is torch.int8"),
+        (lambda t: t.update({B: t[B] * 0 + 2e38}), f"tensor '{B}' is too large for its scale"),
+        (
+            lambda t: [rename(t, name, name.replace("layers.0", "layers.9")) for name in (A, B)],
+            r"has no module for '.*layers.9.*lora_A.weight'; is the adapter for another base",
+        ),
+        (lambda t: t.update({"base_model.model.lm_head.weight": t[A]}), "'base_model.model.lm_head.weight' is no half"),
+        (
+            lambda t: t.update({A.replace("lora_A", "lora_magnitude_vector"): t[A]}),
+            "lora_magnitude_vector.* is no half",
+        ),
+        (lambda t: t.update({A.replace("lora_A.", "lora_A.default."): t[A]}), "stands there twice"),
+    ],
+)
+def test_a_broken_one_is_refused_by_its_tensor(adapter, base, change, words):
+    edit(adapter, change)
+    with pytest.raises(ConfigError, match=words) as error:
+        read_adapter(adapter, base)
+    assert str(adapter) in str(error.value)
+
+
+def test_one_above_the_rank(adapter, base):
+    with pytest.raises(ConfigError, match=r"tensor '.*lora_A.weight' has rank 4, more than --max-lora-rank 3"):
+        read_adapter(adapter, base, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
+        ({"use_dora": True}, "use_dora is True: DoRA"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"target_parameters": ["x"]}, "target_parameters"),
+        ({"use_qalora": True}, "use_qalora"),
+        ({"something_new": 3}, "something_new is 3: this is not built"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the base's weights"),
+        ({"r": 0}, "r must be a whole number"),
+        ({"lora_alpha": None}, "lora_alpha"),
+        ({"rank_pattern": {"x": 0}}, "rank_pattern gives 'x' 0"),
+        ({"alpha_pattern": ["x"]}, "alpha_pattern must map"),
+        ({"target_modules": "("}, "no regular expression"),
+        ({"target_modules": None}, "target_modules must be a list"),
+        ({"layers_to_transform": "1"}, "layers_to_transform must be"),
+        ({"layers_to_transform": [1], "target_modules": ".*"}, "goes with a list"),
+        ({"target_modules": ["dense"]}, "target_modules does not name .*query_key_value"),
+    ],
+)
+def test_a_config_that_is_refused_by_its_field(adapter, base, fields, words):
+    say(adapter, **fields)
+    with pytest.raises(ConfigError, match=words):
+        read_adapter(adapter, base)
+
+
+def test_files_that_are_missing(adapter, base):
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    with pytest.raises(ConfigError, match=r"there is no adapter_model\.safetensors"):
+        read_adapter(adapter, base)
+    (adapter / "adapter_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"there is no adapter_config\.json"):
+        read_adapter(adapter, base)
+
+
+def test_what_patterns_say():
+    read = parse(
+        config(rank_pattern={"q_proj": 8}, alpha_pattern={r".*\.1\..*": 4}, target_modules=["q_proj", "k_proj"],
+               exclude_modules=["0.k_proj"], layers_to_transform=[0, 1])
+    )  # fmt: skip
+    assert (read.rank_of("model.layers.0.q_proj"), read.rank_of("model.layers.0.k_proj")) == (8, 4)
+    assert (read.scale("m.layers.0.q_proj"), read.scale("m.layers.1.k_proj")) == (1, 1)
+    layers = [f"m.layers.{n}.{name}" for n in range(3) for name in ("q_proj", "k_proj", "v_proj")]
+    assert [name for name in layers if read.targeted(name)] == [layers[0], layers[3], layers[4]]
+    assert parse(config(use_rslora=True)).scale("x") == 4
+
+
+def test_experts_may_be_missing_together_but_not_one(base, tmp_path):
+    """A model that holds them in one parameter has no modules for them."""
+    checkpoint = GOLDEN / "llada2_tiny"
+    every = r".*\.(query_key_value|gate_proj|up_proj|down_proj)"
+    fields = {"target_modules": ["query_key_value", "gate_proj", "up_proj", "down_proj"]}
+    path = random_adapter(tmp_path / "a", checkpoint, rf"(?!.*experts\.\d).*{every}", 0, **fields)
+    assert len(read_adapter(path, base).pairs) > 3
+    path = random_adapter(tmp_path / "b", checkpoint, rf"(?!.*experts\.3).*{every}", 0, **fields)
+    with pytest.raises(ConfigError, match=r"experts.3.down_proj.lora_A.weight' is missing"):
+        read_adapter(path, base)
+
+
+def test_experts_that_a_file_holds_together(base, tmp_path):
+    """Each of them is changed by its own pair."""
+    path = random_adapter(tmp_path / "a", GOLDEN / "llada2_tiny", r".*layers.1.*experts\.\d+\.gate_proj", 0)
+    adapter = read_adapter(path, base)
+    merge = Merge.of(adapter, base.weights, torch.device("cpu"))
+    name = "model.layers.1.mlp.experts.gate_proj"
+    stack = torch.randn(8, 32, 64)
+    made = merge(name, stack)
+    for i, part in enumerate(base.weights.fused[name].parts):
+        one = merge(part, stack[i])
+        torch.testing.assert_close(made[i], one)
+        assert not torch.equal(one, stack[i])

@@ -1,0 +1,279 @@
+"""Adapters that requests name, in an engine of this process: each answer is what the merged weights give alone."""
+
+import functools
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtime import LLM, SamplingParams
+from runtime.errors import ConfigError, RequestError
+from runtime.kernels import batch_invariant_torch
+from runtime.kernels.lora import LoraRows
+from runtime.worker.cuda_graph import at_once
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.memory import step_sizes
+from tests.golden import GOLDEN
+from tests.lora.samples import merged_checkpoint, random_adapter
+from tests.matrix import marked
+
+LORA = GOLDEN / "lora"
+CASES = json.loads((LORA / "cases.json").read_text())
+BASE = GOLDEN / "llada2_tiny"
+EVERY = r".*layers\.\d+\..*(query_key_value|dense|gate_proj|up_proj|down_proj)"
+ATTENTION = r".*(query_key_value|dense)"
+
+
+def llm(base=BASE, **flags):
+    return LLM(str(base), **{"device": "cpu", "skip_tokenizer": True, "dtype": "float64", "block_size": 8, **flags})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_logits_of_peft(case):
+    expected = load_file(LORA / "expected.safetensors")
+    ids = expected[case["ids"]].flatten().tolist()
+    flags = {"dtype": "float32", "block_size": case["block_size"], "lora": {"one": str(LORA / case["adapter"])}}
+    with llm(GOLDEN / case["base"], **flags) as engine:
+        for name, logits in (("one", "logits"), (None, "base_logits")):
+            out = engine.logits(ids, adapter=name)
+            torch.testing.assert_close(out, expected[case[logits]].reshape(out.shape), rtol=1e-4, atol=5e-4)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """Eight: of attention, of everything, and of experts alone, of several ranks."""
+    place = tmp_path_factory.mktemp("adapters")
+    kinds = (ATTENTION, EVERY, r".*experts.*")
+    return {
+        f"a{n}": random_adapter(place / f"a{n}", BASE, kinds[n % 3], n, rank=1 + n % 5, use_rslora=n % 2 == 0)
+        for n in range(8)
+    }
+
+
+def prompts(count, seed=0):
+    numbers = random.Random(seed)
+    return [[numbers.randrange(2, 90) for _ in range(numbers.randrange(3, 40))] for _ in range(count)]
+
+
+PARAMS = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True, decoding={"accept_threshold": 0.05})
+NAMES = [None if i % 9 == 8 else f"a{i % 9}" for i in range(18)]
+
+
+@pytest.fixture(scope="module")
+def alone(adapters, tmp_path_factory):
+    """What an adapter's merged weights answer to one of the prompts; without a name, the base's."""
+    place = tmp_path_factory.mktemp("merged")
+
+    @functools.cache
+    def answers(name):
+        path = place / name if name else BASE
+        if name:
+            merged_checkpoint(path, BASE, adapters[name])
+        mine = [i for i, other in enumerate(NAMES) if other == name]
+        with llm(path) as engine:
+            return {i: engine.generate([prompts(18)[i]], PARAMS)[0].token_ids for i in mine}
+
+    return lambda name, i: answers(name)[i]
+
+
+@pytest.mark.parametrize("slots", marked([8, 3], quick=[3]))
+def test_a_batch_of_eight_and_the_base_equals_each_alone(adapters, alone, slots):
+    """Also where not all of them fit on the device."""
+    with llm(lora=adapters, max_loras=slots, max_num_reqs=32) as engine:
+        outs = engine.generate(prompts(18), PARAMS, adapter=NAMES)
+        evictions = engine.engine.adapters.evictions
+    assert [out.token_ids for out in outs] == [alone(name, i) for i, name in enumerate(NAMES)]
+    assert len({tuple(out.token_ids) for out in outs}) > 8
+    assert (evictions > 0) == (slots == 3)
+
+
+def replayed(engine):
+    """The same with steps that are filled up and replayed, as on a GPU."""
+    inner = engine.engine
+    runner, info = inner.runner, engine.info
+    sizes = step_sizes(info, inner.strategy, -(-info.max_model_len // info.page_size), inner.adapters)
+    inner.runner = ReplayingRunner(
+        runner.model, runner.pool, block_size=sizes.block, mask_id=info.mask_token_id, max_token_id=info.max_token_id,
+        eos_ids=tuple(info.eos_token_ids), places=info.max_num_reqs, sizes=sizes, record=at_once, uses=1,
+    )  # fmt: skip
+    return engine
+
+
+def test_filled_up_steps_answer_the_same(adapters, alone):
+    """Those that change experts are launched anew; the base's own steps have nothing of adapters in them."""
+    mine = [i for i in range(18) if i % 9 in (0, 3, 8)]  # of attention, and the base
+    plain = {name: path for name, path in adapters.items() if int(name[1:]) % 3 == 0}
+    with replayed(llm(lora=plain, max_num_reqs=8)) as engine:
+        outs = engine.generate([prompts(18)[i] for i in mine], PARAMS, adapter=[NAMES[i] for i in mine])
+        assert [out.token_ids for out in outs] == [alone(NAMES[i], i) for i in mine]
+        ran = engine.engine.runner.ran
+        assert ran.replayed > 0
+        replayed_before = ran.replayed
+        engine.load_adapter("experts", str(adapters["a2"]))
+        (out,) = engine.generate([prompts(18)[2]], PARAMS, adapter="experts")
+        assert out.token_ids == alone("a2", 2)
+        assert ran.replayed == replayed_before
+
+
+def test_a_prefix_is_shared_with_ones_own_adapter_alone(adapters):
+    prompt, answers = list(range(2, 40)), {}
+    with llm(lora=adapters, page_size=8) as engine:
+        for name in ("a1", None, "a2"):
+            for again in (False, True):
+                (out,) = engine.generate([prompt], PARAMS, adapter=name)
+                assert answers.setdefault(name, out.token_ids) == out.token_ids
+                assert (out.usage["prompt_tokens_details"]["cached_tokens"] > 0) == again
+
+
+def test_loading_and_unloading(adapters, tmp_path):
+    with llm(max_loras=2, max_lora_rank=4) as engine:
+        assert engine.engine.adapters.offered == []
+        engine.load_adapter("x", str(adapters["a0"]))
+        engine.load_adapter("x", str(adapters["a0"]))  # the same again
+        with pytest.raises(ConfigError, match=r"adapter 'x' is loaded with other content"):
+            engine.load_adapter("x", str(adapters["a1"]))
+        with pytest.raises(ConfigError, match=r"has rank 5, more than --max-lora-rank 4"):
+            engine.load_adapter("y", str(adapters["a4"]))
+        with pytest.raises(ConfigError, match="is no name of an adapter"):
+            engine.load_adapter("", str(adapters["a0"]))
+        assert engine.engine.adapters.offered == ["x"]
+        before = engine.logits([3, 4, 5], adapter="x")
+        with pytest.raises(RequestError, match=r"'y' is not loaded; there is x") as error:
+            engine.generate([[3, 4]], PARAMS, adapter="y")
+        assert error.value.status == 404
+        stream = engine.stream([3, 4], SamplingParams(max_tokens=16), adapter="x")
+        next(stream)
+        with pytest.raises(RequestError, match="answers with 'x' are under way"):
+            engine.unload_adapter("x")
+        assert engine.engine.adapters.offered == ["x"]
+        list(stream)
+        engine.unload_adapter("x")
+        assert engine.engine.adapters.offered == []
+        engine.load_adapter("x", str(adapters["a1"]))  # other content, now that the name is free
+        assert not torch.equal(engine.logits([3, 4, 5], adapter="x"), before)
+    with llm() as engine, pytest.raises(ConfigError, match="without room for adapters"):
+        engine.load_adapter("x", str(adapters["a0"]))
+
+
+def test_answers_that_still_commit_hold_no_adapter(tmp_path):
+    """An answer ends before its last canvas is in the cache, for which the next step would come too late here."""
+    base = GOLDEN / "diffusion_gemma"
+    some = {f"a{n}": str(random_adapter(tmp_path / f"a{n}", base, r".*self_attn\..*_proj", n)) for n in range(2)}
+    with LLM(model=str(base), device="cpu", skip_tokenizer=True, lora=some, max_loras=1) as engine:
+        for first, other in ((*some,), (*some,)[::-1]):
+            engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4), adapter=first)
+            engine.logits([3, 4, 5], adapter=other)
+            engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4), adapter=first)
+            engine.unload_adapter(first)
+            engine.load_adapter(first, some[first])
+
+
+def test_what_flags_refuse(adapters, tmp_path):
+    for flags, words in (
+        ({"lora": ["x"]}, "is not of the form NAME=PATH"),
+        ({"lora": ["x=a", "x=b"]}, "the name 'x' is given twice"),
+        ({"lora": ["x=/nowhere"]}, "'/nowhere' is not a directory"),
+        ({"use_lora": True}, "--use-lora and --lora-path go together"),
+        ({"pre_merge_lora": True}, "--pre-merge-lora: merges the adapter"),
+        ({"max_lora_rank": 4}, "--max-lora-rank: there are no adapters"),
+        ({"use_lora": True, "lora_path": "x", "lora": ["x=a"]}, "--lora: with --use-lora all"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            llm(**flags)
+    head = random_adapter(tmp_path / "head", BASE, "lm_head", 0)
+    with pytest.raises(ConfigError, match=r"changes 'lm_head.weight', which requests of one batch share; merge it"):
+        llm(lora={"x": str(head)})
+
+
+def test_one_adapter_for_all_requests(adapters, alone):
+    with llm(use_lora=True, lora_path=str(adapters["a1"])) as engine:
+        outs = engine.generate([prompts(18)[i] for i in (1, 10)], PARAMS)
+    assert [out.token_ids for out in outs] == [alone("a1", i) for i in (1, 10)]
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_beside_and_before_eight_bits(quantization, tmp_path):
+    """Beside them it adds to what the rounded weights give; merged it is rounded with them."""
+    ids, base = prompts(1)[0], GOLDEN / "llada"
+    adapter = str(random_adapter(tmp_path / "a", base, r".*(q_proj|v_proj|attn_out|up_proj)", 0, size=0.1))
+    rounded = {"dtype": "float32", "quantization": quantization}
+    with llm(base, lora={"a": adapter}, **rounded) as engine:
+        beside, plain = engine.logits(ids, adapter="a"), engine.logits(ids)
+    with llm(base, use_lora=True, lora_path=adapter, pre_merge_lora=True, **rounded) as engine:
+        merged = engine.logits(ids)
+    with llm(base, lora={"a": adapter}, dtype="float32") as engine:
+        exact, unrounded = engine.logits(ids, adapter="a"), engine.logits(ids)
+    rounding = (plain - unrounded).norm() / unrounded.norm()
+    for made in (beside, merged):
+        assert (made - exact).norm() / exact.norm() < 2 * rounding
+        assert (made - exact).norm() < (made - plain).norm() / 3
+
+
+@pytest.mark.parametrize("family", ["dream", "llada"])
+def test_d2f_decodes_with_adapters_beside_the_model(family, tmp_path):
+    base = GOLDEN / f"d2f_{family}"
+    paths = {
+        f"a{n}": random_adapter(tmp_path / f"a{n}", base, r".*\d\.(.*\.)?(q_proj|v_proj|up_proj|ff_out)", n)
+        for n in range(2)
+    }
+    case = next(c for c in json.loads((base / "cases.json").read_text()) if c["kind"] == "decode")
+    flags = {"decoding_strategy": "d2f", "mask_token_id": case["mask_token_id"]}
+    names = ["a0", None, "a1", "a0"]
+    given = [case["prompt_ids"][: 5 + i] for i in range(4)]
+    with llm(base, lora=paths, **flags) as engine:
+        outs = engine.generate(given, PARAMS, adapter=names)
+    for i, name in enumerate(names):
+        path = base if name is None else tmp_path / f"m{i}"
+        if name is not None:
+            merged_checkpoint(path, base, paths[name])
+        with llm(path, **flags) as engine:
+            (expected,) = engine.generate([given[i]], PARAMS)
+        assert outs[i].token_ids == expected.token_ids
+        assert outs[i].nfe == expected.nfe
+
+
+def test_forty_over_eight_slots(tmp_path):
+    """None is lost, whatever comes and goes meanwhile."""
+    paths = {f"n{n}": random_adapter(tmp_path / f"n{n}", BASE, ATTENTION, n, rank=2, size=0.5) for n in range(40)}
+    numbers = random.Random(1)
+    names = [f"n{n}" for n in range(40)] + [None] * 8
+    numbers.shuffle(names)
+    short = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    prompt = [5, 9, 11, 7]
+    with llm(lora=paths, max_loras=8, max_num_reqs=32) as engine:
+        outs = engine.generate([prompt] * len(names), short, adapter=names)
+        held = engine.engine.adapters
+        assert held.evictions >= 32
+        assert not any(held.held(name) for name in paths)
+        for i in numbers.sample(range(len(names)), 8):
+            (again,) = engine.generate([prompt], short, adapter=names[i])
+            assert again.token_ids == outs[i].token_ids
+    assert all(len(out.token_ids) == 8 for out in outs)
+    assert len({tuple(out.token_ids) for out in outs}) > 20
+
+
+def test_deterministic_rows_do_not_depend_on_what_is_beside_them(adapters):
+    """What adapters add, and whole logits; experts, which have no such kernel, are refused."""
+    random = torch.Generator().manual_seed(0)
+    x, out, down, up = (torch.randn(*shape, generator=random) for shape in ((9, 64), (9, 48), (2, 32, 64), (2, 48, 16)))
+    slots, tiles = torch.tensor([0, 0, -1, 1, 1, 1, 1, -1, 0], dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
+    made = out.clone()
+    batch_invariant_torch.add_lora(made, x, down, up, (0, 16, 48), LoraRows(slots, tiles, 9))
+    for first, last in ((0, 4), (3, 9), (5, 6)):
+        piece = out[first:last].clone()
+        batch_invariant_torch.add_lora(
+            piece, x[first:last], down, up, (0, 16, 48), LoraRows(slots[first:last], tiles, 9)
+        )
+        assert torch.equal(piece, made[first:last])
+    assert torch.equal(made[2], out[2])
+    assert not torch.equal(made[3], out[3])
+    plain = {name: adapters[name] for name in ("a0", "a3")}
+    with llm(lora=plain, dtype="float32", deterministic=True) as engine:
+        asked = [prompts(18)[i] for i in (0, 3, 16)]
+        first, second, _ = engine.generate(asked, PARAMS, adapter=["a0", "a3", None])
+        assert first.token_ids == engine.generate(asked[:1], PARAMS, adapter="a0")[0].token_ids
+        assert second.token_ids == engine.generate(asked[1:2], PARAMS, adapter="a3")[0].token_ids
+        with pytest.raises(ConfigError, match="of the experts, which --deterministic has no kernel for"):
+            engine.load_adapter("x", str(adapters["a2"]))

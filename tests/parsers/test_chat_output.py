@@ -1,0 +1,366 @@
+"""The parts of an answer are the same however its text was cut, and what is no call is text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.parsers import (
+    Arguments,
+    CallStart,
+    Delta,
+    Parts,
+    Reasoning,
+    Text,
+    Tool,
+    reasoning_format,
+    tool_format,
+    tool_formats,
+)
+from runtime.parsers.tool_calls import MOST_FAILED
+from tests.calls import count_calls
+
+WEATHER = Tool(
+    "weather",
+    parameters={"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+)
+ADD = Tool("add", parameters={"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "array"}}})
+OFFERED = (WEATHER, ADD)
+
+
+def hermes(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
+
+
+def gemma4(name: str, **arguments: Any) -> str:
+    def value(given: Any) -> str:
+        if isinstance(given, str):
+            return f'<|"|>{given}<|"|>'
+        if isinstance(given, dict):
+            return "{" + ",".join(f"{key}:{value(v)}" for key, v in given.items()) + "}"
+        if isinstance(given, list):
+            return "[" + ",".join(map(value, given)) + "]"
+        return json.dumps(given)
+
+    return f"<|tool_call>call:{name}{value(arguments)}<tool_call|>"
+
+
+def qwen3_coder(name: str, **arguments: Any) -> str:
+    def text(given: Any) -> str:
+        return given if isinstance(given, str) else json.dumps(given)
+
+    inner = "".join(f"<parameter={key}>\n{text(v)}\n</parameter>\n" for key, v in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+WRITERS = {"hermes": hermes, "gemma4": gemma4, "qwen3_coder": qwen3_coder}
+THINKING = {"hermes": "think", "gemma4": "gemma4", "qwen3_coder": "think"}
+
+
+def parts(key: str = "hermes", **more: Any) -> Parts:
+    options: dict[str, Any] = {
+        "tools": tool_format(key),
+        "offered": OFFERED,
+        "reasoning": reasoning_format(THINKING[key]),
+    }
+    return Parts(**{**options, **more})
+
+
+def joined(deltas: list[Delta]) -> dict[str, Any]:
+    """What a client makes of them."""
+    made: dict[str, Any] = {"reasoning": "", "content": "", "calls": []}
+    for delta in deltas:
+        if isinstance(delta, Reasoning):
+            made["reasoning"] += delta.text
+        elif isinstance(delta, Text):
+            made["content"] += delta.text
+        elif isinstance(delta, CallStart):
+            assert delta.index == len(made["calls"])
+            made["calls"].append([delta.name, ""])
+        else:
+            assert isinstance(delta, Arguments)
+            assert delta.index == len(made["calls"]) - 1
+            made["calls"][delta.index][1] += delta.text
+    return made
+
+
+def read(text: str, cuts: list[int], key: str = "hermes", cut: bool = False, **more: Any) -> dict[str, Any]:
+    """The text in pieces that end at `cuts`."""
+    one = parts(key, **more)
+    deltas: list[Delta] = []
+    for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        deltas += one.push(text[begin:end])
+    deltas += one.finish(cut)
+    made = joined(deltas)
+    assert made == {
+        "reasoning": one.reasoning,
+        "content": one.content,
+        "calls": [[call.name, call.arguments] for call in one.calls],
+    }
+    assert all(delta.text for delta in deltas if not isinstance(delta, CallStart))
+    assert len({call.id for call in one.calls}) == len(one.calls)
+    return made
+
+
+def corpus(key: str) -> list[str]:
+    """What models of a format write, well and badly."""
+    call, mark = WRITERS[key], tool_format(key)
+    assert mark is not None
+    opens, closes = mark.opens, mark.closes
+    thinking = reasoning_format(THINKING[key])
+    assert thinking is not None
+    one = call("weather", city="São Paulo", days=3)
+    two = call("add", a=-1.5, b=[1, {"x": [True, None]}, "y"])
+    return [
+        "", "plain words", " \n spaced \n", one, f"Let me look.\n\n{one}", f"{one}\n{two}", f"{one}{two}\n\n",
+        f"{one}\nDone: < and <tool and <|.", f"a {opens} b", opens, f"{opens}{closes}", f"{opens}\n\n{closes}after",
+        f"{opens}{opens}{one[len(opens):]}", f"{one[: len(one) // 2]}", f"{one[: len(one) // 2]}\n{two}",
+        f"{one} and\n\n{two} more", call("weather"), call("nobody", x=1),
+        call("weather", city=f'quote " brace }} tag {closes if key == "hermes" else "<x>"} back \\ nl \n é 😀'),
+        f"{thinking.opens}\nhm, {{}}\n{thinking.closes}\n\n{one}", f"{thinking.opens}{thinking.closes}words",
+        f"\n{thinking.opens}never closed {opens[:4]}", f"words {thinking.opens} later{thinking.closes}",
+        f"{thinking.opens}a{thinking.closes}b{thinking.opens}c{thinking.closes}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", tool_formats())
+def test_every_cut_gives_the_same_parts(key: str) -> None:
+    for text in corpus(key):
+        whole = read(text, [], key)
+        for at in range(1, len(text)):
+            assert read(text, [at], key) == whole, (text, at)
+        assert read(text, list(range(1, len(text))), key) == whole, text
+
+
+@pytest.mark.parametrize("key", tool_formats())
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_random_texts_in_random_cuts(key: str, seed: int) -> None:
+    rng = random.Random(seed)
+    pieces = corpus(key)
+    text = "".join(rng.choice(pieces)[rng.randrange(3) :][: rng.choice([5, 30, 400])] for _ in range(rng.randint(1, 5)))
+    cuts = sorted(rng.sample(range(1, len(text)), min(len(text) - 1, rng.randint(0, 12)))) if len(text) > 1 else []
+    for cut in (False, True):
+        for single in (False, True):
+            whole = read(text, [], key, cut, single=single)
+            assert read(text, cuts, key, cut, single=single) == whole
+            assert read(text, list(range(1, len(text))), key, cut, single=single) == whole
+            for _, arguments in whole["calls"]:
+                assert isinstance(json.loads(arguments), dict)
+            empty = not (whole["content"] or whole["calls"] or whole["reasoning"])
+            assert not empty or cut or not text.strip() or "think" in text or "channel" in text
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("key", tool_formats())
+def test_marks_repeated_after_a_call_are_no_text(key: str, exact: bool) -> None:
+    mark = tool_format(key)
+    assert mark is not None
+    call = WRITERS[key]("weather")
+    two = WRITERS[key]("add", a=1)
+    ends = [mark.closes, *mark.strays]
+    for end in ends:
+        for text, content, calls in (
+            (f"{call}{end}", "", 1),
+            (f"{call}\n{end}\n", "", 1),
+            (f"{call}{end}{end} {end}", "", 1),
+            (f"{call}{end}{two}\n{end}\n{end}", "", 2),
+            (f"{call}\n{end}\nDone.", "Done.", 1),
+            (f"So:\n{call}{''.join(ends)}{two}", "So:", 2),
+        ):
+            for cuts in ([], *([at] for at in range(1, len(text))), list(range(1, len(text)))):
+                made = read(text, cuts, key, exact=exact)
+                assert made["content"] == content, (text, cuts)
+                assert len(made["calls"]) == calls
+            for length in range(len(call), len(text) if calls == 1 else 0):
+                made = read(text[:length], [], key, cut=True, exact=exact)
+                assert content.startswith(made["content"]), text[:length]
+
+
+@pytest.mark.parametrize("key", tool_formats())
+def test_marks_that_follow_no_call_stay_text(key: str) -> None:
+    mark = tool_format(key)
+    assert mark is not None
+    call = WRITERS[key]("weather")
+    for end in (mark.closes, *mark.strays):
+        assert read(end, [], key)["content"] == end
+        assert read(f"a {end} b", [], key)["content"] == f"a {end} b"
+        assert read(f"{call}\nDone {end}", [], key)["content"] == f"Done {end}"
+        assert read(f"{call}{end}", [], key, tools=None)["content"] == f"{call}{end}"
+
+
+@pytest.mark.parametrize("key", tool_formats())
+def test_calls_are_read(key: str) -> None:
+    call = WRITERS[key]
+    arguments = {"city": "São Paulo", "days": 3}
+    more = {"a": -1.5, "b": [1, {"x": [True, None]}, "y"]}
+    made = read(f"Look:\n\n{call('weather', **arguments)}\n{call('add', **more)}\n", [], key)
+    assert made["content"] == "Look:"
+    assert [(name, json.loads(text)) for name, text in made["calls"]] == [("weather", arguments), ("add", more)]
+    assert read(call("weather"), [], key)["calls"] == [["weather", "{}"]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call></tool_call>",
+        "<tool_call>\nweather\n</tool_call>",
+        '<tool_call>{"name": "weather"',
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}\n</tool_call>',
+        '<tool_call>\n{"name": 1, "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": [1]}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": {"x": NaN}}\n</tool_call>',
+        '<tool_call>\n{"name": "weather", "arguments": {"x": 1e999}}\n</tool_call>',
+        "<tool_call>\n{'name': 'weather'}\n</tool_call>",
+        '<tool_call>\n{"name": "weather", "arguments": ' + '{"x": ' * 2000 + "1" + "}" * 2001 + "\n</tool_call>",
+    ],
+)  # fmt: skip
+def test_what_is_no_call_is_text(text: str) -> None:
+    assert read(text, []) == {"reasoning": "", "content": text, "calls": []}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|tool_call>call:weather{city:<tool_call|>",
+        "<|tool_call>weather{}<tool_call|>",
+        "<|tool_call>call:f{a:1}}<tool_call|>",
+        '<|tool_call>call:f{a:<|"|>open}<tool_call|>',
+        "<|tool_call>call:f{a:" + "[" * 500 + "]" * 500 + "}<tool_call|>",
+        "<|tool_call>call:f{a:1e999}<tool_call|>",
+        "<|tool_call>call:f{a:1 b:2}<tool_call|>",
+    ],
+)
+def test_what_is_no_call_of_gemmas_is_text(text: str) -> None:
+    assert read(text, [], "gemma4") == {"reasoning": "", "content": text, "calls": []}
+
+
+def test_slips_that_leave_no_doubt_are_read() -> None:
+    twice = '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>'
+    assert read(twice, [])["calls"] == [["weather", '{"city": "Rome"}']]
+    other = '<tool_call>{"name": "weather", "parameters": {"city": "Rome"}}'
+    assert read(other, [])["calls"] == [["weather", '{"city": "Rome"}']]
+    surrogate = '<tool_call>{"arguments": {"city": "\\ud800"}, "name": "weather"}</tool_call>'
+    assert read(surrogate, [])["calls"] == [["weather", '{"city": "\\ud800"}']]
+    assert read("<|tool_call>call:weather{city: Rome, days: 3}<tool_call|>", [], "gemma4")["calls"] == [
+        ["weather", '{"city": "Rome", "days": 3}']
+    ]
+
+
+def test_a_schema_says_what_plain_text_is() -> None:
+    made = read(qwen3_coder("weather", city="12", days="3"), [], "qwen3_coder")
+    assert json.loads(made["calls"][0][1]) == {"city": "12", "days": 3}
+
+
+def test_a_call_that_is_cut_off_is_neither_half_a_call_nor_text() -> None:
+    whole = hermes("weather", city="Rome", days=3)
+    first = hermes("add") + "\n"
+    for end in range(len("<tool_call>"), len(whole) - len("}\n</tool_call>")):
+        begun = whole[:end]
+        for more in ({"exact": False}, {"exact": True, "early": False}):
+            for cuts in ([], list(range(1, end))):
+                assert read(begun, cuts, cut=True, **more) == {"reasoning": "", "content": "", "calls": []}
+            assert read(first + begun, [], cut=True, **more)["calls"] == [["add", "{}"]]
+        assert read("Look. " + begun, [], cut=True)["content"].strip() == "Look."
+    assert read(begun, [])["content"] == begun  # the model's own end
+
+
+def test_exact_calls_that_come_early_are_cut_where_they_are() -> None:
+    whole = hermes("weather", city="Rome", days=3)
+    begun = whole[: whole.index("Rome") + 2]
+    expected = {"reasoning": "", "content": "", "calls": [["weather", '{"city": "Ro']]}
+    assert read(begun, [], cut=True, exact=True) == expected
+    assert read(begun, list(range(1, len(begun))), cut=True, exact=True) == expected
+
+
+def test_nothing_of_a_forced_call_is_text() -> None:
+    whole = hermes("weather", city="Rome", days=3)
+    for end in range(1, len(whole)):
+        for cut in (False, True):  # a stop string, or the last token
+            assert read(whole[:end], [], cut=cut, forced=True)["content"] == ""
+    assert read(whole, [], forced=True)["calls"] == [["weather", '{"city": "Rome", "days": 3}']]
+
+
+def test_exact_calls_come_as_they_are_written() -> None:
+    one = parts(exact=True)
+    deltas = [one.push(character) for character in hermes("weather", city="Rome}", days=3) + "\n" + hermes("add")]
+    told = [delta for some in deltas for delta in some]
+    assert isinstance(told[0], CallStart)
+    assert len(told) > 20
+    assert joined(told)["calls"] == [["weather", '{"city": "Rome}", "days": 3}'], ["add", "{}"]]
+    assert one.finish(False) == []
+
+
+def test_a_single_call_ends_the_answer() -> None:
+    one = parts(single=True)
+    assert not one.ended
+    made = joined(one.push("a" + hermes("add") + "\n" + hermes("weather") + "b"))
+    assert one.ended
+    assert made == {"reasoning": "", "content": "a", "calls": [["add", "{}"]]}
+    assert one.push("more") == one.finish(False) == []
+
+
+def test_reasoning_that_the_prompt_began_and_that_nothing_closed() -> None:
+    assert read("hm\n</think>\n\nyes", [], opened=True) == {"reasoning": "hm", "content": "yes", "calls": []}
+    assert read("hm", [], opened=True) == {"reasoning": "hm", "content": "", "calls": []}
+    call = hermes("add", a=1)
+    within = read(f"I call\n{call}", [], opened=True)
+    assert within["calls"] == [["add", '{"a": 1}']]
+    assert within["reasoning"] == f"I call\n{call}"
+    assert read(f"I call\n{call}</think>no", [], opened=True)["calls"] == []
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    text = " " + hermes("add") + " "
+    assert read(text, [], tools=None) == {"reasoning": "", "content": text, "calls": []}
+    assert read("<think>x</think>", [], tools=None, reasoning=None)["content"] == "<think>x</think>"
+
+
+def test_nothing_waits_that_cannot_be_a_mark() -> None:
+    one = parts()
+    assert one.push("a") == [Text("a")]
+    assert one.push(" <tool") == []
+    assert one.push("box>") == [Text(" <toolbox>")]
+    assert one.push("<tool_call>") == []
+    assert one.push(" x") == [Text("<tool_call> x")]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("hermes", lambda n: "<tool_call>{" * n + "}" * n),
+        ("gemma4", lambda n: "<|tool_call>call:f{" * n + "<tool_call|>" * n),
+        ("qwen3_coder", lambda n: "<tool_call><function=f>" + " " * 10 * n + "x</tool_call>"),
+        ("qwen3_coder", lambda n: "<tool_call><function=f>" + "<parameter=a>" * n + "</tool_call>"),
+        ("qwen3_coder", lambda n: "<tool_call>" + "<function=f>" * n + "</tool_call>"),
+    ],
+)
+def test_the_work_grows_no_faster_than_the_text(key: str, text: Callable[[int], str]) -> None:
+    def read_text(content: str) -> None:
+        parts = Parts(tools=tool_format(key), offered=OFFERED)
+        parts.push(content)
+        parts.finish(cut=False)
+        assert not parts.calls
+        assert parts.content.strip() == content
+
+    assert count_calls(partial(read_text, text(2000))) < 2.5 * count_calls(partial(read_text, text(1000)))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_after_many_that_are_none_the_rest_is_text(size: int) -> None:
+    call = hermes("add", a=1)
+    for wrong, calls in ((MOST_FAILED - 1, 1), (MOST_FAILED, 0)):
+        text = "<tool_call>no" * wrong + call
+        parts = Parts(tools=tool_format("hermes"), offered=OFFERED)
+        for at in range(0, len(text), size):
+            parts.push(text[at : at + size])
+        parts.finish(cut=False)
+        assert len(parts.calls) == calls
+        assert parts.content == (text.removesuffix(call) if calls else text)

@@ -1,0 +1,44 @@
+"""Every family names formats that there are, and the page of tools has all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.config.flag_definitions import BY_DEST
+from runtime.models import families, resolve_family
+from runtime.parsers import (
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format,
+    reasoning_formats,
+    register_reasoning_format,
+    register_tool_format,
+    tool_format,
+    tool_formats,
+)
+from runtime.parsers.hermes import HermesReader
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("family", families())
+def test_families_name_formats_that_there_are(family: str) -> None:
+    made = resolve_family(family, {})
+    assert tool_format(made.tool_calls) is not None
+    assert not made.reasoning or reasoning_format(made.reasoning) is not None
+
+
+def test_flags_and_the_page_name_all_of_them() -> None:
+    for keys, flag in ((tool_formats(), "tool_call_parser"), (reasoning_formats(), "reasoning_parser")):
+        for key in keys:
+            assert key in BY_DEST[flag].help
+            assert f"| `{key}` |" in PAGE
+
+
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(ValueError, match="'hermes' is registered twice"):
+        register_tool_format(ToolFormat(key="hermes", opens="<a>", closes="</a>", reader=HermesReader))
+    with pytest.raises(ValueError, match="'think' is registered twice"):
+        register_reasoning_format(ReasoningFormat(key="think", opens="<a>", closes="</a>"))

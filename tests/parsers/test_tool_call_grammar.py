@@ -1,0 +1,140 @@
+"""Grammars of calls let through what a call is, and nothing else; told by the engine that walks them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import RequestError
+from runtime.parsers import Parts, ReasoningFormat, Tool, reasoning_format, tool_format
+from runtime.parsers.tool_call_grammar import Held, Wanted, grammar
+from runtime.request.structured import grammar_of
+from runtime.structured_output.gbnf import readable
+from runtime.structured_output.llguidance_tokenizer import read_vocabulary
+from runtime.tokenizer import Tokenizer
+from tests.server.checkpoint import EOS, write_checkpoint
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = (("tools[0]", Tool("weather", parameters=CITY)), ("tools[1]", Tool("clock")))
+ROME = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+HERMES, THINK = tool_format("hermes"), reasoning_format("think")
+assert HERMES is not None
+assert THINK is not None
+
+Verdict = Callable[[str, str], tuple[bool, bool]]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
+def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Verdict:
+    """Whether a text may stand in a grammar, and whether it may end there. The marks are text, or special tokens."""
+    from llguidance import LLMatcher
+
+    place = write_checkpoint(tmp_path_factory.mktemp("models") / "tiny", tagged=request.param)
+    size = 272 if request.param else 264
+    vocabulary, library = read_vocabulary(place, size=size, eos=[EOS]), _library(place)
+
+    def judge(text: str, written: str) -> tuple[bool, bool]:
+        matcher = LLMatcher(vocabulary, readable(text), log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = library.encode(written, add_special_tokens=False).ids
+        return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()
+
+    judge.control = Tokenizer(place).control_id  # type: ignore[attr-defined]
+    return judge
+
+
+def _library(place: Path) -> Any:
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_file(str(place / "tokenizer.json"))
+
+
+def made(
+    verdict: Verdict,
+    wanted: Wanted | None,
+    *,
+    form: Any = None,
+    thought: ReasoningFormat | None = None,
+    single: bool = False,
+) -> str:
+    assert HERMES is not None
+    held = None if wanted is None else Held(HERMES, TOOLS, wanted, single)
+    asked = "" if form is None else grammar_of({"json": form}, "response_format")
+    return grammar(held, asked, thought, verdict.control, "tools")  # type: ignore[attr-defined]
+
+
+def test_calls_alone(verdict: Verdict) -> None:
+    only = made(verdict, "only")
+    for text in (ROME, NOW, f"{ROME}\n{NOW}\n{ROME}"):
+        assert verdict(only, text) == (True, True), text
+    for text in ("Hm", " ", f"{ROME} ", ROME.replace("weather", "wind"), ROME.replace("Rome", 'Rome", "x": "')):
+        assert not verdict(only, text)[0], text
+    assert verdict(only, "") == (True, False)
+    assert verdict(only, ROME[:-1])[1] is False
+    assert not verdict(made(verdict, "only", single=True), f"{ROME}\n")[0]
+
+
+def test_calls_wherever_they_begin(verdict: Verdict) -> None:
+    within = made(verdict, "within")
+    for text in ("", "Hm < <tool", f"Look.\n{ROME}", f"{ROME}\n{NOW} done", f"a{ROME}b{NOW}c"):
+        assert verdict(within, text) == (True, True), text
+    for text in ("<tool_call>x", f"a {ROME[:20]}x", f"{ROME} <tool_call>\n{{}}"):
+        assert not verdict(within, text)[0], text
+
+
+def test_calls_or_the_form(verdict: Verdict) -> None:
+    either = made(verdict, "or_form", form=CITY)
+    assert verdict(either, ROME) == (True, True)
+    assert verdict(either, '{"city": "Rome"}') == (True, True)
+    assert not verdict(either, "words")[0]
+    assert not verdict(either, f'{{"city": "Rome"}}{ROME}')[0]
+
+
+def test_reasoning_that_the_prompt_opened_goes_before(verdict: Verdict) -> None:
+    for wanted, end in (
+        ("only", ROME),
+        ("within", f"Look.{ROME}"),
+        ("or_form", '{"city": "x"}'),
+        (None, '{"city": "x"}'),
+    ):
+        text = made(verdict, wanted, form=CITY if wanted != "only" else None, thought=THINK)  # type: ignore[arg-type]
+        assert verdict(text, f'hm {{"}} {end[:3]}\n</think>\n\n{end}') == (True, True)
+        assert verdict(text, "hm") == (True, False)
+    assert not verdict(made(verdict, "only", thought=THINK), "hm</think>words")[0]
+
+
+def test_what_the_grammar_lets_through_is_read(verdict: Verdict) -> None:
+    parts = Parts(tools=HERMES, offered=[tool for _, tool in TOOLS], exact=True)
+    for character in f"{ROME}\n{NOW}":
+        parts.push(character)
+    assert [(call.name, json.loads(call.arguments)) for call in parts.calls] == [
+        ("weather", {"city": "Rome"}),
+        ("clock", {}),
+    ]
+    assert parts.content == ""
+
+
+def test_arguments_have_the_names_that_the_schema_says(verdict: Verdict) -> None:
+    only = made(verdict, "only")
+    assert not verdict(only, ROME.replace("}}", ', "made": "up"}}'))[0]
+
+
+def test_schemas_that_cannot_be_kept_to_are_refused() -> None:
+    assert HERMES is not None
+    large = Tool(
+        "f", parameters={"type": "object", "properties": {"x": {"enum": ["y" * 1000 + str(i) for i in range(80)]}}}
+    )
+    alone = [("tools[0].function.parameters", large)]
+    with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters: has \d+ characters; at most"):
+        grammar(Held(HERMES, alone, "only", False), "", None, lambda mark: None, "tools")
+    half = Tool(
+        "f", parameters={"type": "object", "properties": {"x": {"enum": ["y" * 1000 + str(i) for i in range(40)]}}}
+    )
+    both = [("tools[0]", half), ("tools[1]", half)]
+    with pytest.raises(RequestError, match=r"^tools: the schemas have \d+ characters together; at most"):
+        grammar(Held(HERMES, both, "only", False), "", None, lambda mark: None, "tools")

@@ -1,0 +1,212 @@
+"""Checkpoints that are quantised already are read as they are: the very numbers, and every tensor accounted for. What
+is not read is refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from runtime import LLM, SamplingParams
+from runtime.errors import ConfigError
+from runtime.layers.parameter import PlainWeight, weights_of
+from runtime.models import resolve_family
+from runtime.quantization.base import PackedWeight
+from runtime.quantization.checkpoint import quantization_of, scheme_of
+from runtime.weights import resolve_checkpoint
+from tests.golden import GOLDEN
+from tests.models.paged import load, logits_in_chunks
+from tests.oracle.tiny import write_tiny
+from tests.quantization.quantized_files import FP8, LAYOUTS, compressed, write_both
+
+TINY = GOLDEN / "llada2_tiny"
+INT4 = "int4, groups of 32"
+QKV = "model.layers.1.attention.query_key_value"
+
+
+def packed(**weights):
+    return compressed("pack-quantized", **{"num_bits": 4, "type": "int", "strategy": "channel"} | weights)
+
+
+def logits(path, dtype=torch.float32):
+    ids = load_file(TINY / "expected.safetensors")["input_ids"][0].remainder(32).tolist()
+    return logits_in_chunks(load(path, dtype), [ids], block_size=8, page_size=8, chunk_blocks=[3], dtype=dtype)[0]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """With matrices that groups and blocks of 128 divide, and some that these do not."""
+    path = tmp_path_factory.mktemp("wide")
+    sizes = {
+        "hidden_size": 128,
+        "moe_intermediate_size": 128,
+        "intermediate_size": 384,
+        "num_experts": 4,
+        "head_dim": 32,
+    }
+    write_tiny(path, seed=9, vocab=64, **sizes)
+    return path
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_kept_is_what_the_checkpoint_holds(tmp_path, wide, layout):
+    source = wide if "128" in layout else TINY
+    kept, whole = write_both(layout, source, tmp_path)
+    ours, plain = weights_of(load(kept, torch.float32)), weights_of(load(whole, torch.float32))
+    packed = [name for name, weight in ours.items() if isinstance(weight, PackedWeight)]
+    assert len(packed) > 8
+    assert ours.keys() == plain.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight.tensor, plain[name].tensor, rtol=1e-6, atol=0)
+    assert quantization_of(resolve_checkpoint(str(kept)).config, None) == LAYOUTS[layout][2]
+    torch.testing.assert_close(logits(kept), logits(whole), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", [INT4, "fp8, blocks"])
+def test_it_answers(tmp_path, layout):
+    """As the plain checkpoint of the same numbers does."""
+    prompts, answers = [list(range(40, 61)), list(range(100, 164)), [7]], []
+    for path in write_both(layout, TINY, tmp_path):
+        with LLM(model=str(path), device="cpu", skip_tokenizer=True) as llm:
+            params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+            answers.append([out.token_ids for out in llm.generate(prompts, params)])
+            told = llm.info.quantization
+            assert told == (LAYOUTS[layout][2] if path.name == "kept" else None)
+    assert answers[0] == answers[1]
+
+
+def test_what_a_checkpoint_leaves_plain_stays_plain(tmp_path):
+    """Shared experts and one attention layer: to the bit, and no kernel takes them for experts."""
+
+    def plain(name):
+        return "shared_experts" in name or name.startswith("model.layers.1.attention")
+
+    kept, whole = write_both(INT4, TINY, tmp_path, plain)
+    model = load(kept, torch.float32)
+    held = weights_of(model)
+    names = {name for name, weight in held.items() if isinstance(weight, PlainWeight) and weight.tensor.dim() == 2}
+    assert {"layers.1.attention.qkv.weight", "layers.2.mlp.shared.gate_up.weight"} <= names
+    assert "layers.0.attention.qkv.weight" not in names
+    torch.testing.assert_close(logits(kept), logits(whole), rtol=1e-3, atol=1e-3)
+
+
+def test_experts_are_kept_alike(tmp_path):
+    for number, part in enumerate(("mlp.experts", "experts.3.up_proj")):
+        kept, _ = write_both(INT4, TINY, tmp_path / str(number), lambda name, part=part: part in name)
+        with pytest.raises(ConfigError, match=r"holds 'model.layers.1.mlp.experts.*plain, but quantises what is one"):
+            load(kept, torch.float32)
+
+
+def test_a_quantised_head_is_made_whole(tmp_path):
+    kept, whole = write_both("fp8, outputs", TINY, tmp_path)
+    tensors = load_file(kept / "model.safetensors")
+    values = load_file(whole / "model.safetensors")["lm_head.weight"]
+    tensors |= {"lm_head.weight": values.to(torch.float8_e4m3fn), "lm_head.weight_scale": torch.full((256, 1), 0.5)}
+    save_file(tensors, kept / "model.safetensors")
+    expected = values.to(torch.float8_e4m3fn).float() * 0.5
+    assert torch.equal(weights_of(load(kept, torch.float32))["lm_head"].tensor, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t.pop(f"{QKV}.weight_scale"), f"lacks '{QKV}.weight_scale', parts of weights that are quantised"),
+        (lambda t: t.update({f"{QKV}.weight_g_idx": torch.zeros(64)}), f"1 unknown: '{QKV}.weight_g_idx'"),
+        (lambda t: t.update({f"{QKV}.weight_zero_point": torch.zeros(4)}), f"1 unknown: '{QKV}.weight_zero_point'"),
+        (lambda t: t.update({f"{QKV}.weight": torch.zeros(128, 64)}), f"holds '{QKV}.weight' both plain and quantised"),
+        (
+            lambda t: t.update({f"{QKV}.weight_shape": torch.tensor([128, 96])}),
+            "is [128, 8] words, but says",
+        ),
+        (lambda t: t.update({f"{QKV}.weight_scale": torch.ones(128, 1)}), "has scales of [128, 1], not [128, 2]"),
+        (lambda t: t[f"{QKV}.weight_scale"][3:4].fill_(torch.nan), f"tensor '{QKV}.weight' of"),
+        (lambda t: [t.pop(f"{QKV}.{e}") for e in ("weight_packed", "weight_scale", "weight_shape")], "1 missing"),
+    ],
+)
+def test_every_tensor_is_accounted_for(tmp_path, change, sentence):
+    kept, _ = write_both(INT4, TINY, tmp_path)
+    tensors = load_file(kept / "model.safetensors")
+    change(tensors)
+    save_file(tensors, kept / "model.safetensors")
+    with pytest.raises(ConfigError) as error:
+        load(kept, torch.float32)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_numbers_that_are_none(tmp_path):
+    kept, _ = write_both("fp8, blocks", TINY, tmp_path)
+    tensors = load_file(kept / "model.safetensors")
+    tensors[f"{QKV}.weight"].view(torch.uint8)[5, 5] = 0x7F
+    save_file(tensors, kept / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"tensor '{QKV}.weight' of .* holds NaN or infinite values"):
+        load(kept, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("stated", "sentence"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "the method 'gptq', but compressed-tensors and fp8 alone are read"),
+        ({"bits": 4}, "the method None, but"),
+        ("int4", "the method None, but"),
+        (FP8 | {"weight_block_size": [64, 64]}, "weight_block_size is [64, 64], which is not read; what is: blocks of"),
+        (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'"),
+        (
+            compressed("pack-quantized", num_bits=2, strategy="group", group_size=128, type="int"),
+            "pack-quantized, 2 bits",
+        ),
+        (compressed("pack-quantized", num_bits=4, strategy="group", group_size=48, type="int"), "group_size is 48"),
+        (
+            compressed("nvfp4-pack-quantized", num_bits=4, strategy="group", type="float"),
+            "nvfp4-pack-quantized, 4 bits",
+        ),
+        (
+            compressed("pack-quantized", num_bits=4, strategy="channel", type="int", symmetric=False),
+            "symmetric is False",
+        ),
+        (
+            compressed("pack-quantized", num_bits=4, strategy="channel", type="int", actorder="group"),
+            "actorder is 'group'",
+        ),
+        (compressed("x") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
+        (compressed("x") | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is 'sparse-24'"),
+        (compressed("x") | {"config_groups": {}}, "has no config_groups"),
+        (compressed("x") | {"config_groups": {"a": {"weights": None}}}, "weights is None"),
+    ],
+)
+def test_what_is_not_read_is_refused_in_one_sentence(stated, sentence):
+    with pytest.raises(ConfigError) as error:
+        scheme_of({"quantization_config": stated})
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_groups_of_weights_that_are_kept_otherwise():
+    both = packed()
+    other = compressed("int-quantized", num_bits=8, strategy="channel", type="int")["config_groups"]["group_0"]
+    both["config_groups"]["group_1"] = other | {"format": "int-quantized"}
+    with pytest.raises(ConfigError, match=r"config_groups is \['group_0', 'group_1'\]"):
+        scheme_of({"quantization_config": both})
+
+
+def test_asking_for_a_format_beside_it():
+    config = {"quantization_config": LAYOUTS[INT4][0]}
+    assert quantization_of(config, "int4") == quantization_of(config, None) == "int4_32"
+    assert quantization_of({"quantization_config": FP8 | {"weight_block_size": [128, 128]}}, "fp8") == "fp8_blocks"
+    assert quantization_of({}, "int4") == quantization_of({"quantization_config": None}, "int4") == "int4"
+    with pytest.raises(ConfigError, match="--quantization fp8: this checkpoint's weights are quantised already"):
+        quantization_of(config, "fp8")
+
+
+def test_a_config_that_says_so_of_plain_weights(tmp_path):
+    config = json.loads((TINY / "config.json").read_text()) | {"quantization_config": LAYOUTS[INT4][0]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(load_file(TINY / "model.safetensors"), tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="holds no weight that is quantised, though config"):
+        load(tmp_path, torch.float32)
+
+
+def test_families_leave_the_field_to_the_loader():
+    config = json.loads((TINY / "config.json").read_text())
+    family = resolve_family(None, config)
+    assert family.parse(config | {"quantization_config": FP8}) == family.parse(config)

@@ -1,0 +1,105 @@
+"""A request's fields are declared once: types, checks, schema and the server's flags agree with the declaration."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from runtime.algorithms import get_rule, rules
+from runtime.config import FLAGS
+from runtime.config.flags import DECODING
+from runtime.request.decoding import engine_fields
+from runtime.request.field_spec import Field
+from runtime.request.sampling_params import PARAMETERS, Parameter, SamplingParams
+from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
+from runtime.strategies import DecodingContext, make_strategy, strategies
+from tests.request.test_sampling_params import INFO, refused, spec
+
+TYPES = {
+    "integer": {int},
+    "number": {float},
+    "flag": {bool},
+    "text": {str},
+    "texts": {str, Sequence},
+    "ids": {Sequence},
+    "object": {Mapping},
+}
+BOUNDED = [field for field in PARAMETERS if field.kind in ("integer", "number") and not field.stands_for]
+
+
+def by_name(field: Parameter) -> str:
+    return field.name
+
+
+@pytest.mark.parametrize("field", PARAMETERS, ids=by_name)
+def test_a_kind_is_its_annotation(field):
+    annotation = typing.get_type_hints(SamplingParams)[field.name]
+    arms = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    assert {typing.get_origin(arm) or arm for arm in arms} - {types.NoneType} == TYPES[field.kind]
+
+
+@pytest.mark.parametrize("field", BOUNDED, ids=by_name)
+def test_bounds_are_checked_as_declared_and_told(field):
+    if field.refused:
+        refused({field.name: 1}, field.name, "means nothing here")
+        return
+    step = 1 if field.kind == "integer" else 2**-30
+    over = [] if field.high is None else [field.high + step * max(1, field.high)]
+    for value in (field.low - step, *over, *([field.low] if field.above_low else [])):
+        refused({field.name: int(value) if field.kind == "integer" else value}, field.name, "must be")
+    body = ChatRequest if field.name == "n" else GenerateRequest
+    told = body.model_json_schema()["properties"][field.name]["anyOf"][0]
+    assert told["type"] == field.kind
+    assert told["exclusiveMinimum" if field.above_low else "minimum"] == field.low
+    assert told["maximum"] == field.high
+
+
+def test_routes_take_what_is_declared():
+    declared = {field.name for field in PARAMETERS}
+    assert declared == declared & GenerateRequest.model_fields.keys()
+    for body in (ChatRequest, CompletionRequest):
+        assert declared <= body.model_fields.keys()
+    for field in PARAMETERS:
+        body = CompletionRequest if field.name == "logprobs" else ChatRequest  # which has a flag of that name
+        told = body.model_json_schema()["properties"][field.name]
+        assert told.get("description") == (field.refused or field.help)
+
+
+@pytest.mark.parametrize("field", [field for field in PARAMETERS if field.stands_for], ids=by_name)
+def test_another_name_is_of_a_field_that_exists(field):
+    known = {field.name for field in engine_fields(INFO)}
+    assert field.stands_for in known | {field.name for rule in INFO.rules for field in rule.fields}
+
+
+def test_what_is_left_out_is_not_checked():
+    assert spec(**{field.name: None for field in PARAMETERS if field.name != "n"}).decoding == spec().decoding
+
+
+def fields() -> list[Field]:
+    context = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)
+    every = [field for key in rules() for field in get_rule(key).fields]
+    return every + [field for key in strategies() for field in make_strategy(key, (key,), context).fields]
+
+
+DEFAULTS = [flag for flag in FLAGS if flag.group == DECODING]
+
+
+@pytest.mark.all_entries
+def test_every_flag_of_decoding_is_of_a_field():
+    assert {flag.dest for flag in DEFAULTS} <= {field.flag or field.name for field in fields()}
+
+
+def test_flags_of_decoding_take_what_the_fields_take():
+    kinds = {"float": "number", "int": "integer", "bool": "flag", "str": "choice"}
+    for field in fields():
+        for flag in DEFAULTS:
+            if flag.dest == (field.flag or field.name):
+                assert kinds[flag.type] == field.kind, flag.name
+                if field.kind == "choice":
+                    assert {*flag.choices, field.default} == set(field.choices), flag.name
+                elif field.kind != "flag":
+                    high = None if field.high == 2**31 else field.high  # a count has no bound of its own
+                    assert (flag.low, flag.high, flag.above_low) == (field.low, high, field.above_low), flag.name

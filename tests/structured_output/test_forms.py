@@ -1,0 +1,160 @@
+"""The demo's answers under random schemas and expressions: whatever ends with `stop` fits, by another's judgement."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.errors import RequestError
+from tests.structured_output import forms
+
+CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+MOST = 96  # tokens
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(device="cpu", max_num_reqs=64) as llm:
+        yield llm
+
+
+def params(i: int, **asked: Any) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=MOST, structured_outputs=asked, seed=i, temperature=(0, 1)[i % 2], top_p=(1, 0.9)[i // 2 % 2]
+    )
+
+
+def check_schemas(llm: LLM, count: int) -> None:
+    rng = random.Random(count)
+    schemas = [forms.schema(rng) for _ in range(count)]
+    outs = llm.generate([CHAT] * count, [params(i, json=schema) for i, schema in enumerate(schemas)])
+    whole = 0
+    for schema, out in zip(schemas, outs, strict=True):
+        assert out.finish_reason in ("stop", "length")
+        if out.finish_reason == "stop":
+            whole += 1
+            value = json.loads(out.text or "")
+            assert jsonschema_rs.validator_for(schema).is_valid(value), (schema, value)
+    assert whole > count / 2
+
+
+def check_regexes(llm: LLM, count: int) -> None:
+    rng = random.Random(count)
+    regexes = [forms.regex(rng) for _ in range(count)]
+    outs = llm.generate([CHAT] * count, [params(i, regex=regex) for i, regex in enumerate(regexes)])
+    for regex, out in zip(regexes, outs, strict=True):
+        if out.finish_reason == "stop":
+            assert re.fullmatch(regex, out.text or ""), (regex, out.text)
+    assert sum(out.finish_reason == "stop" for out in outs) > count / 2
+
+
+def test_schemas(llm: LLM) -> None:
+    check_schemas(llm, 24)
+
+
+def test_regexes(llm: LLM) -> None:
+    check_regexes(llm, 24)
+
+
+@pytest.mark.slow
+def test_many_schemas(llm: LLM) -> None:
+    check_schemas(llm, 2000)
+
+
+@pytest.mark.slow
+def test_many_regexes(llm: LLM) -> None:
+    check_regexes(llm, 200)
+
+
+def test_several_tokens_go_per_forward(llm: LLM) -> None:
+    from runtime.demo.tasks.records import json_object
+
+    rng = random.Random(0)
+    samples = [json_object(rng) for _ in range(24)]
+    chats = [[dict(message) for message in sample.messages] for sample in samples]
+    outs = llm.generate(chats, SamplingParams(max_tokens=MOST, structured_outputs={"json_object": True}))
+    assert all(out.finish_reason == "stop" and json.loads(out.text or "") for out in outs)
+    assert sum(len(out.token_ids) + 1 for out in outs) / sum(out.nfe for out in outs) >= 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"json": PERSON}, {"json": json.dumps(PERSON)}, {"json_object": True}, {"choice": ["a", "ab", 'x/"\\ .']},
+     {"grammar": 'start: "x"+ "y"'}, {"grammar": 'root ::= "x" [a-c]+ "y"'}, {"regex": "^[0-9]{3}/x$"}],
+)  # fmt: skip
+def test_a_stream_brings_the_same_text(llm: LLM, asked: dict[str, Any]) -> None:
+    whole = llm.generate([CHAT], params(0, **asked))[0]
+    for mode in ("denoise", "block_append"):
+        *events, final = llm.stream(CHAT, params(0, **asked), stream_mode=mode)  # type: ignore[arg-type]
+        assert "".join(event["text"] for event in events) == final["text"] == whole.text
+    if "choice" in asked:
+        assert whole.text in asked["choice"]
+
+
+def test_others_answer_as_if_alone(llm: LLM) -> None:
+    with LLM(device="cpu", dtype="float64") as exact:
+        free = SamplingParams(max_tokens=16)
+        chats = [[{"role": "user", "content": text}] for text in ("Solve: 12 + 30.", "Tell a story.", "Spell: garden")]
+        alone = [out.token_ids for out in exact.generate(chats, free)]
+        mixed = [replace(params(i, json=PERSON), max_tokens=24) for i in range(3)]
+        outs = exact.generate([*chats, *chats], [*[free] * 3, *mixed])
+        assert [out.token_ids for out in outs[:3]] == alone
+        again = exact.generate(chats, mixed)
+        assert [out.token_ids for out in again] == [out.token_ids for out in outs[3:]]
+
+
+def test_choices_keep_to_it_each(llm: LLM) -> None:
+    asked = SamplingParams(max_tokens=MOST, n=3, temperature=2.0, seed=5, structured_outputs={"regex": "[a-z]{3}[0-9]"})
+    texts = [choice.text for choice in llm.generate([CHAT], asked)[0].choices]
+    assert all(re.fullmatch("[a-z]{3}[0-9]", text or "") for text in texts)
+    assert len(set(texts)) > 1
+
+
+def test_an_answer_that_does_not_fit_its_tokens_is_a_beginning(llm: LLM) -> None:
+    out = llm.generate([CHAT], SamplingParams(max_tokens=9, structured_outputs={"json": PERSON}))[0]
+    assert (out.finish_reason, len(out.token_ids)) == ("length", 9)
+    assert (out.text or "").startswith('{"name": "')
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"structured_outputs": {"json": {"enum": []}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": {"$ref": "#/nowhere"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": {"type": "object"}, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a(?!b)"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "decoding": {"algorithm": "edit"}}, None),
+        ({"structured_outputs": {"regex": "a"}, "decoding": {"algorithm": "fixed"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "decoding": {"remask_threshold": 0.2}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "decoding": {"suppress_eos": "logits"}}, "structured_outputs"),
+    ],
+)
+def test_what_cannot_be_kept_to_is_refused(llm: LLM, changes: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(RequestError) as refused:
+        llm.generate([CHAT], SamplingParams(**changes))
+    assert refused.value.status == 400
+    assert param is None or refused.value.param in (param, param.split(".")[0])
+    assert len(str(refused.value)) < 400
+
+
+def test_without_a_tokenizer_it_is_refused() -> None:
+    with LLM(device="cpu", skip_tokenizer=True) as bare, pytest.raises(RequestError, match="no tokenizer is loaded"):
+        bare.generate([[1, 2]], SamplingParams(structured_outputs={"regex": "a"}))

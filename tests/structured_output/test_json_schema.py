@@ -1,0 +1,427 @@
+"""Rewritten schemas accept what the originals accept, as another library judges; what cannot be kept to is named."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from runtime.structured_output.json_schema import TYPES, SchemaError, simplify_schema
+from runtime.structured_output.patterns import matches, to_engine
+from tests.structured_output import json_schemas
+from tests.structured_output.client_types import EMAIL, HOSTNAME, ISO_DURATION
+
+OPEN = {"type": "object"}
+LIST = {"type": "array"}
+
+
+def simplified(schema: Any) -> Any:
+    """The rewritten schema, of a copy without common objects, as a request has it."""
+    return simplify_schema(json.loads(json.dumps(schema)))
+
+
+def accepts(schema: Any, value: Any) -> bool:
+    return bool(jsonschema_rs.validator_for(schema).is_valid(value))
+
+
+def check_random(count: int) -> None:
+    rng = random.Random(count)
+    rewritten = accepted = 0
+    for _ in range(count):
+        schema = json_schemas.document(rng)
+        try:
+            made = simplified(schema)
+        except SchemaError:
+            continue
+        rewritten += 1
+        before = jsonschema_rs.validator_for(schema, validate_formats=False)
+        after = jsonschema_rs.Draft202012Validator(made)
+        for _ in range(40):
+            value = json_schemas.value(rng)
+            if after.is_valid(value):
+                accepted += 1
+                assert before.is_valid(value), (schema, made, value)
+    assert rewritten > count / 3
+    assert accepted > count
+
+
+def test_a_rewritten_schema_accepts_nothing_that_the_original_refuses() -> None:
+    check_random(600)
+
+
+@pytest.mark.slow
+def test_many_rewritten_schemas_accept_nothing_that_the_originals_refuse() -> None:
+    check_random(40_000)
+
+
+FORBID_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (LIST, {"uniqueItems": False}),
+    (LIST, {"maxItems": 1, "uniqueItems": True}),
+    (LIST, {"minItems": 0}),
+    (LIST, {"contains": {"type": "string"}, "minContains": 0}),
+    (LIST, {"contains": True, "minContains": 0}),
+    (LIST, {"minContains": 3}),
+    (LIST, {"unevaluatedItems": True}),
+    (LIST, {"items": True, "unevaluatedItems": False}),
+    (OPEN, {"unevaluatedProperties": True}),
+    (OPEN, {"unevaluatedProperties": {}}),
+    (OPEN, {"additionalProperties": True, "unevaluatedProperties": False}),
+    (OPEN, {"additionalProperties": {}}),
+    (OPEN, {"propertyNames": True}),
+    (OPEN, {"propertyNames": {"type": "string"}}),
+    (OPEN, {"propertyNames": {"type": ["string", "null"], "description": "any", "minLength": 0}}),
+    (OPEN, {"propertyNames": {"minimum": 3}}),
+    (OPEN, {"propertyNames": {"anyOf": [{"const": "a"}, {}]}}),
+    (OPEN, {"minProperties": 0}),
+    (OPEN, {"dependentRequired": {}}),
+    (OPEN, {"dependentRequired": {"a": []}}),
+    (OPEN, {"dependentRequired": {"a": ["b"]}, "required": ["b"]}),
+    (OPEN, {"dependentSchemas": {"a": True}}),
+    (OPEN, {"dependencies": {"a": [], "b": {}}}),
+    (OPEN, {"patternProperties": {}}),
+    ({}, {"if": True}),
+    ({}, {"if": {"type": "null"}}),
+    ({}, {"if": {"type": "null"}, "then": {}, "else": True}),
+    ({}, {"then": {"type": "null"}}),
+    ({}, {"not": False}),
+    ({}, {"not": {"not": {}}}),
+    ({}, {"anyOf": [{"type": "null"}, {}]}),
+    ({}, {"allOf": [{}, True]}),
+    ({}, {"$comment": "x", "title": "x", "examples": [1], "readOnly": True, "x-y": {"not": {}}}),
+    ({}, {"$anchor": "here", "$dynamicAnchor": "there", "$vocabulary": {}, "$recursiveAnchor": True}),
+    ({}, {"discriminator": {"propertyName": "kind"}, "nullable": False, "deprecated": True}),
+    ({"type": "string"}, {"uniqueItems": True, "propertyNames": {"pattern": "a(?=b)"}, "unevaluatedItems": False}),
+    ({"type": "string"}, {"format": "path", "contentEncoding": "base64", "contentMediaType": "text/plain"}),
+    ({"type": "string"}, {"minLength": 0, "description": None, "pattern": None}),
+    ({"type": "integer"}, {"format": "int64", "pattern": "^(?!a)", "minLength": 3}),
+    ({"enum": ["a", "b"]}, {"minItems": 3, "format": "unknown"}),
+]
+
+
+@pytest.mark.parametrize(("schema", "more"), FORBID_NOTHING, ids=[json.dumps(more) for _, more in FORBID_NOTHING])
+def test_what_forbids_nothing_is_dropped_at_any_depth(schema: dict[str, Any], more: dict[str, Any]) -> None:
+    reduced, fuller = simplified(schema), simplified({**schema, **more})
+    assert (
+        fuller == {"required": more["required"], **reduced} if "required" in more else json_equal(fuller, reduced, more)
+    )
+    assert simplified({"properties": {"x": {**schema, **more}}}).keys() <= {"properties"}
+    assert "$defs" not in simplified({"items": {"anyOf": [{"type": "null"}, {**schema, **more}]}})
+
+
+def json_equal(fuller: Any, reduced: Any, more: dict[str, Any]) -> bool:
+    """Whether nothing is left of `more` but the bounds that it has besides."""
+    return bool(fuller == {**reduced, **{name: more[name] for name in ("maxItems",) if name in more}})
+
+
+FORMATS = "iri iri-reference uri-template regex path password base64 binary idn-email cidrv4 jwt phone x"
+
+
+@pytest.mark.parametrize("format", FORMATS.split())
+def test_formats_that_the_engine_does_not_check_are_annotations(format: str) -> None:
+    assert simplified({"type": "string", "format": format, "maxLength": 3}) == {"type": "string", "maxLength": 3}
+
+
+@pytest.mark.parametrize("format", ["date-time", "date", "time", "duration", "email", "uuid", "ipv4", "uri"])
+def test_formats_that_the_engine_checks_stay(format: str) -> None:
+    assert simplified({"type": "string", "format": format}) == {"type": "string", "format": format}
+
+
+@pytest.mark.parametrize("format", ["json-pointer", "relative-json-pointer", "uri-reference"])
+def test_formats_that_an_expression_describes_hold_where_validators_check_them(format: str) -> None:
+    schema = {"type": "string", "format": format}
+    made, checked = simplified(schema), jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    rng = random.Random(1)
+    texts = ["", *("".join(rng.choices("a0/~1#:?%2.-h", k=rng.randint(1, 8))) for _ in range(3000))]
+    fitting = [text for text in texts if accepts(made, text)]
+    assert len(fitting) > 50
+    assert all(checked.is_valid(text) for text in fitting)
+    assert simplified({**schema, "pattern": "^b"}) == {"type": "string", "pattern": "^b"}
+
+
+def test_bounds_of_numbers_are_those_of_the_engine() -> None:
+    unbounded = simplified({"type": ["number", "null"]})
+    assert accepts(unbounded, 10**18)
+    assert accepts(unbounded, None)
+    assert not accepts(unbounded, float("1e300"))
+    for schema in (
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1},
+        {"type": "number", "minimum": -3.4028234663852886e38, "exclusiveMaximum": 1.7976931348623157e308},
+    ):
+        assert simplified(schema) == {"type": schema["type"], "minimum": -(10**18), "maximum": 10**18}
+    with pytest.raises(SchemaError, match=r"^minimum: numbers beyond"):
+        simplified({"minimum": 1e19})
+
+
+NUMBER = {"type": "number"}
+NAMED: list[tuple[Any, Any]] = [
+    ({"enum": ["a", "b"]}, {"a", "b"}),
+    ({"type": "string", "enum": ["a", 3, "b"]}, {"a", "b"}),
+    ({"const": "a"}, {"a"}),
+    ({"$ref": "#/$defs/names"}, {"c", "d"}),
+    ({"allOf": [{"$ref": "#/$defs/names"}]}, {"c", "d"}),
+    ({"anyOf": [{"const": "a"}, {"enum": ["b"]}]}, {"a", "b"}),
+    ({"oneOf": [{"const": "a"}, {"enum": ["a", "b"]}]}, {"b"}),
+    ({"allOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}, {"b"}),
+    ({"enum": ["a", "bb"], "minLength": 2}, {"bb"}),
+    ({"enum": ["a", "ba"], "pattern": "^a"}, {"a"}),
+    ({"type": "integer"}, set()),
+    (False, set()),
+]
+
+
+@pytest.mark.parametrize(("names", "expected"), NAMED, ids=[json.dumps(names) for names, _ in NAMED])
+def test_listed_property_names_become_properties(names: Any, expected: set[str]) -> None:
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": NUMBER}
+    made = simplified({**schema, "$defs": {"names": {"enum": ["c", "d"]}}})
+    assert set(made.get("properties", {})) == expected
+    assert made["additionalProperties"] is False
+    assert all(accepts(made, {name: 1}) and not accepts(made, {name: "x"}) for name in expected)
+    assert not accepts(made, {"other": 1})
+
+
+def test_property_names_of_a_pattern_or_length_become_patterned_properties() -> None:
+    for names, good, wrong in (({"pattern": "^a"}, "ab", "ba"), ({"minLength": 2, "maxLength": 3}, "éé", "abcd")):
+        made = simplified({"type": "object", "propertyNames": names, "additionalProperties": NUMBER})
+        assert accepts(made, {good: 1})
+        assert not accepts(made, {good: "x"})
+        assert not accepts(made, {wrong: 1})
+
+
+EXAMPLES = {
+    "date": "2024-02-29",
+    "time": "23:59:59.5Z",
+    "date-time": "2023-02-28T00:00:00+01:00",
+    "duration": "P1Y2M3DT4H5M6S",
+    "email": "a.b@c-d.org",
+    "ipv4": "10.0.255.1",
+    "uuid": "2EB8AA08-aa98-11ea-b4aa-73b441d16380",
+    "uri": "http://a.org:80/b?c=d#e",
+    "json-pointer": "/a~1b",
+    "relative-json-pointer": "1/a",
+    "uri-reference": "a:/b",
+}
+
+
+@pytest.mark.parametrize("format", EXAMPLES)
+def test_formats_hold_for_property_names(format: str) -> None:
+    names = {"format": format}
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    made, checked = simplified(schema), jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    good, rng = EXAMPLES[format], random.Random(1)
+    texts = ["", "not a uuid", good]
+    for _ in range(3000):
+        at, size = rng.randrange(len(good)), rng.randint(0, 2)
+        texts.append(good[:at] + "".join(rng.choices(good + "0129-:./@~%?#", k=rng.randint(0, 2))) + good[at + size :])
+    fitting = [text for text in texts if accepts(made, {text: 1})]
+    assert good in fitting
+    assert len(fitting) > 50
+    assert all(checked.is_valid({text: 1}) for text in fitting)
+    assert simplified({**schema, "propertyNames": {"allOf": [names, names]}}) == made
+
+
+def test_listed_names_have_their_format_too() -> None:
+    day, other = "2024-02-29", "2023-02-29"
+    made = simplified({**OPEN, "propertyNames": {"enum": [day, other], "format": "date"}})
+    assert set(made["properties"]) == {day}
+
+
+def test_property_names_with_an_encoding_of_draft_7() -> None:
+    names = {"contentEncoding": "base64"}
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", **OPEN, "propertyNames": names}
+    made = simplified(schema)
+    assert accepts(made, {"YQ==": 1})
+    assert not accepts(made, {"a": 1})
+
+
+def test_properties_next_to_property_names_keep_their_schemas() -> None:
+    schema = {"properties": {"a": {"type": "string"}, "z": {}}, "propertyNames": {"enum": ["a", "b"]}, **OPEN}
+    made = simplified({**schema, "additionalProperties": NUMBER, "required": ["b"]})
+    assert made["required"] == ["b"]
+    assert accepts(made, {"a": "x", "b": 1})
+    assert not accepts(made, {"a": 1, "b": 1})
+    assert not accepts(made, {"b": 1, "z": 1})
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"not": {"type": "string"}}, "not", "not supported"),
+    ({"not": {"required": ["a"]}}, "not", "not supported"),
+    ({**LIST, "uniqueItems": True}, "uniqueItems", "not supported"),
+    ({**LIST, "contains": {"type": "string"}}, "contains", "not supported"),
+    ({**LIST, "allOf": [{}], "unevaluatedItems": False}, "unevaluatedItems", "not supported"),
+    ({**OPEN, "$ref": "#/$defs/a", "unevaluatedProperties": False}, "unevaluatedProperties", "not supported"),
+    ({**OPEN, "dependentRequired": {"a": ["b"]}}, "dependentRequired.a", "not supported"),
+    ({**OPEN, "dependentSchemas": {"a": {"required": ["b"]}}}, "dependentSchemas.a", "not supported"),
+    ({**OPEN, "dependencies": {"a": ["b"]}}, "dependencies.a", "not supported"),
+    ({**OPEN, "properties": {"a": {}}, "minProperties": 1}, "minProperties", "optional"),
+    ({**OPEN, "minProperties": 2}, "minProperties", "repeat"),
+    ({**OPEN, "propertyNames": {"pattern": "^(?=a)"}}, "propertyNames.pattern", "look-ahead"),
+    ({**OPEN, "propertyNames": {"not": {"const": "a"}}}, "propertyNames.not", "not supported"),
+    ({**OPEN, "propertyNames": {"format": "ipv6"}}, "propertyNames.format", "ipv6 is not supported"),
+    ({**OPEN, "propertyNames": {"format": "hostname"}}, "propertyNames.format", "hostname is not supported"),
+    ({**OPEN, "propertyNames": {"format": "date", "maxLength": 3}}, "propertyNames", "more than one pattern"),
+    ({**OPEN, "patternProperties": {"^(?!a)": {}}}, "patternProperties", "look-ahead"),
+    ({"if": {"type": "string"}, "then": {"minLength": 2}}, "if", "not supported"),
+    ({"if": {"type": "string"}, "else": {"minimum": 2}}, "if", "not supported"),
+    ({"type": "string", "pattern": "^(?=a)b"}, "pattern", "look-ahead"),
+    ({"type": "string", "pattern": "(?<!a)b"}, "pattern", "look-behind"),
+    ({"type": "string", "pattern": r"(a)\1"}, "pattern", "back-reference"),
+    ({"type": "string", "pattern": r"\bword"}, "pattern", "word boundary"),
+    ({"type": "string", "pattern": "[a"}, "pattern", "bracket"),
+    ({"type": "any"}, "type", "not a type"),
+    ({"type": "string", "minLength": -1}, "minLength", "whole number"),
+    ({"type": "number", "minimum": "1"}, "minimum", "not a number"),
+    ({"$ref": "#/nowhere"}, "$ref", "names nothing"),
+    ({"$ref": "https://example.com/a.json"}, "$ref", "outside"),
+    ({**OPEN, "properties": {"a": 3}}, "properties.a", "not a schema"),
+    ({"anyOf": []}, "anyOf", "empty"),
+]
+
+
+@pytest.mark.parametrize(("schema", "path", "reason"), REFUSED, ids=[json.dumps(schema) for schema, _, _ in REFUSED])
+def test_what_is_not_supported_is_refused_with_its_path(schema: dict[str, Any], path: str, reason: str) -> None:
+    definitions = {"$defs": {"a": {"type": "object"}}}
+    for outer, before in (
+        (schema | definitions, ""),
+        ({"properties": {"deep": {"items": schema}}} | definitions, "properties.deep.items."),
+        ({"anyOf": [{"type": "null"}, schema]} | definitions, "anyOf.1."),
+    ):
+        with pytest.raises(SchemaError) as refused:
+            simplified(outer)
+        assert str(refused.value).startswith(f"{before}{path}: "), str(refused.value)
+        assert reason in str(refused.value)
+
+
+REFERENCES: list[dict[str, Any]] = [
+    {"$ref": "#/$defs/t", "$defs": {"t": {"type": "string"}}},
+    {"$ref": "#/definitions/t", "definitions": {"t": {"type": "string"}}},
+    {"$ref": "#/components/schemas/t", "components": {"schemas": {"t": {"type": "string"}}}},
+    {"$ref": "#t", "$defs": {"t": {"$anchor": "t", "type": "string"}}},
+    {"$dynamicRef": "#t", "$defs": {"t": {"$dynamicAnchor": "t", "type": "string"}}},
+    {"$ref": "#t", "$defs": {"t": {"$dynamicAnchor": "t", "type": "string"}}},
+    {"$id": "https://e.com/s.json", "$ref": "https://e.com/s.json#/$defs/t", "$defs": {"t": {"type": "string"}}},
+    {"$id": "https://e.com/s.json", "$ref": "t.json", "$defs": {"t": {"$id": "t.json", "type": "string"}}},
+    {"$id": "urn:x:y", "$ref": "#/$defs/t", "$defs": {"t": {"type": "string"}}},
+    {"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": {"type": "string"}}},
+    {"allOf": [{"$ref": "#/properties/x"}], "properties": {"x": {"type": "string"}}},
+]
+
+
+@pytest.mark.parametrize("schema", REFERENCES, ids=json.dumps)
+def test_references_within_the_schema_are_followed(schema: dict[str, Any]) -> None:
+    made = simplified(schema)
+    assert accepts(made, "text")
+    assert not accepts(made, 3)
+
+
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef", "$recursiveRef"])
+def test_recursive_schemas_stay_recursive(keyword: str) -> None:
+    made = simplified({**OPEN, "properties": {"next": {keyword: "#"}}, "additionalProperties": False})
+    assert accepts(made, {"next": {"next": {}}})
+    assert not accepts(made, {"next": {"next": 1}})
+
+
+def test_spellings_of_older_drafts_are_read() -> None:
+    pair = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}], **LIST}
+    assert accepts(simplified({**pair, "additionalItems": NUMBER}), ["a", 1])
+    assert not accepts(simplified({**pair, "additionalItems": False}), ["a", 1])
+    assert simplified({"minimum": 3, "exclusiveMinimum": True}) == {"exclusiveMinimum": 3}
+    assert simplified({"maximum": 3, "exclusiveMaximum": False}) == {"maximum": 3}
+    alone = {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"t": {"type": "string"}}}
+    assert accepts(simplified({**alone, "$ref": "#/definitions/t", "maxLength": 1}), "long")
+
+
+def test_listed_names_do_not_multiply_a_schema() -> None:
+    names = [f"name{i}" for i in range(1000)]
+    large = {"enum": [f"value {i}" for i in range(1000)]}
+    schema = {**OPEN, "propertyNames": {"enum": names}, "additionalProperties": large}
+    assert len(json.dumps(simplified(schema))) < 3 * len(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "others"),
+    [
+        (r"a.b", ["axb"], ["a\nb", "a\u2028b", "a\rb"]),
+        (r"^[[a&&b]$", ["[", "&"], ["c"]),
+        (r"^{x}$", ["{x}"], ["x"]),
+        (r"^[^]$", ["\n", "a"], [""]),
+        (r"^\cA\0$", ["\x01\0"], ["cA"]),
+        (r"^\ud83d\ude00$", ["😀"], ["x"]),
+        (r"^[\w-]+\/$", ["a-/"], ["é/"]),
+        (EMAIL, ["a@b.co", "a.b+c@d-e.org", "_@a.bc"], [".a@b.co", "a..b@c.de", "a'@b.co", "a@b", "a@b..co"]),
+        (ISO_DURATION, ["P1W", "P1Y2M3D", "PT5M", "P1DT2H3.5S"], ["P", "PT", "P1W1D", "P1DT", "1D"]),
+    ],
+)
+def test_expressions_match_what_they_match_in_ecmascript(pattern: str, fitting: list[str], others: list[str]) -> None:
+    written = to_engine(pattern)
+    schema = {"type": "string", "pattern": written}
+    assert all(accepts(schema, text) for text in fitting), written
+    assert not any(accepts(schema, text) for text in others), written
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.matrix)])
+def test_published_expressions_with_lookaround_accept_the_same(count: int) -> None:
+    rng = random.Random(3)
+    for pattern, letters in ((EMAIL, "a.'@-b"), (ISO_DURATION, "P1YMDTHS.W"), (HOSTNAME, "aB-.9")):
+        before = {"type": "string", "pattern": pattern}
+        after = simplified(before)
+        samples = ["".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(count)]
+        samples += [f"{'a' * 60}.{'b' * n}" + "." * dot for n in range(1, 64) for dot in (0, 1)]
+        samples += [".".join(["a" * 61] * 4) + "a" * n + "." * dot for n in range(9) for dot in (0, 1)]
+        assert [accepts(before, each) for each in samples] == [accepts(after, each) for each in samples]
+
+
+KEYWORDS = [
+    "$anchor", "$defs", "$dynamicRef", "$id", "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf",
+    "const", "contains", "contentEncoding", "contentMediaType", "default", "definitions", "dependencies",
+    "dependentRequired", "dependentSchemas", "discriminator", "else", "enum", "exclusiveMinimum", "format", "if",
+    "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties",
+    "minimum", "multipleOf", "not", "nullable", "oneOf", "pattern", "patternProperties", "prefixItems", "properties",
+    "propertyNames", "required", "then", "title", "type", "unevaluatedProperties", "uniqueItems",
+]  # fmt: skip
+VALUES: list[Any] = [None, [], {}, ["a"], [1, {}], 1, -1, 1.5, float("inf"), True, "x", {"a": 1}]
+WRAPPERS: list[Callable[[Any], Any]] = [
+    lambda schema: schema,
+    lambda schema: {"type": "object", "properties": {"a": schema}},
+    lambda schema: {"type": "object", "propertyNames": schema},
+    lambda schema: {"type": "array", "items": schema, "contains": schema},
+    lambda schema: {"oneOf": [schema, {"type": "null"}]},
+    lambda schema: {"allOf": [schema, {"type": "string"}]},
+    lambda schema: {"$defs": {"x": schema}, "$ref": "#/$defs/x"},
+]
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_keyword_with_a_value_of_a_wrong_type_is_refused_by_its_path_or_has_no_effect(keyword: str) -> None:
+    for value, base, wrap in itertools.product(VALUES, [{}, *({"type": name} for name in TYPES)], WRAPPERS):
+        with contextlib.suppress(SchemaError):
+            simplified(wrap({**base, keyword: value}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"format": []}, "format"),
+        ({"properties": {"a": {"format": {"x": 1}}}}, "properties.a.format"),
+        ({"type": {}}, "type"),
+        ({"type": ["string", []]}, "type"),
+        ({"required": [1, {}]}, "required"),
+        ({"type": "string", "minLength": float("inf")}, "minLength"),
+        ({"items": {"maxItems": float("inf")}}, "items.maxItems"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_by_its_path(schema: Any, path: str) -> None:
+    with pytest.raises(SchemaError, match=f"^{re.escape(path)}: "):
+        simplified(schema)
+
+
+def test_whether_a_name_fits_an_expression() -> None:
+    assert matches("^a", "ab") is True
+    assert matches("^a", "ba") is False
+    assert matches("^a", "é") is None

@@ -1,0 +1,163 @@
+"""Grammars whose masks take too long end their own requests, with a sentence, and are refused after two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.errors import RequestError
+from runtime.request.structured import grammar_of
+from runtime.structured_output import grammar_cache as module
+from runtime.structured_output import grammar_matcher
+from runtime.structured_output.grammar_cache import GrammarError, Grammars
+from runtime.structured_output.grammar_matcher import Constraint
+from runtime.structured_output.limits import MaskLimits
+
+CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
+AMBIGUOUS = {
+    "many alternatives": 'start: s "~~END"\ns: s s | s s s | s s s s | s s s s s| /[a-z]/ | ""',
+    "recursion on both sides": 'start: s "~~END"\ns: /[a-z]/ s | s /[a-z]/ | s s | ""',
+    "many rules": "\n".join(
+        ['start: s "~~END"', 's: "" | "a" | ' + " | ".join(f"r{i}" for i in range(40))]
+        + [f'r{i}: s s | s "{chr(97 + i % 26)}" s' for i in range(40)]
+    ),
+    "a long beginning": 'start: "abcdefghijklmnop" s "~~END"\ns: s s | s s s | s s s s | /[a-z]/ | ""',
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(device="cpu", max_num_reqs=8) as llm:
+        yield llm
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """CPU time that passes by `step` seconds per look."""
+    found = {"now": 0.0, "step": 0.0}
+
+    def thread_time() -> float:
+        found["now"] += found["step"]
+        return found["now"]
+
+    monkeypatch.setattr(grammar_matcher.time, "thread_time", thread_time)
+    return found
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_ambiguous_grammars_are_refused_before_they_reach_the_engine(llm: LLM, name: str) -> None:
+    steps = llm.engine.stats().steps
+    with pytest.raises(RequestError, match=r"^structured_outputs\.grammar: cannot be kept to: .*(limit|CPU time)"):
+        llm.generate([CHAT], SamplingParams(structured_outputs={"grammar": AMBIGUOUS[name]}))
+    assert llm.engine.stats().steps == steps
+
+
+def test_an_answer_that_exceeds_its_time_fails_alone(llm: LLM, clock: dict[str, float]) -> None:
+    grammars = llm.engine.grammars
+    assert grammars is not None
+    text = grammar_of({"regex": "[a-z]{40}"}, "x")
+    first, second = grammars.compiled(text, "x"), grammars.compiled(text, "x")
+    clock["step"] = MaskLimits().token_seconds / 2
+    steps = _walk(first, 40)
+    assert (steps, first.failed) == (40, "")
+    clock["step"] = MaskLimits().seconds
+    third = grammars.compiled(text, "x")
+    assert _walk(third, 40) < 3
+    assert third.failed == "it takes more than 0.5 s and 5 ms per token of CPU time to apply; send a simpler one"
+    clock["step"] = 0.0
+    assert _walk(second, 40) == 40
+    assert second.failed == ""
+
+
+def _walk(answer: Constraint, tokens: int, pick: int = 0) -> int:
+    """Takes the first allowed tokens, or others by `pick`; returns how many were."""
+    import numpy as np
+
+    for taken in range(tokens):
+        row = np.zeros(answer.facts.words, dtype=np.int32)
+        answer.fill(row)
+        if answer.failed or answer.ended:
+            return taken
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        answer.take(int(allowed[pick]))
+    return tokens
+
+
+def test_a_grammar_is_refused_after_two_answers_that_exceeded_the_limits(llm: LLM, clock: dict[str, float]) -> None:
+    slow, quick = {"regex": "[0-9]{30}"}, SamplingParams(max_tokens=8)
+    params = SamplingParams(structured_outputs=slow, max_tokens=40)
+    grammars = llm.engine.grammars
+    assert grammars is not None
+    grammars.compiled(grammar_of(slow, "structured_outputs"), "x")
+    alone = llm.generate([CHAT], quick)[0].token_ids
+    for _ in range(2):
+        clock["step"] = 0.0
+        llm.generate([CHAT], params)
+        clock["step"] = 1.0
+        with pytest.raises(GrammarError, match="CPU time to apply") as refused:
+            llm.generate([CHAT, CHAT], [params, quick])
+        assert refused.value.status == 400
+    clock["step"] = 0.0
+    with pytest.raises(GrammarError, match=r"^structured_outputs\.regex: .*CPU time to apply"):
+        llm.generate([CHAT], params)
+    assert llm.generate([CHAT], quick)[0].token_ids == alone
+
+
+def test_an_answer_that_exceeds_the_work_of_a_mask_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.LIMITS, "step_max_items", 700)
+    assert llm.engine.grammars is not None
+    grammars = Grammars(llm.engine.grammars.read, llm.engine.grammars.facts)
+    text = grammar_of({"grammar": 'start: s "!"\ns: /[a-z]/ s /[a-z]/ | ""'}, "x")
+    answer = grammars.compiled(text, "x")
+    assert 0 < _walk(answer, 500, -1) < 500
+    assert "limit 700" in answer.failed
+    other = grammars.known(text)
+    assert other is not None
+    assert _walk(other, 3, -1) == 3
+
+
+def test_refused_grammars_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    monkeypatch.setattr("runtime.structured_output.grammar_cache.MAX_OVERRUN", 10)
+    assert llm.engine.grammars is not None
+    grammars = Grammars(llm.engine.grammars.read, llm.engine.grammars.facts)
+    for number in range(20):
+        for _ in range(2):
+            grammars.add_overrun(str(number), "slow")
+    assert grammars.known("0") is None
+    with pytest.raises(GrammarError, match="slow"):
+        grammars.known("19")
+
+
+def test_a_refused_grammar_is_accepted_again_after_ten_minutes(llm: LLM) -> None:
+    assert llm.engine.grammars is not None
+    now = [0.0]
+    grammars = Grammars(llm.engine.grammars.read, llm.engine.grammars.facts, lambda: now[0])
+    text = grammar_of({"regex": "[a-z]"}, "x")
+    for start in (0.0, 600.0):  # the second overrun comes when the first is forgotten
+        now[0] = start
+        grammars.add_overrun(text, "slow")
+        grammars.compiled(text, "x")
+    now[0] = 1199.0
+    grammars.add_overrun(text, "slow")
+    for now[0] in (1199.0, 1798.0):
+        with pytest.raises(GrammarError, match="slow"):
+            grammars.compiled(text, "x")
+    now[0] = 1799.0
+    grammars.compiled(text, "x")
+    assert grammars.known(text) is not None
+
+
+@pytest.mark.parametrize(
+    "asked", [{"regex": "a{300}b"}, {"choice": ["the only choice, which is forced letter by letter"]}]
+)
+def test_forced_text_is_computed_once(llm: LLM, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm.engine.grammars is not None
+    found = llm.engine.grammars.compiled(grammar_of(asked, "x"), "x")
+    computed = found.forced()
+    for i, token in enumerate(computed):
+        assert found.forced() == computed[i:]
+        found.take(token)
+    assert not found.failed

@@ -1,0 +1,133 @@
+"""Every strategy that fills masks, replayed and not, preempted and not: answers match, and are the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import llguidance
+import msgspec
+import pytest
+
+from runtime.engine.engine import Engine
+from runtime.engine.grammar_queue import Entrance
+from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
+from runtime.request.structured import grammar_of
+from runtime.structured_output.grammar_cache import Grammars
+from runtime.structured_output.grammar_matcher import Facts
+from tests.engine.harness import Setup, check_idle, decoding_of, make_engine
+from tests.matrix import marked
+from tests.oracle.block import Params
+
+WORDS = [b"a", b"b", b"c", b"", b"ab", b"bc", b"0", b"1", b"01", b"-", b"x", b"y", b"xy", b"", b"z", b""]
+EOS, MASK = 3, 13
+REGEXES = ("(ab|c){2,5}-[01]{2,9}", "[abc]*z", "x(yx){3,6}-", "(0|1|-){1,12}", "abcabcabc")
+SETUPS = {
+    "multi_bd": Setup(block=4, buffer=3),
+    "d2f": Setup(strategy="d2f", block=4, buffer=2),
+    "fast_dllm_v2": Setup(strategy="fast_dllm_v2", block=16, page=8),
+    "nemotron_diffusion": Setup(strategy="nemotron_diffusion", block=4),
+    "full": Setup(strategy="full", block=4),
+    "full, shifted": Setup(strategy="full", block=4, shift=True),
+}
+CACHES = {"full": ("none", "prefix", "dual", "vicinity"), "full, shifted": ("none", "prefix", "dual", "vicinity")}
+QUICK = [(name, False) for name in ("d2f", "fast_dllm_v2", "nemotron_diffusion")]
+QUICK += [(name, True) for name in ("multi_bd", "full", "full, shifted")]
+
+
+class Words:
+    """The vocabulary as the grammar engine asks for it."""
+
+    eos_token_id, bos_token_id = EOS, None
+    tokens = WORDS
+    special_token_ids = (EOS, MASK, 15)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [WORDS.index(bytes([byte])) for byte in text if bytes([byte]) in WORDS]
+
+
+def engine_of(setup: Setup) -> Engine:
+    engine = make_engine(setup)
+    facts = Facts.of(vocab_size=setup.vocab, max_token_id=setup.max_token, mask_id=MASK, eos=setup.eos)
+    tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), n_vocab=setup.vocab)
+    engine.entrance = Entrance(engine.scheduler, Grammars(lambda: tokens, facts))
+    return engine
+
+
+def spec_of(i: int, cache: str, **more: Any) -> RequestSpec:
+    p = Params(max_tokens=20, accept_threshold=(0.2, 0.5, 0.9)[i % 3], sub_block_size=8, block_cache=bool(i % 2))
+    others = {"cache": cache, "block_length": 4, "sub_block_size": 8, "block_cache": bool(i % 2)}
+    regex = REGEXES[i % len(REGEXES)]
+    return RequestSpec(
+        id=str(i), prompt=[1, 2, 4, 5, 6][: 1 + i % 5], max_tokens=20, temperature=(0.0, 1.0)[i // 5 % 2], seed=i,
+        decoding=DecodingParams(values=decoding_of(p) | others), report="stable",
+        grammar=grammar_of({"regex": regex}, "structured_outputs"), **more,
+    )  # fmt: skip
+
+
+def served(engine: Engine, specs: list[RequestSpec], every: int = 0) -> dict[str, tuple[str, str | None, int]]:
+    """Text, reason and nfe of each; `every`: steps after which one of them gives way."""
+    for spec in specs:
+        engine.add(spec)
+    ids: dict[str, list[int]] = {spec.id: [] for spec in specs}
+    last: dict[str, EngineOutput] = {}
+    steps = 0
+    while engine.has_work():
+        for output in engine.step():
+            ids[output.id] += output.new_tokens
+            last[output.id] = output
+        steps += 1
+        running = [request for request in engine.scheduler.running if not request.answered]
+        if every and steps % every == 0 and running:
+            engine.scheduler._preempt(running[-1])
+    check_idle(engine)
+    text = {id: b"".join(WORDS[token] for token in tokens).decode() for id, tokens in ids.items()}
+    return {id: (text[id], last[id].finish_reason, last[id].nfe) for id in ids}
+
+
+@pytest.mark.parametrize(
+    ("name", "replayed"), marked([(name, replayed) for name in SETUPS for replayed in (False, True)], quick=QUICK)
+)
+def test_answers_match(name: str, replayed: bool) -> None:
+    setup = replace(SETUPS[name], replayed=replayed)
+    for cache in CACHES.get(name, ("none",)):
+        specs = [spec_of(i, cache) for i in range(10)]
+        together = served(engine_of(setup), specs)
+        for spec in specs:
+            text, reason, nfe = together[spec.id]
+            assert reason in ("stop", "length")
+            if reason == "stop":
+                assert re.fullmatch(REGEXES[int(spec.id) % len(REGEXES)], text)
+            assert nfe <= 20 + 1
+        assert sum(reason == "stop" for _, reason, _ in together.values()) >= 5
+        assert served(engine_of(setup), specs, every=2) == together
+        assert [served(engine_of(setup), [spec])[spec.id] for spec in specs[:3]] == [
+            together[spec.id] for spec in specs[:3]
+        ]
+
+
+def test_a_grammar_without_a_token_for_it_ends_its_request_alone() -> None:
+    engine = engine_of(SETUPS["multi_bd"])
+    odd = grammar_of({"regex": "[ab]{3}é"}, "structured_outputs")
+    specs = [spec_of(0, "none"), spec_of(1, "none")]
+    specs[0] = msgspec.structs.replace(specs[0], grammar=odd)
+    got = served(engine, specs)
+    assert got["0"][1] == "error"
+    assert got["1"][1] in ("stop", "length")
+
+
+def test_a_wrong_grammar_ends_its_request_alone() -> None:
+    engine = engine_of(SETUPS["multi_bd"])
+    wrong = msgspec.structs.replace(spec_of(0, "none"), grammar="{}")
+    got = served(engine, [wrong, spec_of(1, "none")])
+    assert got["0"][1] == "error"
+    assert got["1"][1] in ("stop", "length")
+
+
+def test_what_waits_for_its_grammar_can_be_aborted() -> None:
+    engine = engine_of(SETUPS["multi_bd"])
+    engine.add(spec_of(0, "none"))
+    engine.abort("0")
+    assert not engine.has_work()
+    check_idle(engine)

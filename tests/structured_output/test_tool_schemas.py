@@ -1,0 +1,62 @@
+"""Schemas of agents' tools compile, and their masks stay far below the limits."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import LLM
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.structured import grammar_of
+from runtime.structured_output import grammar_cache as module
+from runtime.structured_output.grammar_cache import Grammars
+from runtime.structured_output.grammar_cache_setup import grammars_of
+from tests.structured_output import forms
+from tests.structured_output.client_types import EVERY
+from tests.structured_output.tool_schemas import TOOLS
+
+MARGIN = 4  # that the limits leave at least
+
+
+@pytest.fixture(scope="module")
+def facts() -> Iterator[tuple[Path, EngineInfo]]:
+    with LLM(device="cpu") as llm:
+        assert llm.tokenizer is not None
+        yield llm.tokenizer.directory, llm.engine.info
+
+
+@pytest.fixture
+def tight(facts: tuple[Path, EngineInfo], monkeypatch: pytest.MonkeyPatch) -> Grammars:
+    """Grammars with a fraction of the limits of work per token."""
+    for name in ("step_max_items", "step_lexer_fuel", "max_items_in_row"):
+        monkeypatch.setitem(module.LIMITS, name, module.LIMITS[name] // MARGIN)
+    return grammars_of(*facts)
+
+
+def check(grammars: Grammars, schemas: list[dict[str, Any]]) -> None:
+    for schema in schemas:
+        _, why = grammars.tried(grammar_of({"json": json.loads(json.dumps(schema))}, "x"), thorough=True)
+        assert why == "", (schema, why)
+
+
+def test_there_are_two_hundred_different_tools() -> None:
+    assert len({json.dumps(schema) for schema in TOOLS}) >= 200
+
+
+def test_schemas_of_tools_take_a_fraction_of_the_limits(tight: Grammars) -> None:
+    check(tight, TOOLS)
+
+
+def test_schemas_of_client_types_take_a_fraction_of_the_limits(tight: Grammars) -> None:
+    check(tight, list(EVERY.values()))
+
+
+@pytest.mark.slow
+def test_random_schemas_take_a_fraction_of_the_limits(tight: Grammars) -> None:
+    rng = random.Random(2000)
+    check(tight, [forms.schema(rng) for _ in range(2000)])

@@ -1,0 +1,323 @@
+"""Chat templates render as in transformers, with all arguments of its filters, within the limits of a rendering."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import ConfigError, RequestError
+from runtime.tokenizer import Tokenizer, template_limits
+from runtime.tokenizer.chat_template import ChatTemplate
+from tests.tokenizer.conftest import SPECIALS, byte_level, save
+from tests.tokenizer.templates import CHATS, TEMPLATES, VARIABLES, WITH_CALLS, rendered_by_transformers
+
+NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
+USER = [{"role": "user", "content": "hi"}]
+PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% endfor %};{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple[str, int, int], str | None]:
+    """transformers' text of every template, conversation and set of variables."""
+    keys = list(itertools.product(TEMPLATES, range(len(CHATS)), range(len(VARIABLES))))
+    cases = [(TEMPLATES[name], CHATS[chat], NAMED | VARIABLES[values]) for name, chat, values in keys]
+    return dict(zip(keys, rendered_by_transformers(cases), strict=True))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_renders_as_in_transformers(name: str, expected: dict[tuple[str, int, int], str | None]) -> None:
+    texts = ("<role>", "<|im_start|>", "<|im_end|>", "</s>", "<|role_end|>", "[INST]", "<tool_call>")
+    marks = {text: f"\ue000{number}\ue001" for number, text in enumerate(texts)}
+    for used in ({}, marks):
+        template = ChatTemplate(TEMPLATES[name], used, NAMED)
+        compared = 0
+        for chat, values in itertools.product(range(len(CHATS)), range(len(VARIABLES))):
+            if CHATS[chat] is WITH_CALLS and "tool_calls" not in TEMPLATES[name]:
+                continue  # calls are written into the text of the message for such a template
+            theirs = expected[name, chat, values]
+            if theirs is None:
+                with pytest.raises(RequestError, match="cannot render them"):
+                    template.render(CHATS[chat], VARIABLES[values])
+                continue
+            assert template.unmarked(template.render(CHATS[chat], VARIABLES[values])) == theirs
+            compared += 1
+        assert compared >= 6
+
+
+def test_tojson_takes_the_arguments_of_transformers_in_its_order() -> None:
+    message = {"role": "user", "content": "é", "b": [1, {"é": None}], "a": "<&>"}
+    arguments = (
+        "",
+        "(true)",
+        "(false, 3)",
+        "(false, none, ['; ', ' = '])",
+        "(true, 1, none, true)",
+        "(indent='\t')",
+        "(separators=[',', ':'], sort_keys=true)",
+        "(ensure_ascii=true, indent=0)",
+        "(indent=2, separators=(',', ': '), sort_keys=true)",
+    )
+    sources = [f"{{{{ messages[0] | tojson{each} }}}}" for each in arguments]
+    expected = rendered_by_transformers([(source, [message], {}) for source in sources])
+    assert [ChatTemplate(source, {}, {}).render([message], {}) for source in sources] == expected
+    assert len(set(expected)) == len(sources)
+
+
+HUGE = 3_000_000_000
+ALLOCATING = [
+    "{{ messages | tojson(indent=n) }}",
+    "{{ messages | tojson(indent=3000000000) }}",
+    "{{ messages | tojson(separators=['x' * 9000 * 2, ':']) }}",
+    "{{ 'x' | center(n) }}",
+    "{{ 'x'.center(n) }}",
+    "{{ 'x'.ljust(n) }}",
+    "{{ '7'.zfill(n) }}",
+    "{{ '\t'.expandtabs(n) }}",
+    "{{ 'a\nb' | indent(n) }}",
+    "{{ '%3000000000d' | format(1) }}",
+    "{{ '%3000000000d' % 1 }}",
+    "{{ '%.3000000000f' % 1 }}",
+    "{{ '%*d' % (n, 1) }}",
+    "{{ '%(a)3000000000d' % {'a': 1} }}",
+    "{{ '{:3000000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, n) }}",
+    "{{ '{a:{b}}'.format(a=1, b=n) }}",
+    "{{ '{a:3000000000}'.format_map({'a': 1}) }}",
+    "{{ ('a' * 9999) | replace('a', 'b' * 9999) }}",
+    "{{ ('a' * 9999).replace('a', 'b' * 9999) }}",
+]
+
+
+@pytest.mark.parametrize("source", ALLOCATING)
+def test_no_filter_or_method_makes_a_huge_text_in_one_step(source: str) -> None:
+    with pytest.raises(
+        RequestError, match=r"cannot render them: (a text is padded|a format|a replacement makes|nothing is rep)"
+    ):
+        ChatTemplate(source, {}, {}).render(USER, {"n": HUGE})
+
+
+def test_numbers_outside_of_a_width_are_no_width() -> None:
+    source = "{{ '%s of 20260101' % 5 }} {{ '20260101 % 99999 {}'.format(123456789) }} {{ '%d' | format(987654321) }}"
+    text = ChatTemplate(source, {}, {}).render(USER, {})
+    assert text == "5 of 20260101 20260101 % 99999 123456789 987654321"
+
+
+def test_indented_json_is_limited_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "MAX_CHARS", 1000)
+    with pytest.raises(RequestError, match="writes more than 1000 characters"):
+        ChatTemplate("{% set x = values | tojson(indent=50) %}", {}, {}).render(USER, {"values": [[1]] * 20})
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    """Writes a tokenizer whose tokenizer_config.json has these fields, and returns its directory."""
+
+    def write(**config: Any) -> Path:
+        save(byte_level(), tmp_path, template=None)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write
+
+
+def text_of(directory: Path, **values: Any) -> str:
+    tokenizer = Tokenizer(directory)
+    return tokenizer.decode(tokenizer.encode_chat(USER, **values))
+
+
+FORMS = {
+    "a text": "D",
+    "an object": {"default": "D", "tool_use": "T"},
+    "a list": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}],
+    "an object with another name": {"default": "D", "rag": "R"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_templates_by_name_are_chosen_as_in_transformers(form: str, make: Any) -> None:
+    directory = make(chat_template=FORMS[form])
+    assert Tokenizer(directory).has_template
+    assert text_of(directory) == "D"
+    assert text_of(directory, tools=[]) == "D"
+    has_tools = "tool_use" in json.dumps(FORMS[form])
+    assert text_of(directory, tools=[{"a": 1}]) == ("T" if has_tools else "D")
+
+
+def test_files_take_precedence_over_the_config(make: Any) -> None:
+    directory = make(chat_template={"default": "D", "tool_use": "T"})
+    (directory / "chat_template.jinja").write_text("\ufefffile")
+    assert text_of(directory, tools=[{"a": 1}]) == "file"
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | length }} tools")
+    assert text_of(directory, tools=[{"a": 1}]) == "1 tools"
+    assert Tokenizer(directory).knows_tools
+    assert text_of(directory) == "file"
+
+
+@pytest.mark.parametrize("value", [7, True, {"default": 7}, {"default": None}, [7], [{"name": "default"}], [["a"]]])
+def test_a_template_of_another_type_is_refused_by_name(value: Any, make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: chat_template must"):
+        Tokenizer(make(chat_template=value))
+
+
+def test_templates_without_a_default_are_reported(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = Tokenizer(make(chat_template={"rag": "R"}))
+    assert not tokenizer.has_template
+    assert "no chat template is called 'default', only 'rag'" in caplog.text
+
+
+TOKENS = {
+    "special_tokens_map.json": {
+        "eos_token": {"content": "<|end|>", "special": True},
+        "image_token": "<role>",
+        "pad_token": "not this",
+    },
+    "tokenizer_config.json": {
+        "pad_token": "<|mask|>",
+        "bos_token": None,
+        "extra_special_tokens": {"own_token": "</role>"},
+    },
+}
+
+
+def test_special_tokens_are_read_from_all_files_that_name_them(make: Any) -> None:
+    directory = make(
+        chat_template="{{ eos_token }}|{{ image_token }}|{{ pad_token }}|{{ own_token }}|{{ bos_token }}",
+        **TOKENS["tokenizer_config.json"],
+    )
+    (directory / "special_tokens_map.json").write_text(json.dumps(TOKENS["special_tokens_map.json"]))
+    tokenizer = Tokenizer(directory)
+    ids = tokenizer.encode_chat(USER)
+    assert tokenizer.decode(ids) == "<|end|>|<role>|<|mask|>|</role>|"
+    assert [n for n in ids if n in {tokenizer.token_id(text) for text in SPECIALS}] == [
+        tokenizer.token_id(text) for text in ("<|end|>", "<role>", "<|mask|>", "</role>")
+    ]
+
+
+def test_a_named_token_that_no_list_of_added_tokens_has_is_special(tmp_path: Path) -> None:
+    library = byte_level()
+    library.save(str(tmp_path / "tokenizer.json"))
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    number = len(data["model"]["vocab"])
+    data["model"]["vocab"]["<stop>"] = number
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<stop>"}))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
+    tokenizer = Tokenizer(tmp_path)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "a<stop>"}])
+    assert ids.count(number) == 1
+    assert ids[-1] == number
+
+
+@pytest.mark.parametrize("file", ["special_tokens_map.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("field", ["eos_token", "additional_special_tokens", "extra_special_tokens"])
+def test_a_token_that_a_file_declares_special_is_not_in_text(file: str, field: str, tmp_path: Path) -> None:
+    save(byte_level(), tmp_path, template=None, special=False)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    value = "<|end|>" if field == "eos_token" else ["<role>", {"content": "<|end|>"}]
+    (tmp_path / file).write_text(json.dumps({field: value}))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.control_id("<|end|>") is not None
+    assert tokenizer.control_id("<|end|>") not in tokenizer.encode("a<|end|>")
+    assert tokenizer.control_id("<|mask|>") is None
+
+
+def test_ordinary_text_that_is_named_as_a_token_stays_encodable(tmp_path: Path) -> None:
+    save(byte_level(), tmp_path, template=None)
+    expected = Tokenizer(tmp_path).encode("the fox! the end!")
+    library = json.loads((tmp_path / "tokenizer.json").read_text())
+    merged = "".join(library["model"]["merges"][-1])
+    named = {"pad_token": "!", "unk_token": merged, "eos_token": "<|end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("the fox! the end!") == expected
+    assert tokenizer.named["pad_token"] == "!"
+
+
+@pytest.mark.parametrize("decoder", [None, {}])
+def test_an_empty_added_tokens_decoder_is_accepted(decoder: Any, make: Any) -> None:
+    assert Tokenizer(make(added_tokens_decoder=decoder)).encode("a")
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        [],
+        7,
+        {"x": {"content": "a"}},
+        {"-1": {"content": "a"}},
+        {"9" * 5000: {"content": "a"}},
+        {"900": {}},
+        {"900": None},
+        {"900": 7},
+    ],
+)
+def test_a_malformed_added_tokens_decoder_is_refused_by_name(decoder: Any, make: Any) -> None:
+    if decoder == []:
+        assert Tokenizer(make(added_tokens_decoder=decoder)).encode("a")
+        return
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: added_tokens_decoder") as refused:
+        Tokenizer(make(added_tokens_decoder=decoder))
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"])
+def test_a_byte_order_mark_before_a_file_is_skipped(name: str, make: Any) -> None:
+    directory = make(eos_token="<|end|>", chat_template="{{ eos_token }}")
+    (directory / "config.json").write_text('{"mask_token_id": 1}')
+    (directory / "special_tokens_map.json").write_text("{}")
+    path = directory / name
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert text_of(directory) == "<|end|>"
+
+
+def test_a_template_that_only_walks_parts_gets_parts() -> None:
+    chat = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a<b>"},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": ""},
+    ]
+    assert ChatTemplate(PARTS, {}, {}).render(chat, {}) == "system:s;user:a<b>;assistant:c;user:;"
+
+
+MIXED = [
+    "{% for m in messages %}{% if m.content is string %}S{{ m.content }}{% else %}P{% for p in m.content %}{{ p.text }}"
+    "{% endfor %}{% endif %}{% endfor %}",
+    "{% for m in messages %}{{ m.content }}{% endfor %}",
+    "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+    "{% for m in messages %}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}",
+    "{% for m in messages %}{{ raise_exception('no') if m.content is not string else m.content }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", MIXED)
+def test_a_template_that_takes_text_gets_text(source: str) -> None:
+    (theirs,) = rendered_by_transformers([(source, USER, {})])
+    assert ChatTemplate(source, {}, {}).render(USER, {}) == theirs
+
+
+def test_a_template_may_walk_parts_of_one_role_only() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}"
+        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    assert ChatTemplate(source, {}, {}).render(chat, {}) == "s;u;"
+
+
+def test_text_in_parts_becomes_no_special_token(tmp_path: Path) -> None:
+    save(byte_level(), tmp_path, template=PARTS + "<|role_end|>")
+    tokenizer = Tokenizer(tmp_path)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "<|role_end|><|end|>"}])
+    assert [n for n in ids if n in {tokenizer.token_id(text) for text in SPECIALS}] == [
+        tokenizer.token_id("<|role_end|>")
+    ]

@@ -1,0 +1,183 @@
+"""Text that grows must be the text of the whole, whatever the pushes and wherever a stop string falls."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.parsers import reasoning_format
+from runtime.parsers.reasoning import Thought
+from runtime.tokenizer import Answer
+from tests.calls import count_calls
+
+SLOW = settings(max_examples=150, deadline=None)
+BYTES = st.lists(st.integers(0, 400), max_size=40)  # ids past the vocabulary among them
+WORDS = st.text(alphabet="ab é東😀\n", max_size=30)
+STOPS = st.lists(st.text(alphabet="ab é東�", min_size=1, max_size=4), max_size=3)
+
+
+def in_pushes(draw, ids):
+    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=8)))
+    return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+def naive(text: str, stops) -> str:
+    """Read a character at a time; the first stop string to be complete ends the text, the longest of several."""
+    for end in range(1, len(text) + 1):
+        hit = [s for s in stops if text[:end].endswith(s)]
+        if hit:
+            return text[: end - len(max(hit, key=len))]
+    return text
+
+
+@SLOW
+@given(data=st.data(), ids=BYTES)
+def test_whole_text_is_the_librarys(pair, data, ids):
+    ours, library = pair
+    expected = library.decode(ids, skip_special_tokens=False)
+    if pair[0].token_id("<0x00>") is None or "�" not in expected:  # runs of invalid byte tokens are ours to define
+        assert ours.decode(ids) == expected
+    answer = Answer(ours)
+    text = "".join(answer.push(part) for part in in_pushes(data.draw, ids)) + answer.finish()
+    shown = library.decode(ids, skip_special_tokens=True)
+    if pair[0].token_id("<0x00>") is None or "�" not in shown:
+        assert text == shown
+    assert text == answer.text == ours.pieces.spoken().text(ids)
+    assert answer.token_ids == ids
+    assert not answer.stopped
+
+
+@SLOW
+@given(data=st.data(), source=st.one_of(WORDS, BYTES), stops=STOPS)
+def test_stop_strings_end_the_text_whatever_the_pushes(pair, data, source, stops):
+    tokenizer = pair[0]
+    ids = tokenizer.encode(source) if isinstance(source, str) else source
+    whole = tokenizer.pieces.spoken().text(ids)
+    answer = Answer(tokenizer, stops)
+    deltas = []
+    for part in in_pushes(data.draw, ids):
+        deltas.append(answer.push(part))
+        assert "".join(deltas) == answer.text
+        assert naive(whole, stops).startswith(answer.text)
+        if answer.stopped:
+            assert answer.push([1, 2]) == ""
+            break
+    deltas.append(answer.finish())
+    assert "".join(deltas) == answer.text == naive(whole, stops)
+    assert answer.stopped == any(stop in whole for stop in stops)
+    assert answer.finish() == ""
+    # the ids are the longest beginning of ids whose text does not reach into the stop string
+    kept = answer.token_ids
+    assert kept == ids[: len(kept)]
+    if not answer.stopped:
+        assert kept == ids
+    elif "�" not in whole:
+        assert answer.text.startswith(tokenizer.pieces.spoken().text(kept).rstrip("�"))
+
+
+@SLOW
+@given(data=st.data(), source=WORDS)
+def test_text_that_continues_the_prompt_loses_no_space(pair, data, source):
+    tokenizer = pair[0]
+    ids = tokenizer.encode(source)
+    at = data.draw(st.integers(0, len(ids)))
+    head, shown = tokenizer.pieces.spoken().text(ids[:at]), tokenizer.pieces.spoken().text(ids)
+    answer = Answer(tokenizer, continues=True)
+    text = "".join(answer.push(part) for part in in_pushes(data.draw, ids[at:])) + answer.finish()
+    if at and head and "�" not in head + text:
+        assert head + text == shown
+
+
+REASONED = st.text(alphabet="ab <>/think\n", max_size=20)
+
+
+@SLOW
+@given(data=st.data(), thought=REASONED, text=REASONED, stops=STOPS, opened=st.booleans(), closed=st.booleans())
+def test_stop_strings_are_searched_after_reasoning_alone(pair, data, thought, text, stops, opened, closed):
+    tokenizer = pair[0]
+    marked = ("" if opened else "<think>") + thought + ("</think>" + text if closed else "")
+    ids = tokenizer.encode(marked)
+    shown = tokenizer.pieces.spoken().text(ids)
+    found, rest = halves(shown, opened)
+    answer = Answer(tokenizer, stops, preamble=Thought(reasoning_format("think"), opened))
+    pieces = "".join(answer.push(part) for part in in_pushes(data.draw, ids)) + answer.finish()
+    assert pieces == answer.text == found + naive(rest, stops)
+    assert answer.stopped == (naive(rest, stops) != rest)
+
+
+def halves(text, opened):
+    """The reasoning with its marks and the space around them, and the rest."""
+    begun = text.lstrip()
+    if not opened and not begun.startswith("<think>"):
+        return "", text
+    start = 0 if opened else len(text) - len(begun) + len("<think>")
+    end = text.find("</think>", start)
+    if end < 0:
+        return text, ""
+    rest = text[end + len("</think>") :].lstrip()
+    return text[: len(text) - len(rest)], rest
+
+
+def test_a_stop_string_across_tokens_and_inside_one(pair):
+    tokenizer = pair[0]
+    ids = tokenizer.encode("ab ab ab")
+    assert Answer(tokenizer, ["b a"]).push(ids) in ("a", " a")
+    answer = Answer(tokenizer, ["b a"])
+    for token in ids:
+        answer.push([token])
+    assert answer.stopped
+    assert "b a" not in answer.text
+    assert len(answer.token_ids) < len(ids)
+
+
+def test_what_may_become_a_stop_string_is_withheld(directory):
+    from runtime.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(directory)
+    answer = Answer(tokenizer, ["abba"])
+    assert answer.push(tokenizer.encode("x ab")) == "x "
+    assert answer.push(tokenizer.encode("ab")) == "ab"
+    assert answer.push(tokenizer.encode("b")) == ""
+    assert answer.finish() == "abb"
+    assert answer.text == "x ababb"
+
+
+def test_incomplete_utf8_is_withheld(directory):
+    from runtime.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(directory)
+    ids = [tokenizer.token_id(c) for c in "ðŁĺĢ"]  # the four bytes of 😀 in the byte alphabet
+    answer = Answer(tokenizer)
+    assert [answer.push([i]) for i in ids] == ["", "", "", "😀"]
+    answer = Answer(tokenizer)
+    assert [answer.push([i]) for i in ids[:3]] == ["", "", ""]
+    assert answer.finish() == "�"
+    assert answer.token_ids == ids[:3]
+
+
+def test_special_tokens_show_their_text_but_not_in_answers(directory):
+    from runtime.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(directory)
+    mask = tokenizer.token_id("<|mask|>")
+    ids = [mask, *tokenizer.encode("a"), mask]
+    assert tokenizer.decode(ids) == "<|mask|>a<|mask|>"
+    for marks, text in (((), "a"), (("<|mask|>thought", ""), "<|mask|>a<|mask|>")):
+        answer = Answer(tokenizer, marks=marks)
+        assert "".join(answer.push([id]) for id in ids) + answer.finish() == text
+        assert answer.token_ids == ids
+
+
+@pytest.mark.parametrize("stops", [[], ["never", "seen"]])
+def test_cost_does_not_grow_with_the_answer(directory, stops):
+    from runtime.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(directory)
+    ids = tokenizer.encode("the quick brown fox ")
+
+    answer = Answer(tokenizer, stops)
+    for _ in range(3):  # the first pushes fill caches
+        answer.push(ids)
+    early = count_calls(lambda: answer.push(ids))
+    for _ in range(1000):
+        answer.push(ids)
+    assert count_calls(lambda: answer.push(ids)) <= early

@@ -1,0 +1,152 @@
+"""What a rendering and an encoding may take, and that within it they give what they always gave."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from runtime.errors import ConfigError, RequestError
+from runtime.tokenizer import Tokenizer, template_limits, tokenizer
+from runtime.tokenizer.chat_template import ChatTemplate
+from runtime.tokenizer.template_limits import Abandoned, Budget
+from tests.tokenizer.conftest import byte_level, metaspace, save
+
+TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+LOOPS = [
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ m.content if not loop.last }}{% endfor %}",
+    "{% for m in messages %}{{ loop.revindex }}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}",
+    "{% for m in messages if m.role == 'user' %}{{ m.content }}{{ loop.first }}{% else %}none{% endfor %}",
+    "{% for m in messages[::-1] %}{% if m.role == 'assistant' %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "{% for x in [] %}x{% else %}nothing{% endfor %}{% for x in none_of_it or [] %}{{ x }}{% endfor %}",
+    "{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}{% for c in 'abc' %}{{ c }}{% endfor %}",
+    "{% for x in [[1, [2, 3]], 4] recursive %}{{ loop(x) if x is iterable else x }}{{ loop.depth }}{% endfor %}",
+    "{% macro f(n) %}{{ n }}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(3) }}",
+    "{{ 3 * 4 }}{{ 'ab' * 3 }}{{ 2 ** 5 }}{{ 1.5 * 10 ** 9 }}{{ messages * 2 }}",
+    "{% set ns = namespace(i=0) %}{% for m in messages %}{% set ns.i = ns.i + loop.index0 %}{% endfor %}{{ ns.i }}",
+]
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, {}, {})
+
+
+@pytest.mark.parametrize("source", LOOPS)
+def test_a_watched_loop_is_the_loop_it_was(source: str) -> None:
+    plain = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).from_string(source)
+    assert template(source).render(TALK, {}) == plain.render(messages=TALK)
+
+
+def test_what_is_no_list_is_refused_as_before() -> None:
+    with pytest.raises(RequestError, match="cannot render"):
+        template("{% for x in 5 %}{{ x }}{% endfor %}").render(TALK, {})
+    with pytest.raises(RequestError, match="cannot render"):
+        template("{% for x in no.such %}{{ x }}{% endfor %}").render(TALK, {})
+
+
+SPINS = [
+    "{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}",
+    "{% for m in messages %}{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}{% endfor %}",
+    "{% macro f(d) %}{% if d %}{% set a = f(d - 1) %}{% set b = f(d - 1) %}{% endif %}{% endmacro %}{{ f(60) }}",
+]
+
+
+@pytest.mark.parametrize("source", SPINS)
+def test_a_template_that_spins_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
+    with pytest.raises(RequestError, match=r"takes more than 0\.2 s on them; send less") as refused:
+        template(source).render(TALK, {"n": 99_999})
+    assert refused.value.param == "messages"
+
+
+def test_a_rendering_ends_when_nobody_waits_for_it() -> None:
+    looks = 0
+
+    def wanted() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks < 100
+
+    with pytest.raises(Abandoned):
+        template(SPINS[0]).render(TALK, {"n": 99_999}, Budget(wanted=wanted))
+
+
+def test_a_template_that_multiplies_is_stopped() -> None:
+    with pytest.raises(RequestError, match="writes more than 1000 characters"):
+        template("{% for a in range(n) %}{{ messages[0].content }}{% endfor %}").render(TALK, {"n": 9999}, Budget(1000))
+    for source in ("{{ 'x' * n }}", "{{ n * [1] }}", "{{ 9 ** n }}"):
+        with pytest.raises(RequestError, match=r"cannot render them: .* (repeated|too large)"):
+            template(source).render(TALK, {"n": 10**9})
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
+    made = []
+    for library in (byte_level(), metaspace()):
+        place = tmp_path_factory.mktemp("tokenizer")
+        save(library, place)
+        made.append(Tokenizer(place))
+    return made
+
+
+@given(st.integers(0, 1), st.text(max_size=200), st.integers(0, 100))
+def test_a_text_is_refused_only_if_it_is_too_long(small: list[Tokenizer], kind: int, text: str, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "WINDOW", 16)
+        whole = small[kind].encode(text)
+        found = small[kind].encode_at_most(text, most)
+        if found is None:
+            assert len(whole) > most
+        else:
+            assert found == whole
+        assert small[kind].encode_at_most(text, len(whole) + 2 * (len(text) // 16 + 1)) == whole
+
+
+def test_a_long_text_is_let_go_between_windows(small: list[Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "WINDOW", 16)
+    encoded: list[str] = []
+    plain = Tokenizer._encode
+    monkeypatch.setattr(Tokenizer, "_encode", lambda self, text: encoded.append(text) or plain(self, text))
+    with pytest.raises(Abandoned):
+        small[0].encode_at_most("a b " * 100, 10**6, wanted=lambda: len(encoded) < 3)
+    assert len(encoded) == 3
+    encoded.clear()
+    assert small[0].encode_at_most("a b " * 100, 10) is None
+    assert len(encoded) < 10
+
+
+def wild(place: Path, text: str) -> None:
+    """A checkpoint whose pattern takes for ever on ``aaa...``; `text` is what its template adds."""
+    save(byte_level(), place)
+    data: dict[str, Any] = json.loads((place / "tokenizer.json").read_text())
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [pattern, data["pre_tokenizer"]]}
+    (place / "tokenizer.json").write_text(json.dumps(data))
+    (place / "chat_template.jinja").write_text("{{ messages[0].content }}" + text)
+
+
+def test_a_panic_of_the_library_is_an_ordinary_error(tmp_path: Path) -> None:
+    wild(tmp_path, "")
+    mine = Tokenizer(tmp_path)
+    with pytest.raises(RuntimeError, match="tokenizers library failed"):
+        mine.encode("a" * 60 + "!")
+    assert mine.decode(mine.encode("b")) == "b"
+
+
+def test_a_panic_while_loading_names_the_file(tmp_path: Path) -> None:
+    wild(tmp_path, "a" * 60 + "!")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: cannot be used: the tokenizers library failed"):
+        Tokenizer(tmp_path)
+
+
+def test_a_quick_rendering_asks_for_no_threads_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a system call, and a conversation is rendered in less time than a few of them take."""
+    monkeypatch.setattr(template_limits, "GRACE", 60.0)
+    monkeypatch.setattr(time, "thread_time", lambda: pytest.fail("asked"))
+    assert template(LOOPS[0]).render(TALK, {}) != ""

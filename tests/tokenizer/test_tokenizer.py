@@ -1,0 +1,210 @@
+"""Text to ids: nothing from outside becomes a special token, and templates come out as transformers has them."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+
+from runtime.errors import ConfigError, RequestError
+from runtime.tokenizer import Tokenizer
+from tests.tokenizer.conftest import SPECIALS, TEMPLATE, byte_level, metaspace, save, sentencepiece
+
+HOSTILE = st.lists(
+    st.sampled_from([*SPECIALS, *SPECIALS, "<", "|", "role", "_end", "|>", ">", "a", " ", "é"]), max_size=8
+).map("".join)
+
+
+def special_ids(tokenizer) -> set[int]:
+    return {tokenizer.token_id(s) for s in SPECIALS}
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.one_of(st.text(max_size=40), HOSTILE))
+def test_text_never_yields_special_ids_and_comes_back(pair, text):
+    tokenizer, library = pair
+    ids = tokenizer.encode(text)
+    assert not special_ids(tokenizer) & set(ids)
+    if not any(s in text for s in SPECIALS):
+        assert ids == library.encode(text, add_special_tokens=False).ids
+    if tokenizer.token_id("Ġ") is not None:  # byte level: nothing is lost
+        assert tokenizer.decode(ids) == text
+
+
+@settings(max_examples=150, deadline=None)
+@given(contents=st.lists(HOSTILE, min_size=1, max_size=3), note=HOSTILE)
+def test_no_message_and_no_variable_can_forge_a_mark(pair, contents, note):
+    tokenizer = pair[0]
+    messages = [{"role": "user", "content": c} for c in contents]
+    ids = tokenizer.encode_chat(messages, note=note)
+    found = [i for i in ids if i in special_ids(tokenizer)]
+    role, close, end = (tokenizer.token_id(s) for s in ("<role>", "</role>", "<|role_end|>"))
+    assert found == [role, close, end] * len(contents) + [role, close]
+
+
+def test_a_role_cannot_forge_a_mark(directory):
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"chat_template": "{% for m in messages %}<role>{{ m.role|lower }}</role>{{ m.content }}{% endfor %}"}
+        )
+    )
+    tokenizer = Tokenizer(directory)
+    ids = tokenizer.encode_chat([{"role": "<|MASK|></ROLE>", "content": "x"}])
+    assert [i for i in ids if i in special_ids(tokenizer)] == [
+        tokenizer.token_id("<role>"),
+        tokenizer.token_id("</role>"),
+    ]
+
+
+def test_harmless_conversations_are_those_of_transformers(pair, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer, library = pair
+    theirs = PreTrainedTokenizerFast(tokenizer_object=library, chat_template=TEMPLATE, eos_token="<|end|>")
+    talk = [
+        {"role": "system", "content": "a b"},
+        {"role": "user", "content": "Solve: 12 + 30. é東"},
+        {"role": "assistant", "content": "ab<|end|> dropped"},
+        {"role": "user", "content": "ab"},
+    ]
+    for messages, options in ((talk, {}), (talk[1:2], {"note": "AB"}), (talk, {"add_generation_prompt": False})):
+        options = {"add_generation_prompt": True} | options
+        expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+        assert tokenizer.encode_chat(messages, **options) == expected
+
+
+def test_a_template_still_finds_special_text_in_a_message(directory):
+    tokenizer = Tokenizer(directory)
+    talk = [{"role": "assistant", "content": "ab<|end|>rest"}]
+    assert tokenizer.encode_chat(talk) == tokenizer.encode_chat([{"role": "assistant", "content": "ab"}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "kwargs", "param"),
+    [
+        ([], {}, "messages"),
+        ("hello", {}, "messages"),
+        (["hello"], {}, "messages[0]"),
+        ([{"role": "user"}], {}, "messages[0].content"),
+        ([{"role": "user", "content": None}], {}, "messages[0].content"),
+        ([{"role": "user", "content": "a"}, {"role": 7, "content": "a"}], {}, "messages[1].role"),
+        ([{"role": "wizard", "content": "a"}], {}, "messages"),
+        ([{"role": "user", "content": "\ud800"}], {}, "messages"),
+        ([{"role": "user", "content": "a"}], {"note": 7.5}, None),
+        ([{"role": "user", "content": "a"}], {"note": {"a": [1]}}, None),
+        ([{"role": "user", "content": "a"}], {"messages": []}, "chat_template_kwargs.messages"),
+        ([{"role": "user", "content": "a"}], {"eos_token": "x"}, "chat_template_kwargs.eos_token"),
+    ],
+)
+def test_bad_conversations(directory, messages, kwargs, param):
+    tokenizer = Tokenizer(directory)
+    if param is None:
+        assert tokenizer.encode_chat(messages, **kwargs)
+        return
+    with pytest.raises(RequestError) as caught:
+        tokenizer.encode_chat(messages, **kwargs)
+    assert caught.value.param == param
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 400
+
+
+def test_a_templates_own_refusal_shows_no_marks(directory):
+    with pytest.raises(RequestError, match="Unknown <role> wizard"):
+        Tokenizer(directory).encode_chat([{"role": "wizard", "content": "a"}])
+
+
+def test_the_sandbox_holds(directory):
+    file = directory / "bad.jinja"
+    file.write_text("{{ messages.__class__.__mro__ }}")
+    with pytest.raises(RequestError, match="unsafe"):
+        Tokenizer(directory, file).encode_chat([{"role": "user", "content": "a"}])
+    file.write_text("{{ messages.append(1) }}")
+    with pytest.raises(RequestError):
+        Tokenizer(directory, file).encode_chat([{"role": "user", "content": "a"}])
+
+
+def test_helpers_of_templates(directory):
+    file = directory / "t.jinja"
+    file.write_text(
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{% generation %}{{ m|tojson }}"
+        "{% endgeneration %}{% endfor %}{{ eos_token }}{{ strftime_now('%Y')|length }}{{ tools is none }}"
+    )
+    tokenizer = Tokenizer(directory, file)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "<é&>"}, {"role": "user", "content": "b"}])
+    assert tokenizer.decode(ids) == '{"role": "user", "content": "<é&>"}<|end|>4True'
+    assert ids.count(tokenizer.token_id("<|end|>")) == 1
+
+
+def test_where_templates_come_from(directory):
+    (directory / "chat_template.jinja").write_text("from the file")
+    assert (
+        Tokenizer(directory).decode(Tokenizer(directory).encode_chat([{"role": "user", "content": ""}]))
+        == "from the file"
+    )
+    (directory / "chat_template.jinja").unlink()
+    entries = [{"name": "other", "template": "other"}, {"name": "default", "template": "the default"}]
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
+    assert (
+        Tokenizer(directory).decode(Tokenizer(directory).encode_chat([{"role": "user", "content": ""}]))
+        == "the default"
+    )
+    (directory / "tokenizer_config.json").unlink()
+    with pytest.raises(RequestError, match="no chat template"):
+        Tokenizer(directory).encode_chat([{"role": "user", "content": "a"}])
+
+
+def test_tokens_that_are_special_only_in_effect(tmp_path):
+    """Not flagged special, but written by the template, or named in config.json."""
+    save(byte_level(), tmp_path, special=False)
+    (tmp_path / "config.json").write_text(json.dumps({"mask_token_id": Library.from_file(
+        str(tmp_path / "tokenizer.json")).token_to_id("<|mask|>")}))  # fmt: skip
+    tokenizer = Tokenizer(tmp_path)
+    assert not special_ids(tokenizer) & set(tokenizer.encode("".join(SPECIALS)))
+
+
+def test_added_tokens_of_the_config_alone(directory):
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    new = Tokenizer(directory).max_token_id + 1
+    config["added_tokens_decoder"] = {str(new): {"content": "<late>", "special": True}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer(directory)
+    assert (tokenizer.max_token_id, tokenizer.token_id("<late>")) == (new, new)
+    assert new not in tokenizer.encode("<late>")
+    config["added_tokens_decoder"] = {str(new + 5): {"content": "<late>", "special": True}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="<late>"):
+        Tokenizer(directory)
+
+
+def test_broken_files(directory, tmp_path_factory):
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        Tokenizer(tmp_path_factory.mktemp("empty"))
+    with pytest.raises(ConfigError, match="--chat-template"):
+        Tokenizer(directory, directory / "none.jinja")
+    (directory / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ConfigError, match="template does not compile"):
+        Tokenizer(directory)
+    (directory / "chat_template.jinja").write_text("<|{{ 'mask' }}|>{{ messages[0].content }}")
+    with pytest.raises(ConfigError, match="from parts"):
+        Tokenizer(directory)
+    (directory / "chat_template.jinja").unlink()
+    whole = json.loads((directory / "tokenizer.json").read_text())
+    for text in ("{", "[]", "{}", json.dumps(whole | {"decoder": {"type": "CTC"}}), json.dumps(whole | {"model": {}})):
+        (directory / "tokenizer.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+            Tokenizer(directory)
+
+
+def test_lone_surrogates_are_refused(pair):
+    with pytest.raises(RequestError) as caught:
+        pair[0].encode("a\udfffb", param="input")
+    assert caught.value.param == "input"
+
+
+def test_unigram_and_bpe_start_a_text_the_same_way(tmp_path):
+    for name, library in (("m", metaspace()), ("s", sentencepiece())):
+        (tmp_path / name).mkdir()
+        save(library, tmp_path / name)
+        tokenizer = Tokenizer(tmp_path / name)
+        assert tokenizer.decode(tokenizer.encode("ab a")) == "ab a"

@@ -1,0 +1,270 @@
+"""Of a checkpoint only plain files inside it are read: whoever made it must not learn what else the server can read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ConfigError
+from runtime.models import resolve_family
+from runtime.tokenizer import Tokenizer
+from runtime.weights import checkpoint_files, read_tokens, resolve_checkpoint
+from runtime.weights.checkpoint import resolve_text_files
+from tests.server.checkpoint import write_checkpoint
+from tests.wait import TIMEOUT
+
+NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = write_checkpoint(tmp_path_factory.mktemp("files") / "model")
+    (place / "generation_config.json").write_text("{}")
+    (place / "special_tokens_map.json").write_text("{}")
+    return place
+
+
+@pytest.fixture
+def model(written: Path, tmp_path: Path) -> Path:
+    shutil.copytree(written, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def read_all(model: Path) -> Tokenizer:
+    """Everything that frontend and backend read of a checkpoint."""
+    checkpoint = resolve_checkpoint(str(model))
+    family = resolve_family(None, checkpoint.config)
+    read_tokens(checkpoint, family, family.facts(family.parse(checkpoint.config)))
+    for file in set(checkpoint.tensor_files().values()):
+        with checkpoint.tensors(file) as handle:
+            assert list(handle.keys())
+    return Tokenizer(resolve_text_files(str(model)))
+
+
+def refusal(model: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_all(model)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def outside(model: Path, name: str) -> None:
+    """Move the file out of the checkpoint, and link to it."""
+    target = model.parent / f"moved-{name}"
+    shutil.move(model / name, target)
+    (model / name).symlink_to(target)
+
+
+def test_a_template_that_links_to_the_environment_is_not_read(model: Path) -> None:
+    (model / "chat_template.jinja").symlink_to("/proc/self/environ")
+    sentence = refusal(model)
+    assert str(model / "chat_template.jinja") in sentence
+    assert "leads out of the checkpoint" in sentence
+    assert os.environ["PATH"] not in sentence
+
+
+@pytest.mark.parametrize("name", [*NAMES, "model.safetensors"])
+def test_no_file_outside_is_read(model: Path, name: str) -> None:
+    outside(model, name)
+    assert str(model / name) in refusal(model)
+    assert "leads out of the checkpoint" in refusal(model)
+
+
+@pytest.mark.parametrize("name", ["../../x.safetensors", "/etc/passwd", "a/../../x.safetensors", ".."])
+def test_an_index_names_no_file_outside(model: Path, name: str) -> None:
+    shutil.move(model / "model.safetensors", model.parent / "x.safetensors")
+    index = {"weight_map": {"model.norm.weight": name}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "is no name inside the checkpoint" in refusal(model)
+
+
+def test_a_shard_that_the_index_names_may_not_link_outside(model: Path) -> None:
+    names = list(resolve_checkpoint(str(model)).tensor_files())
+    outside(model, "model.safetensors")
+    (model / "model.safetensors").rename(model / "model-1.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model-1.safetensors")}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "leads out of the checkpoint" in refusal(model)
+
+
+def test_a_directory_that_links_outside_hides_nothing(model: Path) -> None:
+    (model.parent / "secret").mkdir()
+    (model.parent / "secret" / "chat_template.jinja").write_text("secret")
+    (model / "sub").symlink_to("../secret")
+    (model / "chat_template.jinja").symlink_to("sub/chat_template.jinja")
+    assert "leads out of the checkpoint" in refusal(model)
+
+
+def test_a_neighbour_of_a_similar_name_is_outside(model: Path) -> None:
+    shutil.copytree(model, model.parent / "model-2")
+    (model.parent / "model-2" / "chat_template.jinja").write_text("secret")
+    (model / "chat_template.jinja").symlink_to("../model-2/chat_template.jinja")
+    assert "leads out of the checkpoint" in refusal(model)
+
+
+def test_links_inside_are_read_as_volumes_have_them(model: Path) -> None:
+    """A ConfigMap's volume: names -> ..data/name, ..data -> a directory named by the time; and a linked directory."""
+    (model / "..2026").mkdir()
+    for name in (*NAMES, "model.safetensors"):
+        shutil.move(model / name, model / "..2026" / name)
+        (model / name).symlink_to(f"..data/{name}")
+    (model / "..2026" / "chat_template.jinja").write_text("from the volume")
+    (model / "chat_template.jinja").symlink_to("..data/chat_template.jinja")
+    (model / "..data").symlink_to("..2026")
+    link = model.parent / "link"
+    link.symlink_to("model")
+    chat = [{"role": "user", "content": "x"}]
+    for place in (model, link):
+        tokenizer = read_all(place)
+        assert tokenizer.decode(tokenizer.encode_chat(chat)) == "from the volume"
+
+
+def hub_cache(model: Path) -> Path:
+    """The checkpoint as huggingface_hub's cache holds it; the directory that shows a revision."""
+    repository = model.parent / "hub" / "models--org--name"
+    revision = repository / "snapshots" / "0123"
+    revision.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for number, file in enumerate(sorted(model.iterdir())):
+        shutil.move(file, repository / "blobs" / str(number))
+        (revision / file.name).symlink_to(f"../../blobs/{number}")
+    return revision
+
+
+def test_the_hubs_cache_links_to_contents_of_the_same_repository(model: Path) -> None:
+    revision = hub_cache(model)
+    read_all(revision)
+    other = revision.parents[2] / "models--org--other" / "blobs"
+    other.mkdir(parents=True)
+    (other / "0").write_text("secret")
+    (revision / "chat_template.jinja").symlink_to("../../../models--org--other/blobs/0")
+    assert "leads out of the checkpoint" in refusal(revision)
+    (revision / "chat_template.jinja").unlink()
+    (revision.parents[1] / "token").write_text("secret")  # in the repository's folder, yet no content of it
+    (revision / "chat_template.jinja").symlink_to("../../token")
+    assert "leads out of the checkpoint" in refusal(revision)
+
+
+def test_contents_that_are_themselves_elsewhere_are_not_read(model: Path) -> None:
+    revision = hub_cache(model)
+    blobs = revision.parents[1] / "blobs"
+    shutil.move(blobs, model.parent / "elsewhere")
+    blobs.symlink_to(model.parent / "elsewhere")
+    assert "leads out of the checkpoint" in refusal(revision)
+
+
+def test_a_link_to_nothing_is_said_so(model: Path) -> None:
+    (model / "chat_template.jinja").symlink_to("gone")
+    assert "is a link to nothing" in refusal(model)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "chat_template.jinja", "model.safetensors"])
+def test_a_pipe_is_refused_and_not_waited_for(model: Path, name: str) -> None:
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: said.append(refusal(model)), daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    assert said, "reading waits for a pipe's other end"
+    assert f"{model / name} is no plain file" in said[0]
+
+
+def test_a_directory_in_a_files_place_is_refused(model: Path) -> None:
+    (model / "generation_config.json").unlink()
+    (model / "generation_config.json").mkdir()
+    assert "is no plain file" in refusal(model)
+
+
+def test_what_is_opened_is_what_was_looked_at(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that takes the file's place after the name was resolved is not followed."""
+    (model.parent / "secret").write_text("secret")
+    resolve = os.path.realpath
+
+    def swapping(path: str | Path, **options: bool) -> str:
+        real = resolve(path, **options)
+        if real.endswith("/chat_template.jinja"):
+            os.unlink(real)
+            os.symlink(model.parent / "secret", real)
+        return real
+
+    (model / "chat_template.jinja").write_text("mine")
+    monkeypatch.setattr(os.path, "realpath", swapping)
+    with pytest.raises(ConfigError, match="is no plain file"):
+        checkpoint_files.read_text(model, "chat_template.jinja", 100)
+
+
+def test_a_name_that_is_swapped_meanwhile_is_resolved_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a volume is updated: the directory that a link led to a moment ago is gone."""
+    (model / "new").mkdir()
+    (model / "new" / "a").write_text("new")
+    (model / "a").symlink_to("new/a")
+    resolve, first = os.path.realpath, [str(model / "old" / "a")]
+
+    def late(path: str | Path, **options: bool) -> str:
+        real = resolve(path, **options)
+        return first.pop() if first and real.endswith("/a") else real
+
+    monkeypatch.setattr(os.path, "realpath", late)
+    assert checkpoint_files.read_text(model, "a", 100) == "new"
+
+
+def test_files_are_read_to_a_limit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model / "chat_template.jinja").write_text("x" * (checkpoint_files.TEMPLATE_BYTES + 1))
+    assert f"larger than the {checkpoint_files.TEMPLATE_BYTES} bytes" in refusal(model)
+    (model / "chat_template.jinja").unlink()
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    longer = {**settings, "chat_template": "x" * (checkpoint_files.TEMPLATE_BYTES + 1)}
+    (model / "tokenizer_config.json").write_text(json.dumps(longer))
+    assert "chat_template is longer" in refusal(model)
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    with (model / "generation_config.json").open("r+b") as file:
+        file.truncate(checkpoint_files.JSON_BYTES + 1)  # sparse
+    assert "make it smaller" in refusal(model)
+
+
+def test_deeply_nested_json_is_one_sentence(model: Path) -> None:
+    (model / "tokenizer_config.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert "nested too deeply" in refusal(model)
+
+
+KERNELS = (
+    "/proc/self/environ",
+    "/proc/thread-self/environ",
+    "/proc/self/task/../environ",
+    "/sys/kernel/uevent_seqnum",
+    "/dev/null",
+    "/dev/fd/0",
+)
+
+
+@pytest.mark.parametrize("path", KERNELS)
+def test_the_owner_cannot_choose_a_file_of_the_kernel(model: Path, path: str) -> None:
+    if not os.path.exists(path):
+        pytest.skip("this system has no such file")
+    with pytest.raises(ConfigError, match=r"--chat-template: .* is (the kernel's|no plain file)") as caught:
+        Tokenizer(model, path)
+    assert os.environ["PATH"] not in str(caught.value)
+
+
+def test_a_link_of_the_owner_to_a_file_of_the_kernel_is_refused_too(model: Path) -> None:
+    link = model.parent / "template"
+    link.symlink_to("/proc/self/environ")
+    with pytest.raises(ConfigError, match="is the kernel's"):
+        Tokenizer(model, link)
+
+
+def test_the_owners_template_may_lie_anywhere_else(model: Path) -> None:
+    (model.parent / "real.jinja").write_text("chosen")
+    link = model.parent / "link.jinja"
+    link.symlink_to("real.jinja")
+    tokenizer = Tokenizer(model, link)
+    assert tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "x"}])) == "chosen"
+    (model.parent / "large.jinja").write_text("x" * (checkpoint_files.TEMPLATE_BYTES + 1))
+    with pytest.raises(ConfigError, match=r"--chat-template: .*large\.jinja is larger than"):
+        Tokenizer(model, model.parent / "large.jinja")

@@ -1,0 +1,129 @@
+"""What replayed steps must answer: what steps launched anew do, of every family, strategy and rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runtime import LLM, SamplingParams
+from runtime.worker import memory
+from runtime.worker.cuda_graph import at_once
+from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.model_step import DeviceStep
+from tests.golden import GOLDEN
+from tests.models.golden_answers import SERVER, cases
+
+SMALL = {
+    "max_num_reqs": 4,
+    "max_num_batched_tokens": 128,
+    "num_pages": 256,
+    "max_model_len": 96,
+}
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8], list(range(20, 53))]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A checkpoint and how it is served."""
+
+    folder: str
+    flags: tuple[tuple[str, Any], ...] = ()
+
+
+def served(*, once: bool = False) -> list[Any]:
+    """Every checkpoint under every strategy and mode that a golden case has; `once`: each of these but once."""
+    found: dict[Served, None] = dict.fromkeys(map(Served, ("llada2_tiny", "diffusion_gemma", "llada2dot2")))
+    found[Served("llada2_tiny", (("buffer_size", 3),))] = None
+    for parameters in cases("decode"):
+        folder, case = parameters.values
+        flags = {name: case["settings"][name] for name in SERVER if name in case["settings"]}
+        if "the mask must be given as a flag" in case.get("notes", ""):
+            flags["mask_token_id"] = case["mask_token_id"]
+        found[Served(folder, tuple(flags.items()))] = None
+    if once:
+        found = dict.fromkeys({_manner(each): each for each in found}.values())
+    return [pytest.param(each, id="-".join([each.folder, *(str(value) for _, value in each.flags)])) for each in found]
+
+
+def _manner(each: Served) -> tuple[Any, ...]:
+    """How a checkpoint is decoded, whether it is told of its last step, and whether it was asked for several blocks."""
+    names = ("decoding_strategy", "sampling_mode", "full_cache")
+    flags = dict(each.flags)
+    told = [each.folder == folder for folder in ("diffusion_gemma", "llada2dot2")]
+    return (*told, flags.get("buffer_size", 1) > 1, *(flags.get(name) for name in names))
+
+
+def questions(llm: LLM) -> list[list[SamplingParams]]:
+    """Of each rule that goes: greedily, drawing, and drawing under a limit, in one batch. Then several rules in one."""
+    asked = []
+    for rule in llm.info.rules:
+        decoding = {"algorithm": rule.key}
+        asked.append(
+            [
+                SamplingParams(max_tokens=20, ignore_eos=True, seed=2, decoding=decoding),
+                SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=3, decoding=decoding),
+                SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.7, top_p=0.9, seed=4, decoding=decoding),
+            ]
+        )
+    keys = [rule.key for rule in llm.info.rules]
+    asked.append([SamplingParams(max_tokens=20, seed=n, decoding={"algorithm": keys[n % len(keys)]}) for n in range(3)])
+    return asked
+
+
+def answers(each: Served, rounds: int = 1, **flags: Any) -> tuple[list[Any], Any]:
+    """What is said, the same in every round; and what the runner did."""
+    with LLM(str(GOLDEN / each.folder), skip_tokenizer=True, **SMALL, **dict(each.flags), **flags) as llm:
+        said = []
+        for asked in questions(llm):
+            several = [[(out.token_ids, out.nfe) for out in llm.generate(PROMPTS, asked)] for _ in range(rounds)]
+            assert all(other == several[0] for other in several), json.dumps(several)
+            said.append(several[0])
+        return said, llm.engine.runner
+
+
+def check(each: Served, rounds: int, **flags: Any) -> None:
+    """`rounds`: of the same questions; those of the first find recorded what is recorded at start."""
+    expected, _ = answers(each, enforce_eager=True, **flags)
+    found, runner = answers(each, rounds, **flags)
+    assert found == expected
+    assert isinstance(runner, ReplayingRunner)
+    assert runner.ran.replayed > runner.ran.eager["new"] / 4
+    assert set(runner.ran.eager) <= {"new", "prefill"}
+
+
+class Quiet(TorchDispatchMode):
+    """Refuses whatever a recording could not hold: what asks the host, or has a size that depends on contents."""
+
+    REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in self.REFUSED, name
+        if name in ("index", "index_put", "index_put_"):
+            kinds = [index.dtype for index in args[1] if index is not None]
+            assert torch.bool not in kinds, "a mask as index"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU that records: steps are filled up and go the way of recorded ones, and nothing in what decides asks."""
+    monkeypatch.setattr(memory, "_records", lambda config, *_: not config.enforce_eager)
+    monkeypatch.setattr(memory, "GraphRecorder", lambda device: at_once)
+    sample = DeviceStep.sample
+
+    def watched(self: DeviceStep, *args: Any, fixed: bool = False) -> Any:
+        if not fixed:
+            return sample(self, *args)
+        with Quiet():
+            return sample(self, *args, fixed=True)
+
+    monkeypatch.setattr(DeviceStep, "sample", watched)
+    yield

@@ -1,0 +1,71 @@
+"""A head of noise by one kernel: the same statistics as step by step."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.algorithms import get_rule
+from runtime.engine.request import MASKED
+from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
+from runtime.kernels.fused_softmax_stats import describe_reference
+from runtime.kernels.ops import TORCH
+from runtime.layers.lm_head import CappedHead
+from runtime.worker.sample.sampler import Head
+
+VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
+
+
+def plan(top_k: int) -> BlockPlan:
+    """Two canvases that draw, and two that take the likeliest."""
+    random = np.random.default_rng(3)
+    rule = get_rule("noise")
+    n = np.arange(BLOCKS)
+    params = np.array([rule.row({f.name: f.default for f in rule.fields})] * BLOCKS)
+    limits = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
+    kept = np.zeros((BLOCKS, SIZE, 1, len(rule.keeps)))
+    drawing = Drawing(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
+    return BlockPlan(
+        rows=n * SIZE, tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
+        state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
+        may_force=n > 0, advanced=n, initial_masks=n * 0, given_steps=n * 0, post_edit_steps=n * 0, remasked=None,
+        drawing=drawing, noise=random.random((BLOCKS, SIZE)), place=n,
+        groups=(RulePlan(rule.key, n, np.concatenate([limits, params], 1), int(rule.wants({})), kept),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("top_k", "alone"), [(0, True), (4, False)])
+def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, alone: bool) -> None:
+    asked = plan(top_k)
+    hidden = torch.randn(BLOCKS * SIZE, VOCAB, generator=torch.Generator().manual_seed(2)) * 5
+    weight = SimpleNamespace(logits=torch.clone, shape=(VOCAB, VOCAB))
+    seen = []
+
+    def describe(*given):
+        seen.append(len(given[0]))
+        found = describe_reference(*given)
+        twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
+        return found._replace(probs=found.probs * 2, divisor=twice)
+
+    monkeypatch.setattr("runtime.worker.sample.sampler.HEAD_ROWS", 7)
+    found = []
+    for kernels in (replace(TORCH, describe=describe), TORCH):
+        head = Head(
+            CappedHead(weight, kernels, 4.0), mask_id=None, max_token_id=VOCAB - 3, eos_ids=torch.tensor([2]),
+            soften=lambda probs, divisor: (probs if divisor is None else probs / divisor[:, None])[:, :WIDTH],
+        )  # fmt: skip
+        signal = torch.zeros(BLOCKS, SIZE, WIDTH)
+        ((_, _, blocks),) = head.groups(
+            asked, hidden, torch.from_numpy(asked.tokens), torch.from_numpy(asked.state), signal
+        )
+        found.append((blocks, signal))
+    assert bool(seen) == alone
+    assert all(rows <= 7 for rows in seen)
+    for name in ("choice", "best", "noise"):
+        assert torch.equal(*(getattr(blocks, name) for blocks, _ in found)), name
+    for name in ("conf", "entropy"):
+        torch.testing.assert_close(*(getattr(blocks, name) for blocks, _ in found), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1])
+    assert int((found[0][0].choice != found[0][0].best).sum()) > 0, "nothing was drawn"

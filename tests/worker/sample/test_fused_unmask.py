@@ -1,0 +1,86 @@
+"""The plainest rules by one kernel: as by the rule and the outcome themselves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.algorithms import Stat, get_rule, rules
+from runtime.kernels.ops import TORCH
+from runtime.kernels.unmask import fill_reference
+from runtime.layers.kv_pool import LAYOUTS, KVShape
+from runtime.layers.lm_head import PlainHead
+from runtime.worker.input_batch import GroupShape, SampleShape
+from runtime.worker.model_step import DeviceStep
+from runtime.worker.sample.sampler_output import results
+
+VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
+PLAIN = [key for key in rules() if get_rule(key).plain is not None]
+
+
+class Model:
+    """As much of one as deciding needs: hidden states are logits."""
+
+    @staticmethod
+    def finish(left):
+        return left
+
+    def __init__(self, *, plain: bool) -> None:
+        weight = type("Weight", (), {"tensor": torch.eye(VOCAB), "logits": lambda self, hidden: hidden.clone()})()
+        self.head = PlainHead(weight, replace(TORCH, fill=fill_reference if plain else None))
+        self.head.direct = True
+
+
+def step(*, plain: bool) -> DeviceStep:
+    pool = LAYOUTS["unified"]([KVShape(1, 8, 8)], num_pages=1, page_size=8, dtype=torch.float32, device="cpu")
+    return DeviceStep(
+        Model(plain=plain), pool, block_size=SIZE, mask_id=MASK, max_token_id=VOCAB - 2, eos_ids=(3, 5), orders=None,
+        places=0,
+    )  # fmt: skip
+
+
+def given(key: str, random: np.random.Generator) -> tuple[SampleShape, dict[str, torch.Tensor]]:
+    rule = get_rule(key)
+    state = random.integers(0, 3, (BLOCKS, SIZE)).astype(np.int8)
+    state[-1] = 0
+    block, at = np.nonzero(state == 1)
+    block, at = np.append(block, [BLOCKS - 1] * 3), np.append(at, [0] * 3)  # as rows that are added are
+    params = np.zeros((BLOCKS, len(rule.columns)))
+    threshold, most = rule.plain
+    params[:, rule.columns[threshold.name]] = random.random(BLOCKS)
+    params[:, rule.columns[most.name]] = random.integers(1, 5, BLOCKS)
+    arrays = {
+        "rows": block * SIZE + at, "block": block, "at": at, "live": np.array([len(block) - 3], np.int32),
+        "block_tokens": np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape)), "block_state": state,
+        "may_force": random.random(BLOCKS) < 0.7, "advanced": random.integers(0, 4, BLOCKS), "params0": params,
+        "remasked": np.zeros_like(state, dtype=bool),
+    } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "given_steps", "post_edit_steps")}  # fmt: skip
+    shape = SampleShape(BLOCKS, SIZE, (GroupShape(key, 0, BLOCKS, len(block)),), remasked=True)
+    return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("key", PLAIN)
+@pytest.mark.parametrize("seed", range(5))
+def test_blocks_become_the_same(key: str, seed: int) -> None:
+    shape, arrays = given(key, np.random.default_rng(seed))
+    hidden = 3 * torch.randn(BLOCKS * SIZE, VOCAB, generator=torch.Generator().manual_seed(seed))
+    found = []
+    for plain in (True, False):
+        told = step(plain=plain).sample(shape, arrays, hidden)
+        assert ("remasked" in told) != plain, "which of the two ways was gone"
+        found.append(results(shape, {name: t.numpy() for name, t in told.items()}, [np.arange(BLOCKS)]))
+    for name, of in vars(found[0]).items():
+        np.testing.assert_array_equal(of, vars(found[1])[name], name)
+
+
+@pytest.mark.parametrize("wants", [Stat.CURRENT, Stat.MARGIN, Stat.SUPPRESS])
+def test_rules_that_want_something_decide_themselves(wants: Stat) -> None:
+    shape, arrays = given("threshold", np.random.default_rng(1))
+    shape = replace(shape, groups=(replace(shape.groups[0], wants=int(wants)),))
+    told = step(plain=True).sample(shape, arrays, torch.randn(BLOCKS * SIZE, VOCAB))
+    assert "remasked" in told
+
+
+def test_threshold_is_plain() -> None:
+    assert PLAIN == ["threshold"]

@@ -1,0 +1,66 @@
+"""What a plan keeps of the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.engine.scheduled_request import Turn
+from runtime.engine.step_plan import StepPlan
+from runtime.strategies import strategies
+from runtime.worker.input_builder import Planner
+from tests.engine.harness import Ask, Run, Setup
+from tests.engine.samples import asks, setups
+from tests.oracle.block import Params
+
+WHERE = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
+
+
+class Comparing(Planner):
+    """Compares each plan with one that is made anew."""
+
+    made = 0
+    kept = 0
+
+    def plan(self, turns: list[Turn], *others: Callable[[], Any]) -> StepPlan:
+        before = self._known
+        plan = super().plan(turns, *others)
+        self.made += 1
+        self.kept += before is not None and self._known is before
+        return plan
+
+    def again(self, turns: list[Turn], *others: Callable[[], Any]) -> StepPlan:
+        plan = super().again(turns, *others)
+        fresh = Planner(self.table, self.strategy).plan(turns)
+        for name in (*WHERE, "tokens"):
+            assert np.array_equal(getattr(plan, name), getattr(fresh, name)), name
+        return plan
+
+
+OF_EACH_KIND = [key for key in ("multi_bd", "d2f", "full", "nemotron_diffusion") if key in strategies()]
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_what_stands_where_it_stood_is_where_it_would_be(data: st.DataObject) -> None:
+    strategy = data.draw(st.sampled_from(OF_EACH_KIND))
+    setup = data.draw(setups(strategy=strategy))
+    run = Run(setup)
+    run.engine.planner = Comparing(run.engine.table, run.engine.strategy)
+    for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
+        run.add(ask)
+    run.drain()
+    run.compare()
+
+
+def test_a_batch_of_fixed_that_only_denoises_is_not_laid_out_again() -> None:
+    run = Run(Setup(block=8, page=8))
+    run.engine.planner = planner = Comparing(run.engine.table, run.engine.strategy)
+    for n in range(3):
+        run.add(Ask((1, 2, n), Params(max_tokens=20, algorithm="fixed", steps=8, seed=n)))
+    run.drain()
+    assert planner.kept > planner.made / 2

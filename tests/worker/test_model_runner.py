@@ -1,0 +1,121 @@
+"""How the runner cuts its work, and what warming it up goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime.algorithms import Stat, get_rule, sampling
+from runtime.engine.request import MASKED
+from runtime.engine.step_plan import BlockPlan, BlockResults, RulePlan, StepPlan
+from runtime.layers.kv_pool import UnifiedPool
+from runtime.layers.lm_head import PlainHead
+from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sample import sampler
+from runtime.worker.sample.sampler import Head
+from runtime.worker.warmup import warm_up
+from tests.engine.harness import Run, Setup
+from tests.engine.hash_model import HashModel
+from tests.engine.samples import asks, setups
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    monkeypatch.setattr(sampler, "HEAD_ROWS", data.draw(st.integers(1, 9)))
+    monkeypatch.setattr(sampler, "DRAW_ROWS", data.draw(st.integers(1, 4)))
+    setup = data.draw(setups())
+    run = Run(setup)
+    for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
+        run.add(ask)
+    run.drain()
+    run.compare()
+
+
+class Listening(ModelRunner):
+    """Keeps the rows of every plan, of each sequence and sampled, and what came of it."""
+
+    heard: list[tuple[int, int, int]]
+
+    def launch(self, plan: StepPlan) -> BlockResults | None:
+        assert plan.blocks is not None
+        rows = np.bincount(plan.tiles[:, 0], plan.tiles[:, 2]).max()
+        self.heard.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
+        return super().launch(plan)
+
+
+def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup(block=4, page=8)
+    model = HashModel(setup.vocab)
+    runner = Listening(
+        model,
+        UnifiedPool(model.kv_shapes, num_pages=3, page_size=setup.page, dtype=torch.float64, device="cpu"),
+        block_size=setup.block,
+        mask_id=setup.mask,
+        max_token_id=setup.max_token,
+        eos_ids=(),
+    )
+    runner.heard = []
+    drawn: list[int] = []
+    distribution = sampling.distribution
+
+    def counted(logits: torch.Tensor, **limits: torch.Tensor) -> torch.Tensor:
+        assert bool((limits["top_p"] < 1).all())
+        drawn.append(len(logits))
+        return distribution(logits, **limits)
+
+    monkeypatch.setattr(sampling, "distribution", counted)
+    warm_up(runner, rows=45, longest=22)
+    assert runner.heard == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
+    assert drawn == [4, 8, 16, 32, 44]
+
+
+class Bare(PlainHead):
+    """A head that makes no logits unless it is asked for them."""
+
+    def __init__(self) -> None:
+        self.direct = True
+        self.asked: list[str] = []
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.asked.append("logits")
+        return hidden.clone()
+
+    def likeliest(
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
+        live: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        self.asked.append("likeliest")
+        logits = hidden.clone()
+        sampling.ban(logits, mask_id=mask_id, max_token_id=max_token_id, spared=spared)
+        best = sampling.greedy(logits)
+        return best.token, best.conf
+
+
+@pytest.mark.parametrize(("wants", "asked"), [(0, "likeliest"), (Stat.BEST, "likeliest"), (Stat.ENTROPY, "logits")])
+def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int, asked: str) -> None:
+    rule = get_rule("threshold")
+    none = np.zeros(2, dtype=np.int64)
+    plan = BlockPlan(
+        rows=np.array([0, 4]), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
+        sampled=np.array([[True] * 4, [False, True, True, False]]), may_force=none > 0, advanced=none,
+        initial_masks=none, given_steps=none, post_edit_steps=none, remasked=None, drawing=None,
+        groups=(RulePlan(rule.key, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
+    )  # fmt: skip
+    hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = []
+    for logits in (Bare(), torch.clone):
+        made = Head(logits, mask_id=9, max_token_id=8, eos_ids=torch.tensor([2]))
+        ((_, _, blocks),) = made.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
+        found.append(blocks)
+        if isinstance(logits, Bare):
+            assert logits.asked == [asked]
+    assert torch.equal(found[0].choice, found[1].choice)
+    assert torch.equal(found[0].conf, found[1].conf)

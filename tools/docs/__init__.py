@@ -1,0 +1,1 @@
+"""Generators of the tables in docs/. Each module writes its tables into one page."""

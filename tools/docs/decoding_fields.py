@@ -1,0 +1,51 @@
+"""Decoding fields as a Markdown table, which ``python -m tools.docs.decoding_fields`` writes into docs/decoding.md."""
+
+from __future__ import annotations
+
+from runtime.algorithms.base import get_rule, rules
+from runtime.request.field_spec import Field
+from runtime.strategies import DecodingContext, make_strategy, strategies
+from tools.docs.flags import put_between, rewrite
+from tools.docs.request_fields import values_in_words
+
+FEW = 2  # rules that do not read a field: they are named instead of those that do
+BEGIN, END = "<!-- fields: python -m tools.docs.decoding_fields -->", "<!-- end of fields -->"
+
+
+def field_table() -> str:
+    """Every field that a rule or a strategy declares, with who reads it."""
+    context = DecodingContext(block_size=32, buffer_size=1, prefix_caching=True, max_model_len=4096)
+    declared = [(get_rule(key).fields, key) for key in rules()]
+    declared += [(make_strategy(key, (key,), context).fields, key) for key in strategies()]
+    readers: dict[Field, list[str]] = {}
+    for fields, key in declared:
+        for field in fields:
+            readers.setdefault(field, []).append(key)
+    rows = [_row(field, _readers(keys)) for field, keys in readers.items()]
+    return "\n".join(["| Field | Value | Default | With | Meaning |", "|---|---|---|---|---|", *sorted(rows)])
+
+
+def _readers(keys: list[str]) -> str:
+    others = [f"`{key}`" for key in rules() if key not in keys]
+    return f"all but {' and '.join(others)}" if len(others) <= FEW else ", ".join(keys)
+
+
+def _row(field: Field, readers: str) -> str:
+    return f"| `{field.name}` | {values_in_words(field)} | {_default(field)} | {readers} | {field.help} |"
+
+
+def _default(field: Field) -> str:
+    if field.per_block:
+        return f"{'' if field.default == 1 else f'{field.default} x '}block size"
+    if field.kind == "flag":
+        return f"`{str(field.default).lower()}`"
+    return f"`{field.default}`" if field.kind == "choice" else f"{field.default}"
+
+
+def with_table(page: str) -> str:
+    """`page` with the table between its marks."""
+    return put_between(page, BEGIN, END, field_table())
+
+
+if __name__ == "__main__":
+    rewrite("decoding.md", with_table)

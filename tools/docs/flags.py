@@ -1,0 +1,49 @@
+"""The flag table as Markdown: ``python -m tools.docs.flags`` writes it into docs/server.md. And what all tables
+that are written into pages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from runtime.config.flag_definitions import FLAGS
+from runtime.config.flags import Flag
+
+BEGIN, END = "<!-- flags: python -m tools.docs.flags -->", "<!-- end of flags -->"
+
+
+def flag_table() -> str:
+    """All flags by group."""
+    lines = []
+    for group in dict.fromkeys(flag.group for flag in FLAGS):
+        lines += ["", f"**{group[0].upper()}{group[1:]}**", "", "| Flag | Default | Meaning |", "|---|---|---|"]
+        lines += [_row(flag) for flag in FLAGS if flag.group == group]
+    return "\n".join(lines[1:])
+
+
+def _row(flag: Flag) -> str:
+    names = ", ".join(f"`--{name}`" for name in flag.spellings)
+    default = "" if flag.default in (None, ()) else f"`{str(flag.default).lower()}`"
+    choices = f" ({', '.join(f'`{c}`' for c in flag.choices)})" if flag.choices else ""
+    return f"| {names} | {default} | {flag.help.replace('|', '/')}{choices} |"
+
+
+def with_table(page: str) -> str:
+    """`page` with the table between its marks."""
+    return put_between(page, BEGIN, END, flag_table())
+
+
+def put_between(page: str, begin: str, end: str, table: str) -> str:
+    """`page` with `table` between the marks, in place of what stands there."""
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}"
+
+
+def rewrite(name: str, change: Callable[[str], str]) -> None:
+    """A page of docs/, as `change` makes it."""
+    path = Path(__file__).parents[2] / "docs" / name
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    rewrite("server.md", with_table)

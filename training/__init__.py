@@ -1,0 +1,1 @@
+"""Training of the checkpoints that the repository ships. Nothing in runtime/ imports it."""

@@ -1,0 +1,1 @@
+"""Training of the demo checkpoint and of its adapter."""

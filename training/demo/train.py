@@ -1,0 +1,243 @@
+"""Train the demo checkpoint: ``python -m training.demo.train --preset gpu --out DIR`` (see README.md beside this file).
+
+A run may be cut into calls: ``--minutes 9`` stops after that much training, ``--resume`` goes on from DIR/state.pt.
+The learning rate follows the share of the preset's whole training time that is over, whatever the calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional as F
+
+from training.demo.batch import Ahead, Tensors, to_device
+from training.demo.decode import score_tasks
+from training.demo.export import export, load_checkpoint
+from training.demo.feed import Feed, local_batches
+from training.demo.model import DemoModel, Mask, training_blocks, training_mask
+from training.demo.optim import Average, Muon, cosine, split_parameters
+from training.demo.presets import PRESETS, Preset
+from training.demo.tokenizer import ChatEncoder, make_tokenizer, save_tokenizer
+
+AVERAGE_EVERY = 4  # steps between updates of the averaged weights
+
+
+MakeMask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Mask]
+
+
+def loss_of(model: DemoModel, batch: Tensors, make_mask: MakeMask = training_mask) -> torch.Tensor:
+    """Weighted mean cross-entropy over the positions that have a loss."""
+    device = batch["ids"].device
+    mask = make_mask(batch["docs"], batch["blocks"], batch["noised"])
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        hidden = model(batch["ids"], batch["positions"], mask).flatten(0, 1)[batch["index"]]
+        logits = model.lm_head(hidden)
+    losses = F.cross_entropy(logits.float(), batch["targets"], reduction="none")
+    return (losses * batch["weights"]).sum() / batch["weights"].sum()
+
+
+class Trainer:
+    """All state of a training: what is saved, resumed and stepped."""
+
+    def __init__(self, preset: Preset, out: Path, seed: int, device: torch.device) -> None:
+        torch.manual_seed(seed)
+        self.preset, self.out, self.seed, self.device = preset, out, seed, device
+        self.model = DemoModel(preset.shape, "loop" if device.type == "cpu" else "dense").to(device)
+        matrices, rest = split_parameters(self.model)
+        self.optimizers: list[torch.optim.Optimizer] = [
+            Muon(matrices, preset.matrix_lr, decay=preset.decay),
+            torch.optim.AdamW(rest, preset.other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=device.type == "cuda"),
+        ]
+        self.base_lrs = [preset.matrix_lr, preset.other_lr]
+        self.average = Average(self.model, preset.average)
+        # FlexAttention has no gradients on a CPU, and is slow where it is not compiled
+        self.make_mask: MakeMask = training_blocks if device.type == "cuda" else training_mask
+        self.step_count, self.calls, self.seconds = 0, 0, 0.0
+
+    @property
+    def progress(self) -> float:
+        return self.seconds / 60 / self.preset.total_minutes
+
+    def step(self, batch: Tensors) -> torch.Tensor:
+        factor = cosine(self.progress)
+        loss = loss_of(self.model, batch, self.make_mask)
+        loss.backward()
+        for optimizer, lr in zip(self.optimizers, self.base_lrs, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        for gate in self.model.gates():
+            gate.balance(self.preset.balance_rate * factor)
+        self.step_count += 1
+        if self.step_count % AVERAGE_EVERY == 0:
+            self.average.update(self.model)
+        return loss.detach()
+
+    def averaged(self) -> DemoModel:
+        """A copy of the model with the averaged weights, for evaluation and export."""
+        model = DemoModel(self.preset.shape, self.model.model.layers[-1].mlp.experts.dispatch).to(self.device)
+        model.load_state_dict(self.average.weights)
+        return model.eval()
+
+    def save(self) -> None:
+        state: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "average": self.average.weights,
+            "average_count": self.average.count,
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "progress": (self.step_count, self.calls, self.seconds),
+            "shape": dataclasses.asdict(self.preset.shape),
+        }
+        part = self.out / "state.part"
+        torch.save(state, part)
+        part.replace(self.out / "state.pt")
+
+    def begin_with(self, checkpoint: Path) -> None:
+        """Take a checkpoint's weights; all else is as at the start of a training."""
+        state = load_checkpoint(checkpoint).state_dict()
+        self.model.load_state_dict(state)
+        self.average = Average(self.model, self.preset.average)
+
+    def resume(self) -> None:
+        state = torch.load(self.out / "state.pt", map_location=self.device, weights_only=True)
+        if state["shape"] != dataclasses.asdict(self.preset.shape):
+            raise SystemExit(f"{self.out}/state.pt is of another shape: start in a fresh --out")
+        self.model.load_state_dict(state["model"])
+        self.average.weights = state["average"]
+        self.average.count = state["average_count"]
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step_count, self.calls, self.seconds = state["progress"]
+
+
+def compile_layers(model: DemoModel, batch: Tensors, make_mask: MakeMask) -> None:
+    """Fuse a layer's many small passes over memory; layers of one kind share the code. Batches all have one shape."""
+    start = time.perf_counter()
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+    loss_of(model, batch, make_mask).backward()
+    model.zero_grad(set_to_none=True)
+    for gate in model.gates():
+        gate.load.zero_()
+    torch.cuda.synchronize()
+    print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def evaluate(trainer: Trainer, encoder: ChatEncoder, held_out: list[Tensors]) -> None:
+    """Print and log the averaged model's held-out loss and decoding scores."""
+    model = trainer.averaged()
+    start = time.perf_counter()
+    with torch.no_grad():
+        loss = sum(loss_of(model, batch).item() for batch in held_out) / len(held_out)
+    with torch.autocast(trainer.device.type, torch.bfloat16, enabled=trainer.device.type == "cuda"):
+        scores = score_tasks(model, encoder, list(trainer.preset.tasks), trainer.preset.eval_prompts)
+    text = "  ".join(f"{name} {s.accuracy:.2f} @{s.tokens_per_forward:.1f}" for name, s in scores.items())
+    took = time.perf_counter() - start
+    print(
+        f"[eval] step {trainer.step_count} minutes {trainer.seconds / 60:.1f} loss {loss:.4f} ({took:.0f} s): {text}",
+        flush=True,
+    )
+    entry = {"step": trainer.step_count, "minutes": trainer.seconds / 60, "loss": loss}
+    entry["tasks"] = {name: dataclasses.asdict(s) for name, s in scores.items()}
+    with (trainer.out / "log.jsonl").open("a") as log:
+        log.write(json.dumps(entry) + "\n")
+    export(trainer.average.weights, trainer.preset.shape, encoder.tokenizer, trainer.out / "checkpoint")
+
+
+def train(trainer: Trainer, minutes: float, log_every: int = 100) -> None:
+    """Train until the preset's time is over, or `minutes` of this call are."""
+    preset, out, device = trainer.preset, trainer.out, trainer.device
+    file = out / "tokenizer" / "tokenizer.json"
+    encoder = ChatEncoder(Tokenizer.from_file(str(file)))
+    feed = Ahead(Feed(partial(local_batches, preset, file), preset.workers, f"{trainer.seed}/{trainer.calls}"), device)
+    trainer.calls += 1
+    check = local_batches(preset, file, "loss", held_out=True)
+    held_out = [to_device(next(check), device) for _ in range(4)]
+    if device.type == "cuda":
+        compile_layers(trainer.model, held_out[0], trainer.make_mask)
+    stop = min(preset.total_minutes * 60, trainer.seconds + minutes * 60)
+    next_eval = trainer.seconds + preset.eval_every_minutes * 60
+    recent = torch.zeros((), device=device)
+    mark, tokens, waited = time.perf_counter(), 0, 0.0
+    try:
+        while trainer.seconds < stop:
+            start = time.perf_counter()
+            batch = next(feed)
+            waited += time.perf_counter() - start
+            recent += trainer.step(batch)
+            tokens += batch["ids"].numel()
+            if device.type == "cuda" and trainer.step_count % 10 == 0:
+                torch.cuda.synchronize()  # keeps the clock honest
+            trainer.seconds += time.perf_counter() - start
+            if trainer.step_count % log_every == 0:
+                now = time.perf_counter()
+                rate = tokens / (now - mark)
+                print(
+                    f"step {trainer.step_count} minutes {trainer.seconds / 60:.2f} "
+                    f"loss {recent.item() / log_every:.4f} "
+                    f"lr x{cosine(trainer.progress):.3f} {rate:,.0f} tokens/s, "
+                    f"{100 * waited / (now - mark):.0f} % waiting",
+                    flush=True,
+                )
+                recent.zero_()
+                mark, tokens, waited = now, 0, 0.0
+            if trainer.seconds >= next_eval and trainer.seconds < stop:
+                trainer.save()
+                evaluate(trainer, encoder, held_out)
+                next_eval = trainer.seconds + preset.eval_every_minutes * 60
+                mark, tokens, waited = time.perf_counter(), 0, 0.0
+    finally:
+        feed.close()
+        trainer.save()
+    evaluate(trainer, encoder, held_out)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Train the demo checkpoint.")
+    parser.add_argument("--preset", choices=sorted(PRESETS), required=True)
+    parser.add_argument("--out", type=Path, required=True, help="directory of state.pt, log.jsonl and checkpoint/")
+    parser.add_argument("--resume", action="store_true", help="go on from DIR/state.pt")
+    parser.add_argument("--start-from", type=Path, metavar="CHECKPOINT", help="weights to begin with, of this shape")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop this call after so much training")
+    parser.add_argument("--total-minutes", type=float, help="the whole training's time, over all calls (preset's)")
+    parser.add_argument("--peak", type=float, default=1.0, help="of the preset's learning rates, at their highest (1)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an ended training saves its state too
+    preset = PRESETS[args.preset]
+    if args.total_minutes is not None:
+        preset = dataclasses.replace(preset, total_minutes=args.total_minutes)
+    preset = dataclasses.replace(preset, matrix_lr=args.peak * preset.matrix_lr, other_lr=args.peak * preset.other_lr)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not args.resume and (args.out / "state.pt").exists():
+        print(f"{args.out} holds a training already: --resume it, or name a fresh --out", file=sys.stderr)
+        return 2
+    trainer = Trainer(preset, args.out, args.seed, torch.device(args.device))
+    if args.resume:
+        trainer.resume()
+    else:
+        if args.start_from is not None:
+            trainer.begin_with(args.start_from)
+        (args.out / "tokenizer").mkdir(exist_ok=True)
+        save_tokenizer(make_tokenizer(), args.out / "tokenizer", preset.shape.max_position_embeddings)
+    count = sum(p.numel() for p in trainer.model.parameters())
+    print(f"{count:,} parameters on {args.device}, torch {torch.__version__}, step {trainer.step_count}", flush=True)
+    train(trainer, args.minutes)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
