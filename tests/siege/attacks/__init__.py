@@ -1,9 +1,23 @@
 """Every attack, registered by importing its file."""
 
-from tests.siege.attacks import bodies, crowds, fields, full, grammars, legal, memory, prompts, readers, slow, upgrades
+from tests.siege.attacks import (
+    bodies,
+    compressed,
+    crowds,
+    fields,
+    full,
+    grammars,
+    legal,
+    memory,
+    prompts,
+    readers,
+    slow,
+    upgrades,
+)
 
 __all__ = [
     "bodies",
+    "compressed",
     "crowds",
     "fields",
     "full",
