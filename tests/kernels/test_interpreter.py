@@ -23,10 +23,10 @@ FULL_MODELS = "test_a_whole_model and (llada2 or dream) and not llada2dot2 or te
         ("interpreted", "elementwise"),
         ("interpreted", "moe"),
         ("interpreted", "attention"),
-        ("interpreted_wide", ""),
+        ("interpreted_large_head", ""),
         ("interpreted_models", ""),
         ("interpreted_fp8", ""),
-        ("interpreted_grouped", ""),
+        ("interpreted_group_quantized", ""),
     ],
 )
 def test_kernels_equal_their_references(file, part):
@@ -34,7 +34,9 @@ def test_kernels_equal_their_references(file, part):
 
 
 def test_models_on_kernels_equal_those_on_torch():
-    files = [f"tests/kernels/{name}.py" for name in ("interpreted_models", "interpreted_fp8", "interpreted_grouped")]
+    files = [
+        f"tests/kernels/{name}.py" for name in ("interpreted_models", "interpreted_fp8", "interpreted_group_quantized")
+    ]
     assert interpret(*files, "-m", "not slow and not matrix and not gpu", "-k", FULL_MODELS) >= 3
 
 

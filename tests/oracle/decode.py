@@ -73,7 +73,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.oracle.block import ACTIVE, FILLED, IN_CACHE, MASKED, PROMPT, TO_CACHE, Block, Params, Shape, apply, decide
-from tests.oracle.shaping import shaped
+from tests.oracle.logits_processors import shaped
 
 # ids of the whole sequence so far -> float64 logits [len(ids), vocab], block-causal, before any ban
 LogitsOf = Callable[[Sequence[int]], np.ndarray]

@@ -22,8 +22,8 @@ import numpy as np
 
 from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Params, Shape, apply, choose_alone, decide
 from tests.oracle.decode import Event, Result, longest_run_cut
+from tests.oracle.logits_processors import shaped
 from tests.oracle.seeded import Memory
-from tests.oracle.shaping import shaped
 
 
 class _Full:

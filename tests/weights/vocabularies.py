@@ -67,9 +67,11 @@ def random_texts(count: int = 2000, seed: int = 36) -> tuple[str, ...]:
 
 @functools.cache
 def corpus() -> tuple[str, ...]:
-    """Lines of the documentation, and some of other scripts."""
+    """Lines of the documentation without those that name generators of tables, and some of other scripts."""
     pages = (ROOT / "README.md", ROOT / "docs" / "models.md", ROOT / "docs" / "decoding.md")
-    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines() if line]
+    lines = [
+        line for page in pages for line in page.read_text(encoding="utf-8").splitlines() if line and line[0] != "<"
+    ]
     return (*lines[:600], *SENTENCES * 5)
 
 
