@@ -26,14 +26,16 @@ from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
 from unmask_operator.settings import Settings, read_settings
 
-KOPF_END_SECONDS = 5.0  # that kopf's tasks may take to end; the Lease is released afterwards
+KOPF_END_SECONDS = 5.0  # limit for the end of kopf's tasks; the Lease is released afterwards
 
 log = logging.getLogger("unmask_operator")
 
 
 class Operator:
-    """One pod of the operator: waits for the Lease, then watches and reconciles. Until then it asks for nothing else,
-    so that a standby costs next to nothing."""
+    """One pod of the operator: acquires the Lease, then watches and reconciles.
+
+    A standby reads only the Lease, so that it needs little memory and CPU.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -67,13 +69,13 @@ class Operator:
             await self._client.close()
 
     async def _end(self, election: asyncio.Task[None]) -> None:
-        """The Lease is given back whatever happened: the next leader waits for it."""
+        """Releases the Lease in any case, so that the next leader does not wait until it expires."""
         failed = election.exception() if election.done() else None
         election.cancel()
         await asyncio.wait((election,), timeout=1.0)
         await self._elector.release()
         if failed is not None:
-            log.error("the operator ends: %s", _first(failed), exc_info=failed)
+            log.error("operator exiting: %s", _first(failed), exc_info=failed)
             exit_at_once()
         await asyncio.wait((election,))
 
@@ -83,7 +85,7 @@ class Operator:
         await self._manager.run()
 
     async def _watch(self, events: EventHandler, resync: Resync) -> None:
-        """Runs kopf, as `kopf.operator` does, and raises when kopf has ended: without watches this pod must not lead.
+        """Runs kopf, as `kopf.operator` does. Raises when kopf ends, because a leader needs its watches.
 
         `kopf.run_tasks` is not used: before it returns it waits for every task that began after kopf, and cancels it.
         """
@@ -104,8 +106,8 @@ class Operator:
                 await task
             raise RuntimeError("kopf has ended")
         finally:
-            # Each ends the tasks that it has begun. Were these cancelled too, as `asyncio.run` would do, a watch whose
-            # helper ends at the same time could ignore it.
+            # Each task ends those that it started. `asyncio.run` would cancel these as well, and a watch whose helper
+            # ends at the same time could miss the cancellation.
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=KOPF_END_SECONDS)
@@ -115,7 +117,7 @@ class Operator:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
 
     def _is_up(self) -> bool:
-        """Whether this pod does what it is for: it would lead, or it leads and knows what there is."""
+        """Whether a standby can read the Lease, or a leader has a synced cache."""
         return self._elector.reads if self._manager is None else self._manager.synced.is_set()
 
 

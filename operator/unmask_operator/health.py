@@ -8,16 +8,19 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-API_SILENCE_SECONDS = 20.0  # both the leader and a standby ask the API server every 4 seconds
+API_SILENCE_SECONDS = 20.0  # the leader and a standby both send a request every 4 seconds
 
 
 def application(registry: CollectorRegistry, silence: Callable[[], float], up: Callable[[], bool]) -> web.Application:
-    """The probes' server.
+    """Returns the application of the probes and metrics.
 
-    `/healthz` needs nothing but the event loop: a loop that is stuck does not answer, and anything else is no reason
-    to restart. `/readyz` is 200 once everything runs and while the API server answers, leader or not.
-    `silence`: seconds since the API server last answered. `up`: a standby can read the Lease, or a leader has listed
-    and watches all.
+    `/healthz` needs only the event loop. A blocked loop does not answer, and nothing else justifies a restart.
+    `/readyz` is 200 while `up` is true and the API server answers, for the leader and for a standby.
+
+    Args:
+        registry: The metrics of `/metrics`.
+        silence: Returns the seconds since the last answer of the API server.
+        up: Whether a standby can read the Lease, or a leader has a synced cache.
     """
 
     async def healthz(_: web.Request) -> web.Response:

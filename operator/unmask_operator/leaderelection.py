@@ -1,4 +1,4 @@
-"""Who leads: a Lease of coordination.k8s.io that one of the operator's pods holds."""
+"""Leader election by a Lease of coordination.k8s.io, which one of the operator's pods holds."""
 
 import asyncio
 import logging
@@ -15,22 +15,23 @@ from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import LEASES, kind_of
 from unmask_operator.objects import Obj
 
-LEASE_SECONDS = 12  # a holder that has not renewed for so long is gone
-DEADLINE_SECONDS = 8.0  # a holder that could not renew for so long must stop, before others think it gone
+LEASE_SECONDS = 12  # duration of the Lease since its last renewal
+DEADLINE_SECONDS = 8.0  # renew deadline: the leader stops before the Lease expires
 RETRY_SECONDS = 4.0
-RELEASE_SECONDS = 2.0  # that giving it back may take
+RELEASE_SECONDS = 2.0  # limit for the release
 
 log = logging.getLogger(__name__)
 
 
 class LostLease(Exception):
-    """Another pod may lead now."""
+    """The Lease was lost: another pod may lead now."""
 
 
 class Lease:
-    """The pure part: what to write when, by what was read. Times are monotonic seconds of this process.
+    """Decides when to acquire and what to write, without requests. Times are monotonic seconds of this process.
 
-    How old another's lease is counts from when its last change was seen here, so that clocks need not agree.
+    The age of another pod's Lease counts from the time at which this process saw its last change, so that the clocks of
+    pods need not agree.
     """
 
     def __init__(self, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +43,7 @@ class Lease:
         self.renewed_at: float | None = None  # None: not the leader
 
     def can_acquire(self, lease: Obj) -> bool:
-        """Whether nobody holds the Lease as read: it is ours, released, or unchanged for its whole duration."""
+        """Returns whether the Lease is free: held by this pod, released, or unchanged for its full duration."""
         spec = lease.get("spec") or {}
         holder, renewed = spec.get("holderIdentity") or "", str(spec.get("renewTime"))
         if holder in ("", self.identity):
@@ -53,12 +54,12 @@ class Lease:
         return self.clock() > self._runs_out
 
     def pause(self) -> float:
-        """Seconds until another's Lease is worth a look: the usual pause, or less when it runs out before."""
+        """Returns seconds until the next read: the retry period, or less if the Lease expires earlier."""
         left = self._runs_out - self.clock()
         return min(RETRY_SECONDS, left + RETRY_SECONDS / 40) if left > 0 else RETRY_SECONDS
 
     def held(self, lease: Obj, now: datetime) -> Obj:
-        """The Lease as this pod writes it, to take it or to renew it."""
+        """Returns the Lease as this pod writes it to acquire or renew it."""
         spec: dict[str, Any] = dict(lease.get("spec") or {})
         stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if spec.get("holderIdentity") != self.identity:
@@ -69,14 +70,17 @@ class Lease:
 
     @staticmethod
     def released(lease: Obj) -> Obj:
-        """The Lease as given back: the next pod need not wait."""
+        """Returns the released Lease. The next pod acquires it without waiting."""
         return {**lease, "spec": {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
 
     @staticmethod
     def new(namespace: str, name: str, owner: Obj | None) -> Obj:
-        """A Lease where there is none. It may have been deleted under a leader, who goes on for DEADLINE_SECONDS: for
-        so long somebody unknown holds it. It has the labels of the Deployment that owns it, without those of Helm:
-        policies may require labels on every object."""
+        """Returns a new Lease.
+
+        An unknown holder has it for DEADLINE_SECONDS: the old Lease may have been deleted while a leader runs, which
+        continues that long. The labels are those of the owning Deployment except Helm's, because policies may require
+        labels on every object.
+        """
         metadata: Obj = {"namespace": namespace, "name": name}
         if owner is not None:
             named = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
@@ -87,7 +91,7 @@ class Lease:
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
     def seconds_left(self) -> float:
-        """Until the renew deadline."""
+        """Returns seconds until the renew deadline."""
         assert self.renewed_at is not None
         return self.renewed_at + DEADLINE_SECONDS - self.clock()
 
@@ -96,10 +100,10 @@ _OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
 
 class LeaderElector:
-    """Makes the Lease where there is none, waits for it, keeps it, gives it back.
+    """Creates, acquires, renews and releases the Lease.
 
-    The operator's own Deployment owns the Lease, so that uninstalling removes it for good: one that is made when the
-    Deployment is gone has nobody to name, or names what is not there and is collected. "": no owner.
+    The operator's Deployment owns the Lease, so that uninstalling removes it. If the Lease is created after the
+    Deployment was deleted, the garbage collector removes it. Without a `deployment` the Lease has no owner.
     """
 
     def __init__(self, client: Client, namespace: str, name: str, lease: Lease, deployment: str = "") -> None:
@@ -108,27 +112,28 @@ class LeaderElector:
         self._where = (namespace, name)
         self._lease = lease
         self._read: Obj | None = None
-        self._asked_for = False  # a request that takes the Lease has been begun; whether it was answered or not
-        self.reads = False  # the last look at the Lease succeeded: login, rights and API server are in order
+        self._asked_for = False  # a request that acquires the Lease was sent, with or without an answer
+        self.reads = False  # the last read of the Lease succeeded: login and permissions work
 
     @property
     def leads(self) -> bool:
         return self._lease.renewed_at is not None
 
     def in_time(self) -> bool:
-        """Whether this pod leads and its Lease is not overdue: nobody else can lead yet."""
+        """Returns whether this pod leads and the renew deadline has not passed, so that no other pod can lead."""
         return self.leads and self._lease.seconds_left() > 0
 
     async def acquire(self) -> None:
-        """Return once this pod leads."""
+        """Returns once this pod leads."""
         while not await self._try():
             await asyncio.sleep(self._lease.pause())
-        log.info("leading")
+        log.info("acquired the Lease, leading")
 
     async def keep(self) -> NoReturn:
-        """Renews the Lease, and retries a failed renewal after 1 to 2 s.
+        """Renews the Lease. Retries a failed renewal after 1 to 2 s.
 
-        Raises LostLease when no renewal succeeds before the deadline.
+        Raises:
+            LostLease: No renewal succeeded before the deadline.
         """
         pause = RETRY_SECONDS
         while True:
@@ -136,17 +141,17 @@ class LeaderElector:
             pause = RETRY_SECONDS if await self._renew() else 1.0 + random.random()
 
     async def release(self) -> None:
-        """Give the Lease back, if it is held. A failure is no harm: it runs out."""
+        """Releases the Lease if it is held. After a failure it expires."""
         if not self._asked_for:
             return
         self._lease.renewed_at = None
         try:
             await asyncio.wait_for(self._give_back(), RELEASE_SECONDS)
         except (ApiError, TimeoutError) as error:
-            log.warning("the Lease was not given back: %s", str(error) or "no answer")
+            log.warning("cannot release the Lease, it expires in %d s: %s", LEASE_SECONDS, str(error) or "no answer")
 
     async def _give_back(self) -> None:
-        """A request that the end broke off may have been carried out: the Lease need not be as it was read."""
+        """Reads the Lease again first: an interrupted request may have written it."""
         lease = await self._client.get(LEASES, *self._where)
         if (lease.get("spec") or {}).get("holderIdentity") == self._lease.identity:
             await self._client.update_lease(Lease.released(lease), timeout=RELEASE_SECONDS)
@@ -170,7 +175,7 @@ class LeaderElector:
         return True
 
     async def _find(self) -> Obj:
-        """The Lease as it is; it is made where there is none."""
+        """Returns the Lease. Creates it if it does not exist."""
         try:
             return await self._client.get(LEASES, *self._where)
         except ApiError as error:
@@ -198,15 +203,20 @@ class LeaderElector:
         except ApiError as error:
             if error.conflict:
                 await self._read_again()
-            log.warning("renewing the Lease: %s", error)
+            log.warning("cannot renew the Lease: %s", error)
             return False
         self._lease.renewed_at = start
         return True
 
     async def _read_again(self) -> None:
-        """Somebody wrote the Lease: another holder ends our lead, and so does an older Lease: etcd was restored from a
-        backup: all that is known, and what the watches wait for, is of a future that will not come. It is the
-        first object that shows it, since it is written every few seconds. Anything else (a label) does not."""
+        """Reads the Lease after a conflict. Other changes, such as a label, do not end the leadership.
+
+        An older version than the one written means that etcd was restored from a backup: the cache and the versions of
+        the watches are newer than the cluster. The Lease shows this first, because it is written every few seconds.
+
+        Raises:
+            LostLease: Another pod holds the Lease, or it is older than the one written.
+        """
         assert self._read is not None
         try:
             lease = await self._client.get(LEASES, *self._where)
@@ -214,15 +224,18 @@ class LeaderElector:
             return
         holder = (lease.get("spec") or {}).get("holderIdentity")
         if holder != self._lease.identity:
-            raise LostLease(f"the Lease is held by {holder or 'nobody'}")
+            raise LostLease(f"the Lease is held by {holder}" if holder else "the Lease has no holder")
         if int(lease["metadata"]["resourceVersion"]) < int(self._read["metadata"]["resourceVersion"]):
-            raise LostLease("the Lease is an older one than was written, as after a restored backup of etcd")
+            raise LostLease("the Lease is older than the one written, as after etcd was restored from a backup")
         self._read = lease
 
 
 async def run_leader_election(elector: LeaderElector, work: Callable[[], Awaitable[None]]) -> None:
-    """Wait for the Lease, then run `work` while it lasts. A lost Lease ends the process at once, without clean-up:
-    every further write could cross those of the new leader."""
+    """Waits for the Lease, then runs `work` while this pod leads.
+
+    A lost Lease ends the process immediately and without clean-up, because a further write could conflict with the new
+    leader's.
+    """
     await elector.acquire()
     keeper = asyncio.create_task(elector.keep(), name="lease")
     worker = asyncio.ensure_future(work())

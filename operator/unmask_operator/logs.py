@@ -1,4 +1,4 @@
-"""Logging: lines for people, or one JSON object a line for machines."""
+"""Configures logging: text, or one JSON object per line."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(settings: Settings) -> None:
-    """Everything to stderr."""
+    """Sends all log records to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else text)

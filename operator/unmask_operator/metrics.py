@@ -1,4 +1,4 @@
-"""What the operator tells of itself under ``/metrics``."""
+"""The operator's own metrics, served under ``/metrics``."""
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
@@ -11,11 +11,11 @@ from unmask_operator.kube.cache import Cache
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _MINUTES = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0)
-_STOPPED = ("Suspended", "NoReplicas")  # why Available is False because somebody wants it so
+_STOPPED = ("Suspended", "NoReplicas")  # reasons of Available=False that the spec asks for
 
 
 class Metrics(Collector):
-    """The figures of one operator process, in a registry of their own."""
+    """The metrics of one operator process, in a registry of their own."""
 
     def __init__(self, cache: Cache, waiting: Callable[[], int]) -> None:
         self._cache = cache
@@ -47,15 +47,15 @@ class Metrics(Collector):
         )
         self.status_refusals = Counter(
             "unmask_operator_status_refusals",
-            "Statuses that the API server refused and that a minimal one replaced.",
+            "Statuses that the API server refused. A minimal status replaced them.",
             registry=own,
         )
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Counted when scraped: services and their conditions, the queue's length, the age of what is known."""
+        """Yields what is counted at scrape time: resources, their conditions, the queue's length, the cache's age."""
         resources = list(self._cache.resources())
-        yield GaugeMetricFamily("unmask_operator_services", "Resources known.", value=len(resources))
+        yield GaugeMetricFamily("unmask_operator_services", "Resources in the cache.", value=len(resources))
         by_condition = GaugeMetricFamily(
             "unmask_operator_service_conditions", "Resources by condition.", labels=["type", "status", "reason"]
         )
@@ -66,7 +66,7 @@ class Metrics(Collector):
         )
         stopped = GaugeMetricFamily(
             "unmask_operator_service_stopped",
-            "1 while a resource serves nothing because it is suspended or asks for no replicas, else 0.",
+            "1 while a resource serves nothing because it is suspended or has 0 replicas, else 0.",
             labels=["namespace", "name"],
         )
         tally: Tally[tuple[str, str, str]] = Tally()
@@ -81,7 +81,7 @@ class Metrics(Collector):
         for labels, count in sorted(tally.items()):
             by_condition.add_metric(list(labels), count)
         yield from (by_condition, each, stopped)
-        yield GaugeMetricFamily("unmask_operator_queue_length", "Resources that wait.", value=self._waiting())
+        yield GaugeMetricFamily("unmask_operator_queue_length", "Resources in the work queue.", value=self._waiting())
         age = GaugeMetricFamily(
             "unmask_operator_watch_age_seconds",
             "Time since a kind was listed or an event of it arrived.",

@@ -1,4 +1,4 @@
-"""Kubernetes objects as plain data: what the operator's pure core reads and writes."""
+"""Kubernetes objects as plain data, and the names that the whole operator uses."""
 
 import hashlib
 import json
@@ -15,9 +15,9 @@ KIND = "DiffusionLMService"
 PLURAL = "diffusionlmservices"
 FIELD_MANAGER = "unmask-operator"
 
-SERVICE_LABEL = f"{GROUP}/service"  # its value is the resource's name; alone it selects the engine's pods
-TEMPLATE_LABEL = f"{GROUP}/template"  # of a pod: the digest of the template that it is made from
-ADOPT = f"{GROUP}/adopt"  # annotation of the resource: "true" adopts objects of its own names without an owner
+SERVICE_LABEL = f"{GROUP}/service"  # its value is the resource's name; it alone selects the engine's pods
+TEMPLATE_LABEL = f"{GROUP}/template"  # of a pod: the digest of its template
+ADOPT = f"{GROUP}/adopt"  # annotation of the resource: "true" adopts children of its names that have no owner
 RESTARTED_AT = f"{GROUP}/restartedAt"  # annotation of the resource: a new value restarts the engine
 
 
@@ -45,12 +45,12 @@ class Ref:
 
 
 def digest(obj: Mapping[str, Any]) -> str:
-    """A word that tells two objects of different content apart."""
+    """Returns a hash of the object's content: 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(obj, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def controller_uid(obj: Mapping[str, Any]) -> str | None:
-    """The uid of the owner that controls an object, None where nobody does."""
+    """Returns the uid of the owner reference with `controller: true`, or None."""
     for owner in obj["metadata"].get("ownerReferences", ()):
         if owner.get("controller"):
             return str(owner["uid"])

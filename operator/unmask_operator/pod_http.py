@@ -1,7 +1,7 @@
 """Bounded GET requests to engine pods.
 
-A pod's image is its owner's choice, and anybody may put the label on a pod. No answer may cost the operator more than a
-few milliseconds of its event loop, and no pod may delay what is read from the pods of others.
+Pods are not trusted: their image is the user's choice, and any pod may carry the label. No answer may take more than a
+few milliseconds of the operator's event loop, and no pod may delay requests to the pods of other services.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ import aiohttp
 from unmask_operator.render.labels import PORT, pod_url
 
 LARGEST_BODY = 256 << 10  # bytes; the runtime's largest answers have a tenth of it
-MAX_CHUNKS = 512  # of a body with chunked transfer coding: each costs the parser as much as a kilobyte of body
-RECEIVE_BUFFER = 8 << 10  # bytes: limits what the parser is given in one callback of the event loop
+MAX_CHUNKS = 512  # of a body with chunked transfer coding; the parser needs as long for one as for 1 KiB of body
+RECEIVE_BUFFER = 8 << 10  # bytes; limits the input of the parser per callback of the event loop
 TIMEOUT_SECONDS = 2.0  # for one pod
 PODS_AT_ONCE = 32  # of all services
-PODS_PER_SERVICE = 8  # of one service at once, so that slow pods of one delay those of others little
+PODS_PER_SERVICE = 8  # concurrent; slow pods of one service delay those of others little
 
 HEADERS = {
     "Connection": "close",  # a poll's pause is as long as a server keeps idle connections
@@ -27,7 +27,7 @@ HEADERS = {
 
 
 class PodRequestError(Exception):
-    """Why a pod gave no usable answer, as one short clause."""
+    """A pod gave no usable answer. The message is one short clause."""
 
 
 def pod_session() -> aiohttp.ClientSession:
@@ -51,7 +51,7 @@ async def get_text(
     timeout: float = TIMEOUT_SECONDS,
     statuses: Collection[int] = (200,),
 ) -> str:
-    """Reads what a pod answers.
+    """Returns the body of a GET request to a pod.
 
     Args:
         session: From `pod_session`.
@@ -65,7 +65,7 @@ async def get_text(
         The body. Bytes that are not UTF-8 are replaced.
 
     Raises:
-        PodRequestError: No such answer came in time, or it is too large.
+        PodRequestError: There was no such answer in time, or it is too large.
     """
     try:
         async with session.get(

@@ -26,21 +26,21 @@ class Settings:
     runtime_image: str = f"unmask-runtime:{VERSION}"  # of a resource that names none
     namespace: str = "unmask-system"  # of the operator's own pod and of its Lease
     pod_name: str = "unmask-operator"
-    lease_name: str = "unmask-operator"  # the Lease that says who leads
-    deployment: str = ""  # the operator's own Deployment, with which the Lease goes
-    watch_namespaces: tuple[str, ...] = ()  # only these; empty is the whole cluster
-    # Requirements on the labels of a resource, all of which must hold for this operator to look after it: key, !key,
-    # key=value or key!=value, as `kubectl get --selector` reads them.
+    lease_name: str = "unmask-operator"  # the Lease of leader election
+    deployment: str = ""  # the operator's own Deployment, which owns the Lease
+    watch_namespaces: tuple[str, ...] = ()  # only these; empty: all namespaces
+    # Requirements on the labels of the resources that this operator manages: key, !key, key=value or key!=value, as
+    # in `kubectl get --selector`. All of them must hold.
     watch_selector: tuple[str, ...] = ()
-    image_pull_secrets: tuple[str, ...] = ()  # names that every engine pod gets
-    read_nodes: bool = False  # the chart granted it
+    image_pull_secrets: tuple[str, ...] = ()  # names, for every engine pod
+    read_nodes: bool = False  # whether the chart grants it
     engine_env: Mapping[str, str] = field(default_factory=dict)  # of every engine: the cluster's proxy, HF_ENDPOINT ..
     engine_node_selector: Mapping[str, str] = field(default_factory=lambda: {"kubernetes.io/os": "linux"})
     gpu_node_selector: Mapping[str, str] = field(default_factory=dict)  # of every pod with spec.gpu
     gpu_tolerations: list[Mapping[str, Any]] = field(default_factory=list)  # of every pod with spec.gpu
-    # A ConfigMap in the service's namespace whose key `ca.crt` engines trust beside the public roots ("" is none).
+    # A ConfigMap in the resource's namespace. Engines trust its key `ca.crt` in addition to the public roots. "": none.
     ca_config_map: str = ""
-    # Labels of the operator's pods, which a NetworkPolicy always lets in.
+    # Labels of the operator's pods, which every NetworkPolicy admits.
     operator_selector: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "unmask-operator"})
     port: int = 8080  # of health, readiness and metrics
     log_level: str = "info"
@@ -84,7 +84,11 @@ _READERS: Mapping[type, Callable[[str], object]] = {
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from UNMASK_OPERATOR_* variables; what is not set keeps its default. ValueError names a bad variable."""
+    """Reads settings from UNMASK_OPERATOR_* variables.
+
+    Raises:
+        ValueError: a variable is unknown or has an invalid value. The message names it.
+    """
     environ = os.environ if environ is None else environ
     variables = {k.removeprefix(PREFIX).lower(): v for k, v in environ.items() if k.startswith(PREFIX)}
     unknown = set(variables) - set(Settings.__dataclass_fields__)
@@ -96,7 +100,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         try:
             values[name] = _READERS[type(default)](text)
         except (KeyError, ValueError):
-            raise ValueError(f"{PREFIX}{name.upper()}: {text!r} is no {type(default).__name__}") from None
+            raise ValueError(f"{PREFIX}{name.upper()}: {text!r} is not a valid {type(default).__name__}") from None
     for requirement in _names(variables.get("watch_selector", "")):
         if not _REQUIREMENT.fullmatch(requirement):
             raise ValueError(f"{PREFIX}WATCH_SELECTOR: {requirement!r} is none of key, !key, key=value and key!=value")
@@ -138,7 +142,7 @@ def configure_kopf(target: kopf.OperatorSettings, settings: Settings) -> None:
     """Sets what the operator needs of kopf: watches that survive every outage, in little memory, and no writes."""
     watching, networking = target.watching, target.networking
     watching.chunk_size = PAGE  # by default a list holds all objects of a kind in memory at once
-    # An object's worker waits so long for its next event: with the default of 5 s a list leaves a task per object.
+    # Time that an object's worker waits for its next event. With the default of 5 s a list leaves a task per object.
     target.queueing.idle_timeout = 0.05
     watching.server_timeout = WATCH_SECONDS  # by default the API server ends a watch after 30 to 60 minutes
     watching.inactivity_timeout = INACTIVITY_SECONDS  # the default of 70 s is one late bookmark

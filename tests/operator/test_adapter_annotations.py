@@ -130,4 +130,4 @@ def test_a_pod_that_cannot_be_told_holds_nothing_up(error, said, caplog):
     result = asyncio.run(made.reconcile(KEY))
     assert not result.refused
     assert set(api.told) == {"p2"}
-    assert ("p1 has its adapters later: may not patch" in caplog.text) == said
+    assert ("cannot annotate pod p1, its adapters are updated within 90 s: may not patch" in caplog.text) == said

@@ -289,7 +289,7 @@ def test_a_child_that_never_holds_still_is_told():
         raise ApiError(409, "AlreadyExists", "exists")
 
     api.create = create
-    assert told(apply(api, child("a"))) == {"a": "it kept changing while it was written"}
+    assert told(apply(api, child("a"))) == {"a": "it changed during every try to write it"}
 
 
 def test_the_reconcile_after_a_server_error_finishes():

@@ -377,7 +377,7 @@ def test_a_lease_that_is_older_than_it_was_ends_the_lead_though_it_names_us():
         for _ in range(3):
             await a._renew()
         api.obj = backup
-        with pytest.raises(LostLease, match="restored backup"):
+        with pytest.raises(LostLease, match="restored from a backup"):
             await a.keep()
 
     run_simulated(scene())

@@ -335,6 +335,6 @@ def test_a_probe_of_a_sidecar_names_the_sidecars_field() -> None:
     found = judge(observed)["Ready"]
     assert found["reason"] == "LivenessProbeFailed"
     assert found["message"] == (
-        "container istio-proxy was ended for its liveness probe "
+        "the kubelet ended container istio-proxy because of its liveness probe "
         "(spec.podTemplate.spec.containers[name=istio-proxy].livenessProbe): Liveness probe failed: connection refused"
     )

@@ -115,7 +115,7 @@ def test_a_child_that_the_server_fails_on_again_and_again_is_told_with_all_else_
     conditions = {c["type"]: (c["status"], c["reason"], c["message"]) for c in api.status["conditions"]}
     sentence = (
         'the API server failed on PodDisruptionBudget demo-engine: failed calling webhook "budgets.example.com"; '
-        "it is tried again"
+        "the operator retries"
     )
     assert conditions["Accepted"] == ("Unknown", "ApiError", sentence)
     assert conditions["Scheduled"][:2] == ("False", "Pending")

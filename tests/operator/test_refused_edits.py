@@ -317,7 +317,7 @@ def test_refusals_and_failures_are_reported_together() -> None:
     assert (found["status"], found["reason"]) == ("False", "Refused")
     assert found["message"] == (
         "Service demo was refused: no; "
-        "the API server failed on PodDisruptionBudget demo-engine: away; it is tried again"
+        "the API server failed on PodDisruptionBudget demo-engine: away; the operator retries"
     )
 
 

@@ -399,7 +399,7 @@ _SCALING: dict[str, Any] = {"minReplicas": 1, "maxReplicas": 3, "targets": {"run
 @pytest.mark.parametrize(
     ("decision", "says"),
     [
-        (None, ("Unknown", "Waiting", "the autoscaler has not looked at the pods yet")),
+        (None, ("Unknown", "Waiting", "the autoscaler has not read the pods' metrics yet")),
         (Decision(2, "the load fits", True), ("True", "Active", "the operator reads the pods' metrics")),
         (Decision(2, "no metrics", False), ("False", "MetricsMissing", "no metrics")),
     ],

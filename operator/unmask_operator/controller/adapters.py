@@ -1,7 +1,7 @@
-"""Has a changed list of adapters brought into the pods now.
+"""Annotates pods, so that their kubelet updates the list of adapters immediately.
 
-A kubelet looks after a pod's ConfigMaps every 60 to 90 seconds, and at once where the pod itself has changed: so each
-pod is annotated with the list that it is to have.
+A kubelet updates the ConfigMaps of a pod every 60 to 90 seconds, and immediately if the pod changes. So each Ready pod
+gets an annotation with the digest of the list.
 """
 
 import logging
@@ -14,18 +14,20 @@ from unmask_operator.render.adapters import follows, listed
 from unmask_operator.render.labels import adapters_config
 from unmask_operator.status.pods.pod_status import is_live, is_ready
 
-LIST_HASH = f"{GROUP}/adapters"  # annotation of a pod: a digest of the list that its kubelet was told of last
+LIST_HASH = f"{GROUP}/adapters"  # annotation of a pod: digest of the last list that it was annotated with
 
-# Between a list's write and telling of it: a kubelet hears of ConfigMaps and of pods by two watches, and one that heard
-# of the pod first would bring the old list.
+# Between the write of a list and the annotation. A kubelet watches ConfigMaps and pods separately. If the pod's event
+# arrived first, the kubelet would mount the old list.
 PAUSE_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
 
 def outdated_pods(observed: Observed) -> tuple[Obj, ...]:
-    """The pods that serve and whose kubelet has yet to be told of the live list. One that still starts is told
-    when it is Ready, for the list may have changed since it was mounted."""
+    """Returns the Ready pods that are not annotated with the live list.
+
+    A pod that still starts is annotated once it is Ready, because the list may have changed since it was mounted.
+    """
     name = observed.resource["metadata"]["name"]
     if Ref("v1", "ConfigMap", adapters_config(name)) not in observed.children:
         return ()
@@ -45,7 +47,7 @@ def list_hash(observed: Observed) -> str:
 
 
 async def annotate(client: Client, observed: Observed, pods: tuple[Obj, ...]) -> list[Obj]:
-    """Annotate the pods; those that the API server took. A pod that is not annotated has the list later."""
+    """Annotates the pods and returns those that were written. Others get the list with the kubelet's next update."""
     meta, written = observed.resource["metadata"], []
     for pod in pods:
         try:
@@ -53,5 +55,10 @@ async def annotate(client: Client, observed: Observed, pods: tuple[Obj, ...]) ->
         except ApiError as error:
             if not (error.not_found or error.conflict):
                 key = Key(meta["namespace"], meta["name"])
-                log.warning("%s has its adapters later: %s", pod["metadata"]["name"], error, extra={"service": key})
+                log.warning(
+                    "cannot annotate pod %s, its adapters are updated within 90 s: %s",
+                    pod["metadata"]["name"],
+                    error,
+                    extra={"service": key},
+                )
     return written

@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 async def adopt(client: Client, cache: Cache, observed: Observed) -> tuple[Observed, list[Ref]]:
-    """Adopts what the resource's annotation asks for.
+    """Adopts orphaned children if the resource's annotation requests it.
 
     Returns:
-        What is known now, and the adopted objects. An object that changed meanwhile, or whose write the API server
-        refused, is not among them: the next reconcile tries again.
+        The observed state after it, and the adopted objects. An object that changed in the meantime, or whose write
+        was refused, is not among them. The next reconcile tries again.
 
     Raises:
         ApiError: the API server as a whole does not answer.
@@ -48,7 +48,7 @@ async def adopt(client: Client, cache: Cache, observed: Observed) -> tuple[Obser
 
 
 async def _own(client: Client, child: Obj, owner: Obj) -> Obj:
-    """Adds the owner reference to the object as it was seen: uid and resource version are preconditions."""
+    """Adds the owner reference. The uid and the resource version of the read are preconditions."""
     kind, meta = kind_of(child["apiVersion"], child["kind"]), child["metadata"]
     same = {member: meta[member] for member in ("uid", "resourceVersion")}
     body = {"metadata": {**same, "ownerReferences": [*meta.get("ownerReferences", ()), owner]}}
@@ -57,6 +57,6 @@ async def _own(client: Client, child: Obj, owner: Obj) -> Obj:
 
 
 def event(adopted: list[Ref]) -> Event:
-    """The Event of an adoption."""
+    """Returns the Event of an adoption."""
     named = ", ".join(f"{ref.kind} {ref.name}" for ref in adopted)
     return Event("Normal", ADOPTED, f"adopted: {named}")

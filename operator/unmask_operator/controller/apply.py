@@ -1,4 +1,4 @@
-"""Applies a plan: what differs from the live objects is tried as a dry run, then written."""
+"""Applies a plan: children that differ from the live objects are sent as a dry run, then written."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 from unmask_operator.render.labels import adapters_config
 
-# Kinds whose content never changes. They are written without a trial, for no field of the spec can make one invalid,
-# and without a digest, a reason to write them again: the API server refuses the same content in another spelling.
+# Immutable kinds. They are written without a dry run, because no field of the spec can make them invalid. They have no
+# digest, which would cause another write: the API server refuses the same content in another encoding.
 WRITTEN_ONCE = ("ControllerRevision",)
 
-# A pin says that its spec was accepted, and pods are made of pins alone: neither is written where the other failed.
+# A revision records that its spec was accepted, and pods are made from revisions only. Neither is written if the other
+# failed.
 ATOMIC_GROUP = ("ControllerRevision", "Deployment")
 
-# A round finds obstacles (an object in the way, one that has gone, a refusal) and plans again: more than there can be
-# children.
+# Tries per reconcile. Each try that meets a conflict (an existing object, a deleted one, a refusal) plans again. The
+# limit is above the number of children.
 MAX_RETRIES = 20
 
 # The API server's validation of a value with two alternatives.
@@ -39,21 +40,21 @@ MakePlan = Callable[[Observed], Plan]
 
 
 class OwnershipError(Exception):
-    """A plan that would touch a foreign object: a mistake of ours, which is stopped here."""
+    """A plan would change an object that the resource does not own. This is a bug, and nothing is written."""
 
 
 @dataclass
 class Outcome:
-    """What applying a plan led to.
+    """The result of applying a plan.
 
     Attributes:
-        plan: the plan that it ended with.
-        observed: what is known now.
+        plan: the last plan.
+        observed: the observed state after the writes.
         writes: number of objects written or deleted.
-        failures: children on which the API server gave no verdict. They are left alone this time, all others written.
-        refused: children as the API server refused them; each is tried once.
+        failures: children whose request failed without a refusal. The others are written.
+        refused: children in each form that the API server refused. A refused form is not sent again.
         written: children that were created or applied.
-        created: those of them that were created.
+        created: children that were created.
     """
 
     plan: Plan
@@ -70,7 +71,7 @@ class Outcome:
         return Key(meta["namespace"], meta["name"])
 
     def failed(self, ref: Ref, error: ApiError) -> None:
-        """ApiError again where it is about no single child."""
+        """Records the failure of a child. Raises the error again if the API server as a whole failed."""
         if error.general:
             raise error
         self.failures[ref] = error
@@ -81,13 +82,13 @@ class Outcome:
         return in_failed_group or ref in self.failures
 
     def skips(self, child: Obj) -> bool:
-        """Whether the child is not to be sent: it failed, or was refused in this form."""
+        """Returns whether not to send the child: it failed, or was refused in this form."""
         return self.has_failed(Ref.of(child)) or child in self.refused.get(Ref.of(child), ())
 
 
 @dataclass(frozen=True)
 class _Conflict:
-    """Why a round stopped: what stands in a child's way (None: nothing any more), or the server's refusal."""
+    """Why a try stopped: the objects in place of children (None: deleted), or refusals by child."""
 
     children: Mapping[Ref, Obj | None] = field(default_factory=dict)
     refusals: Mapping[Ref, str] = field(default_factory=dict)
@@ -101,8 +102,11 @@ class _Conflict:
 
 
 def with_applied_hash(child: Obj) -> Obj:
-    """The child with a digest of itself. It tells a field that was removed, which comparing with the live object, full
-    of the server's defaults, cannot."""
+    """Returns the child with an annotation that has its digest.
+
+    The digest reveals a field that was removed. A comparison with the live object cannot, because the API server adds
+    defaults to it.
+    """
     meta = child["metadata"]
     return {**child, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), APPLIED: digest(child)}}}
 
@@ -113,7 +117,7 @@ class Applier:
 
     Attributes:
         client: requests to the API server.
-        store: gets every object that was written.
+        cache: is updated with every object that was written.
         count: called with the verb of each write.
         conflicts: which fields something else keeps changing.
         refused_writes: by resource, children whose last write was refused although their dry run was not. They are
@@ -127,16 +131,16 @@ class Applier:
     refused_writes: dict[Key, set[Ref]] = field(default_factory=dict)
 
     def forget(self, key: Key) -> None:
-        """Drops what is in memory of a resource."""
+        """Removes the state of a resource from memory."""
         self.conflicts.forget(key)
         self.refused_writes.pop(key, None)
 
     async def apply(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
-        """Writes what differs, and deletes what the plan does not have.
+        """Writes children that differ and deletes those that are not in the plan.
 
-        All but the first change are tried as a dry run before the first write, which is its own trial. A spec of which
-        the API server refuses a part changes nothing: the children of the last accepted spec are written instead, and
-        of those each that the API server takes. The replicas of the Deployment are written in any case.
+        All changes but the first are sent as a dry run before the first write. If the API server refuses a child, the
+        spec changes nothing: the children of the last accepted spec are written instead, except refused ones. The
+        Deployment's replicas are written in any case.
 
         Raises:
             ApiError: the API server as a whole does not answer.
@@ -160,14 +164,14 @@ class Applier:
             outcome.observed = conflict.update(outcome.observed)
             outcome.plan = last_accepted(outcome.observed) if outcome.observed.refusals else make_plan(outcome.observed)
         for ref in conflict.children if conflict else ():
-            outcome.failed(ref, ApiError(409, "Conflict", "it kept changing while it was written"))
+            outcome.failed(ref, ApiError(409, "Conflict", "it changed during every try to write it"))
         return outcome
 
     async def _delete_refused(self, outcome: Outcome) -> None:
-        """Deletes the ControllerRevision of a spec that turned out to be refused after it was created.
+        """Deletes the ControllerRevision of a spec that was refused after the revision was created.
 
-        The newest one has to be the last accepted spec. A dry run does not find everything: it does not reach etcd,
-        which limits the size of objects.
+        The newest revision must be the last accepted spec. A dry run does not reach etcd, which limits the size of
+        objects, so a refusal may come after it.
         """
         for ref, revision in outcome.created.items():
             if ref.kind not in WRITTEN_ONCE or ref not in outcome.observed.children:
@@ -184,9 +188,9 @@ class Applier:
             outcome.observed = _Conflict(children={ref: None}).update(outcome.observed)
 
     async def _scale(self, outcome: Outcome) -> None:
-        """Writes the Deployment's replicas alone where the rest of it could not be written.
+        """Writes only the Deployment's replicas if its other fields could not be written.
 
-        Suspending, scaling and the autoscaler have to work whatever the API server refuses of the other fields.
+        Suspending, scaling and the autoscaler must work even if the API server refuses other fields.
         """
         meta = outcome.observed.resource["metadata"]
         ref = Ref("apps/v1", "Deployment", meta["name"])
@@ -198,14 +202,14 @@ class Applier:
             return
         planned = next((_written_form(child) for child in outcome.plan.children if Ref.of(child) == ref), None)
         if planned is not None and not outcome.skips(planned):
-            return  # nothing but the pause of a conflict keeps it from being written
+            return  # only the pause of a conflict delays it
         if self.conflicts.is_scale_held(outcome.key, ref, replicas):
             return
         try:
             await self.client.patch_deployment_scale(meta["namespace"], ref.name, live["metadata"]["uid"], replicas)
         except ApiError as error:
             if error.not_found or error.conflict:
-                return  # it was deleted meanwhile, which a watch reports
+                return  # deleted in the meantime; a watch reports it
             before = outcome.observed.failures.get(ref)
             sentence = f"{f'{before}; ' if before else ''}its replicas cannot be written either: {error.message}"
             outcome.failed(ref, ApiError(error.status, error.reason, sentence, error.retry_after))
@@ -215,7 +219,7 @@ class Applier:
             outcome.writes += 1
 
     async def _apply_once(self, outcome: Outcome) -> _Conflict | None:
-        """One look at what differs from the plan, and its writes; None when all is as planned."""
+        """Writes the differences from the plan once. Returns the conflict that stopped it, or None."""
         uid = outcome.observed.resource["metadata"]["uid"]
         live = outcome.observed.children
         planned = [_written_form(child) for child in outcome.plan.children]
@@ -226,7 +230,7 @@ class Applier:
         for child in changes:
             existing = live.get(Ref.of(child))
             if existing is not None and controller_uid(existing) != uid:
-                raise OwnershipError(f"the plan writes over {Ref.of(child)}, which another one controls")
+                raise OwnershipError(f"the plan overwrites {Ref.of(child)}, which another owner controls")
         if found := await self._dry_run(outcome, trials):
             first = await self._dry_run(outcome, changes[:1])
             return found.merge(first) if first else found
@@ -239,7 +243,7 @@ class Applier:
                 continue
             gone = outcome.observed.children[ref]
             if controller_uid(gone) != uid:
-                raise OwnershipError(f"the plan deletes {ref}, which another one controls")
+                raise OwnershipError(f"the plan deletes {ref}, which another owner controls")
             meta = gone["metadata"]
             try:
                 await self.client.delete(kind_of(ref.api_version, ref.kind), meta["namespace"], ref.name, meta["uid"])
@@ -256,7 +260,7 @@ class Applier:
         return outcome.skips(child) or (live is not None and self.conflicts.is_held(outcome.key, child, live))
 
     async def _dry_run(self, outcome: Outcome, trials: list[Obj]) -> _Conflict | None:
-        """Dry runs of all, so that everything that stands in the way is told at once."""
+        """Sends all changes as a dry run, so that all refusals are reported together."""
         found = [await self._write(outcome, child, dry_run=True) for child in trials]
         conflict = [one for one in found if one]
         return functools.reduce(_Conflict.merge, conflict) if conflict else None
@@ -279,7 +283,7 @@ class Applier:
             if live is None:
                 written = await self.client.create(child, dry_run)
             else:
-                owned = await self.client.upgrade_managed_fields(live)  # a trial without it would find fields twice
+                owned = await self.client.upgrade_managed_fields(live)  # without it a dry run would find fields twice
                 outcome.observed = _Conflict(children={ref: owned}).update(outcome.observed)
                 written = await self._apply_child(child, owned, dry_run)
         except ApiError as error:

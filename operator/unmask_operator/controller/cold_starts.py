@@ -1,4 +1,4 @@
-"""How long pods took from their creation until they were Ready for the first time."""
+"""Measures the time from a pod's creation until it is Ready for the first time."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -8,16 +8,19 @@ from unmask_operator.status.pods.pod_status import condition, is_ready, is_start
 
 
 class ColdStarts:
-    """Tells each pod's time once, `observe`d in seconds. Of a pod that is Ready when this process first sees it an
-    earlier leader told, unless it was created `since`: one may come up faster than anybody looks."""
+    """Reports the time of each pod once, in seconds.
+
+    A pod that is Ready when this process first sees it was reported by an earlier leader, unless it was created after
+    `since`: a pod may become Ready between two looks.
+    """
 
     def __init__(self, observe: Callable[[float], None], since: datetime) -> None:
         self._observe = observe
         self._since = since
-        self._coming: dict[Key, dict[str, bool]] = {}  # pods by uid: whether they have yet to be Ready
+        self._coming: dict[Key, dict[str, bool]] = {}  # by uid: whether the pod was never Ready
 
     def look(self, key: Key, pods: Sequence[Obj]) -> None:
-        """At the pods of a service as they are now."""
+        """Compares the pods of a resource with those of the previous call."""
         known, now = self._coming.pop(key, {}), dict[str, bool]()
         for pod in pods:
             uid, created = pod["metadata"]["uid"], datetime.fromisoformat(pod["metadata"]["creationTimestamp"])

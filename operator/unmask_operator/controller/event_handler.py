@@ -7,8 +7,8 @@ from unmask_operator.kube.kinds import DLMS, PODS, ApiKind
 from unmask_operator.objects import Key, Obj
 from unmask_operator.status.pods.pod_status import is_ready
 
-# Children and pods change in bursts: one reconcile, and one status write, per burst. The pause is shorter where the
-# burst ends with a Ready pod, which users wait for.
+# Children and pods change in bursts. One reconcile and one status write serve a burst. The pause is shorter if it ends
+# with a Ready pod, which users wait for.
 DEBOUNCE_SECONDS = 1.0
 DEBOUNCE_READY_SECONDS = 0.25
 
@@ -17,7 +17,7 @@ class EventHandler:
     """Updates the cache and enqueues.
 
     Args:
-        store: The cache.
+        cache: The cache.
         enqueue: Called with a resource's key and the seconds until its reconcile.
     """
 

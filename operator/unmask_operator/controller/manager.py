@@ -1,4 +1,4 @@
-"""What the leading pod does: sync the cache, run kopf and the queue's workers, poll loading pods, scale."""
+"""Runs the controllers of the leader: resync, kopf, workers of the work queue, polls of pods, autoscaler."""
 
 import asyncio
 import functools
@@ -28,8 +28,8 @@ from unmask_operator.render.adapters import listed
 from unmask_operator.settings import Backoffs, Settings
 
 WORKERS = 16
-REQUEUE_ALL_SECONDS = 300.0  # between looks at every resource, by what is known: nothing is read
-POLL_SECONDS = 5.0  # between looks at pods that load or say nothing
+REQUEUE_ALL_SECONDS = 300.0  # between reconciles of all resources from the cache
+POLL_SECONDS = 5.0  # between polls of pods that are loading
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ Watch = Callable[[EventHandler, Resync], Awaitable[None]]
 
 
 class Manager:
-    """One leadership, which begins from lists of its own."""
+    """Runs everything that a leader does. The cache starts from lists."""
 
     def __init__(
         self, client: Client, cache: Cache, queue: WorkQueue[Key], settings: Settings, metrics: Metrics, watch: Watch
@@ -63,7 +63,7 @@ class Manager:
         self._reconciler = Reconciler(client, cache, settings, self._observe, metrics)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         async with pod_session() as session:
             poll = functools.partial(scrape, session, slots=self._slots)
             cache, now = self._cache, functools.partial(datetime.now, UTC)
@@ -104,10 +104,10 @@ class Manager:
                 result = await self._reconciler.reconcile(key, first_attempt=not self._queue.num_requeues(key))
             except ApiError as error:
                 pause = self._queue.add_rate_limited(key, error.retry_after or 0.0)
-                log.warning("again in %.0f s: %s", pause, error, extra={"service": key})
-            except Exception:  # a mistake of ours in one resource must not stop the others
+                log.warning("reconcile failed, next try in %.0f s: %s", pause, error, extra={"service": key})
+            except Exception:  # a bug that one resource triggers must not stop the others
                 pause = self._queue.add_rate_limited(key)
-                log.exception("again in %.0f s", pause, extra={"service": key})
+                log.exception("reconcile failed, next try in %.0f s", pause, extra={"service": key})
             else:
                 if result.refused:
                     self._queue.add_rate_limited(key)
@@ -115,7 +115,7 @@ class Manager:
                     self._queue.done(key, result.requeue_after)
 
     async def _observe(self, resource: Obj, children: Mapping[Ref, Obj], pods: Sequence[Obj]) -> Observed:
-        """A resource and its objects, with all else that is known of them now."""
+        """Returns the observed state of a resource: its objects and everything else that is known."""
         key = Key(resource["metadata"]["namespace"], resource["metadata"]["name"])
         return Observed(
             resource=resource,

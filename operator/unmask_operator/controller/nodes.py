@@ -1,4 +1,4 @@
-"""Nodes: for what the conditions say of GPUs. They are listed while a pod finds none, and never watched."""
+"""Lists nodes while a pod is unschedulable, for the conditions about GPUs. Nodes are never watched."""
 
 import asyncio
 import logging
@@ -16,18 +16,18 @@ from unmask_operator.plan.plan import NODES_SECONDS
 from unmask_operator.status.pods.pod_status import condition
 
 _TAINT = ("key", "value", "effect")
-PAGE = 25  # nodes in memory at a time, each of which may have 20 kB and more
+PAGE = 25  # nodes in memory at a time; one may have more than 20 kB
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Nodes:
-    """The last list of them."""
+    """The last list of nodes, read again after `NODES_SECONDS` while it is needed."""
 
     client: Client
     granted: bool  # the operator may read nodes
-    requeue: Callable[[Key, float], None]  # told which resource to look at again, and when, after a list that failed
+    requeue: Callable[[Key, float], None]  # called with a resource and seconds after a failed list
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -36,8 +36,10 @@ class Nodes:
         self._listing = asyncio.Lock()  # one list serves all workers
 
     async def needed(self, pods: Sequence[Obj]) -> Sequence[Obj] | None:
-        """All nodes while one of the pods finds none, else None. Where the list fails, those of the one before: a
-        condition that says less is no reason to leave a resource alone."""
+        """Returns all nodes if one of the pods is unschedulable, else None.
+
+        If the list fails, the previous one is returned: a less precise condition must not block the reconcile.
+        """
         homeless = [pod for pod in pods if condition(pod, "PodScheduled").get("reason") == "Unschedulable"]
         if not (self.granted and homeless):
             return None

@@ -1,4 +1,4 @@
-"""Events of pods that do not come up and whose status does not say why."""
+"""Reads the Events of pods that are not Ready and whose status does not explain why."""
 
 import logging
 import time
@@ -13,29 +13,32 @@ from unmask_operator.objects import Key, Obj
 from unmask_operator.plan.observed import PodEvent
 from unmask_operator.status.pods.event_messages import is_silent
 
-AGAIN_SECONDS = 30.0  # between the first two looks at one pod; each pause is twice the one before
-LONGEST_SECONDS = 240.0  # of those pauses: pulling a large image keeps many pods silent for long
+AGAIN_SECONDS = 30.0  # between the first two reads for a pod; each pause is twice the previous one
+LONGEST_SECONDS = 240.0  # longest pause; many pods have no explanation while a large image is pulled
 
-REPORTERS = ("kubelet", "attachdetach-controller")  # who prepare and end pods; others' Events explain nothing here
+REPORTERS = (
+    "kubelet",
+    "attachdetach-controller",
+)  # components that start and stop pods; other Events explain nothing here
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class PodEvents:
-    """What was last told. `events` is by pod uid and holds only pods that are silent still."""
+    """The last Events of each pod that still has no explanation, by uid."""
 
     client: Client
-    pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all there are, each with its resource's key
-    changed: Callable[[Key], None]  # told of whose pods something new was told
+    pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all pods, each with its resource's key
+    changed: Callable[[Key], None]  # called with the resource whose pods have new Events
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._requested: dict[str, tuple[float, float]] = {}  # when, and how long until the next look
+        self._requested: dict[str, tuple[float, float]] = {}  # time of the last read, and seconds until the next one
         self.events: Mapping[str, Sequence[PodEvent]] = {}
 
     async def poll(self) -> None:
-        """Ask about the silent pods that are due. While none is silent the API server is asked nothing."""
+        """Reads the Events of the pods that are due. Without such pods no request is sent."""
         now = datetime.now(UTC)
         silent = {pod["metadata"]["uid"]: key for key, pod in self.pods() if is_silent(pod, now)}
         self._requested = {uid: requested for uid, requested in self._requested.items() if uid in silent}
@@ -56,7 +59,7 @@ class PodEvents:
 
 
 def in_order(events: Iterable[Obj]) -> tuple[PodEvent, ...]:
-    """Those of the node and its volumes, oldest first, by when each was last seen."""
+    """Returns the Events about the node and volumes, sorted by the time they were last seen, oldest first."""
     return tuple(
         PodEvent(
             str(event.get("reason") or ""),
@@ -70,7 +73,7 @@ def in_order(events: Iterable[Obj]) -> tuple[PodEvent, ...]:
 
 
 def _container(event: Obj) -> str:
-    """The container of a field path such as ``spec.containers{main}``; "" without one."""
+    """Returns the container of a field path such as ``spec.containers{main}``, or ""."""
     path = str((event.get("regarding") or {}).get("fieldPath") or "")
     return path.partition("{")[2].removesuffix("}")
 
@@ -81,7 +84,7 @@ def _reporter(event: Obj) -> str:
 
 
 def _last_seen(event: Obj) -> str:
-    """The time as text, which sorts as the time does to the second."""
+    """Returns the time as text. Its order is that of the times, to the second."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
     return next((str(at) for at in times if at), "")

@@ -1,4 +1,4 @@
-"""How far loading the model is, what was loaded, and which adapters are served: asked of pods by ``/startup``."""
+"""Polls ``/startup`` of pods: the progress of loading, the loaded commit, and the served adapters."""
 
 import asyncio
 import json
@@ -17,22 +17,22 @@ from unmask_operator.render.model_revision import COMMIT, key_of
 from unmask_operator.status.pods.pod_status import is_live, is_ready
 
 TIMEOUT_SECONDS = 2.0
-POLL_SECONDS = 10.0  # for all pods, which wait for slots
-SILENT_SECONDS = 5.0  # until a pod that gave no answer is asked again; each pause is twice the one before
-LONGEST_SECONDS = 60.0  # of those pauses: where a firewall drops what is sent, each question takes the whole timeout
-FAILED_SECONDS = 30.0  # until a pod whose adapters failed is asked again: it tries them again as often
-SETTLED_SECONDS = 1200.0  # and one that serves them all, since a process of it that starts anew may fail at one
-STEP_PERCENT = 5  # smaller advances are no news: each one is a write of the status
-MAX_REVISIONS = 10_000  # remembered; a pod that is forgotten is asked again
-LONGEST_PHASE = 64  # characters that the status has room for
-LONGEST_WORD = 1024  # characters of what is kept of an adapter
+POLL_SECONDS = 10.0  # limit for one poll of all pods
+SILENT_SECONDS = 5.0  # first pause after a pod that gave no answer; each pause is twice the previous one
+LONGEST_SECONDS = 60.0  # longest pause; a firewall that drops packets makes each request take the full timeout
+FAILED_SECONDS = 30.0  # between polls of a pod whose adapters failed; it loads them again at this interval
+SETTLED_SECONDS = 1200.0  # for a pod that serves all; its backend may restart and fail to load one
+STEP_PERCENT = 5  # smaller advances are ignored, because each one writes the status
+MAX_REVISIONS = 10_000  # in memory; a pod whose entry was removed is polled again
+LONGEST_PHASE = 64  # characters, the limit of the status
+LONGEST_WORD = 1024  # characters of each text of an adapter
 _MEMBERS = ("uri", "state", "message")
-_ENDS = {"ready", "failed"}  # states that stay as they are while nothing is done
+_ENDS = {"ready", "failed"}  # final states
 
 
 @dataclass(frozen=True)
 class StartupReport:
-    """A pod's answer: how far it is, or the commit that it has loaded ("" for none) and its adapters."""
+    """A pod's answer: its progress, or the loaded commit ("": none) and the adapters."""
 
     load: Load | None = None
     revision: str = ""
@@ -41,30 +41,32 @@ class StartupReport:
 
 @dataclass
 class PodProgress:
-    """What pods last said, by their uid."""
+    """The last answers of pods, by uid."""
 
-    pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all there are, each with its resource's key
-    changed: Callable[[Key], None]  # told whose pods have news
-    expected_adapters: Callable[[Key], Mapping[str, str]]  # where the adapters are that pods are to serve, by name
+    pods: Callable[[], Iterable[tuple[Key, Obj]]]  # all pods, each with its resource's key
+    changed: Callable[[Key], None]  # called with the resource whose pods changed
+    expected_adapters: Callable[[Key], Mapping[str, str]]  # URIs by name
     port: int = PORT
     clock: Callable[[], float] = time.monotonic
-    slots: PodSlots = field(default_factory=PodSlots)  # shared with what else reads from pods
+    slots: PodSlots = field(default_factory=PodSlots)  # shared with the autoscaler
 
     def __post_init__(self) -> None:
         self._parsing = asyncio.Lock()
-        # When to ask again, and the pause until that: of pods as Ready as they were then, to serve what they were.
+        # Time of the next poll and the pause before it, by uid, readiness and expected adapters.
         self._due: dict[tuple[str, bool, int], tuple[float, float]] = {}
         self.loads: Mapping[str, Load] = {}  # of pods that are still loading
-        self.revisions: dict[str, str] = {}  # the hub's commit that each has loaded, "" for one that names none
-        self.adapters: Mapping[str, Mapping[str, Adapter]] = {}  # of Ready pods: those that they are to serve
+        self.revisions: dict[str, str] = {}  # the loaded commit of the hub; "": none
+        self.adapters: Mapping[str, Mapping[str, Adapter]] = {}  # of Ready pods: the expected ones
 
     def needs_revision(self, pod: Obj) -> bool:
-        """Whether a pod whose model's commit is to be recorded has yet to say it."""
+        """Returns whether the pod's loaded commit is needed and not known yet."""
         return runs(pod) and pod["metadata"]["uid"] not in self.revisions and key_of(pod) is not None
 
     async def poll(self, session: aiohttp.ClientSession) -> None:
-        """Ask every pod that loads, has yet to say what, or has adapters, where that is due; one that does not answer
-        keeps what it last said. No API request is made."""
+        """Polls the pods that are due: those that load, whose commit is not known, or that have adapters.
+
+        A pod that does not answer keeps its last report. No request goes to the API server.
+        """
         slots, limits = self.slots, dict[Key, ServiceSlots]()
         end = asyncio.get_running_loop().time() + max(POLL_SECONDS, TIMEOUT_SECONDS)
         before, due = self._due, dict[tuple[str, bool, int], tuple[float, float]]()
@@ -135,7 +137,7 @@ def is_significant_change(old: Load, new: Load) -> bool:
 
 
 def next_poll(report: StartupReport, expected: Mapping[str, str]) -> float:
-    """Seconds for which a Ready pod need not be asked about its adapters; 0 while it has yet to follow the list."""
+    """Returns seconds until the next poll of a Ready pod; 0 while it does not serve the current list."""
     held = [report.adapters.get(name, Adapter("", "", "")) for name in expected]
     if report.load or [one.uri for one in held] != [*expected.values()] or not {one.state for one in held} <= _ENDS:
         return 0.0
@@ -162,12 +164,12 @@ async def startup(
         async with parsing:
             await asyncio.sleep(0)
             return parse_startup(text, adapters)
-    except Exception:  # whatever a pod answers, and anybody may label one, must not end the operator
+    except Exception:  # pods are not trusted: no answer may end the operator
         return None
 
 
 def parse_startup(text: str, adapters: Collection[str]) -> StartupReport:
-    """Parses the body of ``/startup``. Any exception means that it is no answer of a runtime."""
+    """Parses the body of ``/startup``. Any exception means that it is not an answer of the runtime."""
     report = json.loads(text)
     if report.get("status") != "started":
         return StartupReport(Load(str(report["phase"])[:LONGEST_PHASE], min(100.0, max(0.0, float(report["percent"])))))
@@ -179,7 +181,7 @@ def parse_startup(text: str, adapters: Collection[str]) -> StartupReport:
 
 
 def is_loading(pod: Obj) -> bool:
-    """A pod whose main container runs, and that has an address, but is not Ready nor on its way out."""
+    """Returns whether the pod runs and has an address, but is not Ready and not terminating."""
     return runs(pod) and not is_ready(pod)
 
 

@@ -1,4 +1,4 @@
-"""One reconcile: what is known -> plan -> writes -> lists told -> status -> Events."""
+"""Reconciles one resource: observe, plan, apply, annotate pods, write the status, write Events."""
 
 import logging
 import time
@@ -34,18 +34,18 @@ STATUS_REFUSED = "StatusRefused"  # an Event's reason
 
 log = logging.getLogger(__name__)
 
-# A resource, its children and its pods -> with all else that is known.
+# Adds everything else that is known to a resource, its children and its pods.
 Observe = Callable[[Obj, Mapping[Ref, Obj], Sequence[Obj]], Awaitable[Observed]]
 
 
 @dataclass(frozen=True)
 class Result:
-    refused: bool = False  # the API server did not take a child or the status, which may heal by itself (a quota)
-    requeue_after: float | None = None  # seconds until the plan wants another look (None: not needed)
+    refused: bool = False  # a child or the status was refused; that may pass, as with a quota
+    requeue_after: float | None = None  # seconds until the next reconcile; None: no need
 
 
 class Reconciler:
-    """Brings one resource at a time to what its spec says. It is called for a key at most once at a time."""
+    """Reconciles resources. The work queue runs at most one reconcile per key at a time."""
 
     def __init__(
         self,
@@ -63,11 +63,19 @@ class Reconciler:
         self._metrics = metrics
         self._conflicts = FieldConflicts(clock)
         self._applier = Applier(client, cache, lambda verb: metrics.writes.labels(verb).inc(), self._conflicts)
-        self._status_refusals: dict[Key, str] = {}  # message of the last refused status, where the last one was
+        self._status_refusals: dict[Key, str] = {}  # message of the last write if it was refused
 
     async def reconcile(self, key: Key, first_attempt: bool = False) -> Result:
-        """ApiError when the API server failed in a way that is worth trying again; where that is about one child alone,
-        it is so only for the `first_attempt`, and else in the status: most such failures are over in a moment."""
+        """Reconciles the resource.
+
+        Args:
+            key: The resource.
+            first_attempt: Whether to raise on the failure of one child. Most such failures pass immediately. A later
+                attempt reports it in the status instead.
+
+        Raises:
+            ApiError: A request failed and may succeed later.
+        """
         start = time.perf_counter()
         try:
             result = await self._reconcile(key, first_attempt)
@@ -85,7 +93,7 @@ class Reconciler:
         if resource is None or resource["metadata"].get("deletionTimestamp"):
             self._status_refusals.pop(key, None)
             self._applier.forget(key)
-            return Result()  # the children go with their owner
+            return Result()  # the garbage collector deletes the children
         children = await self._children(key, resource["metadata"]["uid"])
         observed = await self._observe(resource, children, self._cache.pods(key))
         observed, adopted = await adoption.adopt(self._client, self._cache, observed)
@@ -99,7 +107,7 @@ class Reconciler:
         if outcome.writes:
             log.info("%d writes to children", outcome.writes, extra={"service": key})
         for ref, error in outcome.failures.items():
-            log.warning("the API server failed on %s %s: %s", ref.kind, ref.name, error, extra={"service": key})
+            log.warning("cannot write %s %s: %s", ref.kind, ref.name, error, extra={"service": key})
             if first_attempt:
                 raise error
             self._metrics.api_errors.labels(str(error.status)).inc()
@@ -112,7 +120,7 @@ class Reconciler:
         return Result(refused, min((seconds for seconds in delays if seconds is not None), default=None))
 
     async def _annotate_pods(self, outcome: Outcome) -> float | None:
-        """Seconds until pods are to be told of a list that was just written, None where no pod is left to be told."""
+        """Annotates pods with a changed list of adapters. Returns seconds to wait if the list was just written."""
         pods = adapters.outdated_pods(outcome.observed)
         if pods and outcome.writes:
             return adapters.PAUSE_SECONDS
@@ -122,7 +130,7 @@ class Reconciler:
         return None
 
     async def _children(self, key: Key, uid: str) -> Mapping[Ref, Obj]:
-        """As the store has them. One that another controls would stop everything: whether it still stands is asked."""
+        """Returns the cached children. Reads those again that another owner controls, since they block the plan."""
         children = self._cache.children(key)
         for ref, obj in list(children.items()):
             if controller_uid(obj) == uid:
@@ -134,17 +142,17 @@ class Reconciler:
             except ApiError as error:
                 if error.general:
                     raise
-                if error.not_found:  # otherwise what was last seen of it is told
+                if error.not_found:  # after other errors the cached object is reported
                     del children[ref]
                     self._cache.delete(kind, obj)
         return children
 
     async def _write_status(self, key: Key, outcome: Outcome) -> bool:
-        """Whether the answer shows another resource than the one that was reconciled. It goes into the store, and what
-        the watch tells of it afterwards is no news.
+        """Writes the status. Returns whether the answer shows another spec than the reconciled one.
 
-        Somebody may have edited it meanwhile; and for a moment after its CustomResourceDefinition has got a new field,
-        watches that began before still leave that field out.
+        The answer is put into the cache, so that the later watch event changes nothing. The spec may differ because of
+        an edit in the meantime. It may also have a field that the CustomResourceDefinition got recently, which watches
+        that were opened before still omit.
         """
         resource = outcome.observed.resource
         old = resource.get("status") or {}
@@ -158,7 +166,7 @@ class Reconciler:
             self._status_refusals.pop(key, None)
         except ApiError as error:
             if error.not_found or error.conflict:
-                log.info("the resource went away while it was reconciled", extra={"service": key})
+                log.info("the resource was deleted during the reconcile", extra={"service": key})
                 self._cache.delete(DLMS, resource)
                 return False
             if not error.refusal:
@@ -169,18 +177,18 @@ class Reconciler:
             return False
         self._metrics.writes.labels("status").inc()
         same_labels = written["metadata"].get("labels") == resource["metadata"].get("labels")
-        if same_labels:  # by others it may be another operator's now, and only the watch knows whose
+        if same_labels:  # with other labels it may no longer match the watch's selector
             self._cache.put(DLMS, written, answered=True)
         await self._write_events(key, resource, [*events, *transitions(old, new)], outcome.observed.now)
         return same_labels and _user_fields(slim(DLMS, written)) != _user_fields(resource)
 
     async def _patch_status(self, key: Key, resource: Obj, new: Obj) -> Obj | None:
-        """The resource as the API server answers; None if its status was this one already."""
+        """Patches the status. Returns the resource of the answer, or None if nothing differs."""
         patch = merge_patch(resource.get("status") or {}, new)
         return await self._client.patch_status(*key, resource["metadata"]["uid"], patch) if patch else None
 
     def _status_refused(self, key: Key, error: ApiError) -> list[Event]:
-        """Logs and counts a refused status. Returns the Event of a refusal that is a new one."""
+        """Logs and counts a refused status. Returns an Event if the refusal is new."""
         self._metrics.status_refusals.inc()
         log.error("status refused by the API server, writing a minimal one: %s", error, extra={"service": key})
         before, self._status_refusals[key] = self._status_refusals.get(key), error.message
@@ -194,7 +202,7 @@ class Reconciler:
     async def _write_minimal(
         self, key: Key, resource: Obj, new: Obj, events: Sequence[Event], now: datetime
     ) -> Obj | None:
-        """Writes the status in place of a refused one. An Event that reports the refusal is written in any case."""
+        """Writes a minimal status instead of a refused one. The Events are written in any case."""
         try:
             written = await self._patch_status(key, resource, new)
         except ApiError:
@@ -208,18 +216,18 @@ class Reconciler:
         for event in events:
             try:
                 await self._client.create(_event(resource, event, self._settings.pod_name, now))
-            except ApiError as error:  # an Event is a courtesy
-                log.warning("an Event was not written: %s", error, extra={"service": key})
+            except ApiError as error:  # no reconcile fails for an Event
+                log.warning("cannot write an Event: %s", error, extra={"service": key})
 
 
 def _user_fields(resource: Obj) -> list[object]:
-    """What people ask for with a resource."""
+    """Returns the fields of the resource that users set."""
     meta = resource["metadata"]
     return [resource.get("spec"), *(meta.get(member) for member in ("annotations", "deletionTimestamp"))]
 
 
 def _event(resource: Obj, transition: Event, instance: str, now: datetime) -> Obj:
-    """The Event of a transition, about the resource, reported by the pod `instance`."""
+    """Returns the Event of a transition, reported by the pod `instance`."""
     meta = resource["metadata"]
     return {
         "apiVersion": EVENTS.api_version,

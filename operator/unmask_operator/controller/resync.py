@@ -1,6 +1,6 @@
 """Lists every kind in pages and replaces the cache's content.
 
-kopf's watches alone leave gaps: after a restart of a watch, nothing reports what was deleted meanwhile.
+kopf's watches leave gaps: after a watch restarts, nothing reports the objects that were deleted in the meantime.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from unmask_operator.objects import SERVICE_LABEL, Key, Obj
 from unmask_operator.plan.plan import MISSING_CRD
 from unmask_operator.settings import Settings
 
-# The cache counts as synced once these were listed. A child of another kind that is missing from the cache is met by
-# its create; pods would be created without their pin.
+# The cache is synced once these were listed. If a child of another kind is missing from the cache, its create fails and
+# it is read. Without revisions, pods would be created from a new template.
 NEEDED = {DLMS, PODS, REVISIONS, kind_of("apps/v1", "Deployment")}
 LISTS_AT_ONCE = 2  # each holds a page in memory
 PERIOD_SECONDS = 600.0  # between two lists of a kind

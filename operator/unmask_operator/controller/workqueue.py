@@ -1,4 +1,4 @@
-"""Keys to reconcile: each once, one run at a time per key, failed ones again after a growing pause."""
+"""Work queue of keys to reconcile: deduplicated, one run per key at a time, retries with exponential back-off."""
 
 import asyncio
 import contextlib
@@ -19,15 +19,15 @@ class WorkQueue(Generic[K]):
         self._clock = clock or asyncio.get_running_loop().time
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
-        self._count = 0  # breaks ties in the heap, first come first served
+        self._count = 0  # breaks ties in the heap: first in, first out
         self._running: set[K] = set()
-        self._dirty: set[K] = set()  # due again while running
+        self._dirty: set[K] = set()  # added again while running
         self._num_requeues: dict[K, int] = {}
         self._changed = asyncio.Event()
-        self._get_lock = asyncio.Lock()  # whose it is waits for a key, and the other workers for their turn
+        self._get_lock = asyncio.Lock()  # its holder waits for a key; other workers wait for the lock
 
     def add(self, key: K, delay: float = 0.0) -> None:
-        """Run `key` in `delay` seconds at the latest. While it runs, it waits for the end and then runs again."""
+        """Adds `key`, due in `delay` seconds at the latest. A running key runs again after it has ended."""
         due = self._clock() + delay
         if due >= self._due.get(key, float("inf")):
             return
@@ -35,11 +35,11 @@ class WorkQueue(Generic[K]):
         self._push(key, due)
 
     def try_get(self) -> K | None:
-        """The key that is due longest, now marked as running; None when nothing is due."""
+        """Returns the key that has been due longest and marks it as running. None: no key is due."""
         while self._heap and self._heap[0][0] <= self._clock():
             due, _, key = heapq.heappop(self._heap)
             if self._due.get(key) != due:
-                continue  # it has been taken, or moved to an earlier time
+                continue  # an outdated entry: the key ran, or is due earlier
             if key in self._running:
                 self._dirty.add(key)  # `done` puts it back
                 continue
@@ -49,10 +49,10 @@ class WorkQueue(Generic[K]):
         return None
 
     async def get(self) -> K:
-        """Wait for a key. Call `done` or `add_rate_limited` with it afterwards.
+        """Waits for a key. The caller calls `done` or `add_rate_limited` with it afterwards.
 
-        In one turn of the event loop no more than one key is given away: most runs find nothing to do and wait for
-        nothing, and a thousand of them at once would hold everything else up.
+        One iteration of the event loop returns at most one key. Most reconciles find nothing to do and do not wait, so
+        a thousand of them in one iteration would block the loop.
         """
         async with self._get_lock:
             await asyncio.sleep(0)
@@ -65,14 +65,14 @@ class WorkQueue(Generic[K]):
                     await asyncio.wait_for(self._changed.wait(), self._pause())
 
     def done(self, key: K, requeue_after: float | None = None) -> None:
-        """The run went well; run it again after so many seconds where `requeue_after` says so."""
+        """Marks a run as successful, and adds the key again after `requeue_after` seconds unless that is None."""
         self._num_requeues.pop(key, None)
         self._end(key)
         if requeue_after is not None:
             self.add(key, requeue_after)
 
     def add_rate_limited(self, key: K, at_least: float = 0.0) -> float:
-        """The run failed: it is tried again after 1, 2, 4 ... 300 seconds. Returns the pause in seconds."""
+        """Adds a failed key again after 1, 2, 4 ... 300 seconds. Returns the pause in seconds."""
         count = self._num_requeues.get(key, 0)
         self._num_requeues[key] = count + 1
         pause = max(at_least, min(FIRST_RETRY_SECONDS * 2.0 ** min(count, 10), LAST_RETRY_SECONDS))
@@ -81,11 +81,11 @@ class WorkQueue(Generic[K]):
         return pause
 
     def num_requeues(self, key: K) -> int:
-        """How often in a row it has failed."""
+        """Returns the number of consecutive failures."""
         return self._num_requeues.get(key, 0)
 
     def __len__(self) -> int:
-        """Keys that wait, due or not."""
+        """Number of waiting keys, due or not."""
         return len(self._due)
 
     def _end(self, key: K) -> None:
@@ -100,7 +100,7 @@ class WorkQueue(Generic[K]):
         self._changed.set()
 
     def _pause(self) -> float | None:
-        """Seconds until something is due: None is until `add` or `done`."""
+        """Returns seconds until a key is due; None: until `add` or `done` is called."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return max(0.0, self._heap[0][0] - self._clock()) if self._heap else None

@@ -28,10 +28,10 @@ class Cache:
         self._last_seen: dict[str, float] = {}
 
     def put(self, kind: ApiKind, obj: Mapping[str, Any], *, answered: bool = False) -> Key | None:
-        """Keep an object; returns the resource it concerns, None when it is no news.
+        """Stores an object. Returns the resource that it belongs to, or None if nothing changed.
 
-        `answered` by a request, it wins over what a watch has brought of the same version: a watch that began before
-        a CustomResourceDefinition got a new field leaves that field out of what it brings.
+        The answer to a request (`answered`) replaces the same version of a watch event: a watch that was opened before
+        the CustomResourceDefinition got a new field omits that field.
         """
         self.mark_seen(kind)
         meta = obj["metadata"]
@@ -50,9 +50,10 @@ class Cache:
         return self._index(kind, name, cached, slimmed)
 
     def delete(self, kind: ApiKind, obj: Mapping[str, Any]) -> Key | None:
-        """Forget an object; returns the resource it concerns, None when that is no news.
+        """Removes an object. Returns the resource that it belongs to, or None if nothing changed.
 
-        A watch by label also calls an object deleted that lost the label. It may come back, with a later version.
+        A watch with a label selector also reports an object as deleted if it lost the label. It may return later, with
+        a later version.
         """
         self.mark_seen(kind)
         meta = obj["metadata"]
@@ -64,20 +65,29 @@ class Cache:
         return self._remove(kind, name, cached)
 
     def replace(self, kind: ApiKind, namespace: str | None, listed: Set[tuple[Key, str]], version: int) -> set[Key]:
-        """Forget what a list made at a resource version did not have: `listed` are the names and uids that it had.
-        Returns the resources whose objects went."""
+        """Removes the objects that a list does not have.
+
+        Args:
+            kind: The kind.
+            namespace: The listed namespace; None: all.
+            listed: Names and uids of the list.
+            version: The list's resource version. Objects with a later version stay.
+
+        Returns:
+            The resources whose objects were removed.
+        """
         changed = set()
         for name, cached in list(self._objects[kind.api].items()):
             inside = namespace is None or name.namespace == namespace
             if inside and (name, cached["metadata"]["uid"]) not in listed and _version(cached) <= version:
-                # Without a list, of a kind that is not served, a later version may come back.
+                # A kind that is not served has no list. Its objects may return with a later version.
                 self._add_tombstone(cached["metadata"]["uid"], _version(cached) if version == sys.maxsize else version)
                 changed.add(self._remove(kind, name, cached))
         self.mark_seen(kind)
         return {key for key in changed if key is not None}
 
     def mark_seen(self, kind: ApiKind) -> None:
-        """The API server has told of a kind, if only that nothing happened."""
+        """Notes that the API server reported on the kind, even without a change."""
         self._last_seen[kind.api] = self._clock()
 
     def resource(self, key: Key) -> Obj | None:
@@ -87,11 +97,11 @@ class Cache:
         yield from list(self._objects[DLMS.api].items())
 
     def holds(self, kind: ApiKind) -> bool:
-        """Whether any object of a kind is known."""
+        """Returns whether the cache has an object of the kind."""
         return bool(self._objects[kind.api])
 
     def children(self, key: Key) -> dict[Ref, Obj]:
-        """Objects with the resource's label, pods apart."""
+        """Returns the objects with the resource's label, except pods."""
         objects = self._by_resource.get(key, {})
         return {Ref.of(obj): obj for (api, _), obj in objects.items() if api != PODS.api}
 
@@ -100,13 +110,13 @@ class Cache:
         return [obj for (api, _), obj in sorted(objects.items()) if api == PODS.api]
 
     def all_pods(self) -> Iterator[tuple[Key, Obj]]:
-        """The pods of all resources, each with its resource's key."""
+        """Yields the pods of all resources, each with its resource's key."""
         for key, _ in self.resources():
             for pod in self.pods(key):
                 yield key, pod
 
     def ages(self) -> dict[str, float]:
-        """Seconds since each kind was last heard of."""
+        """Returns the seconds since the API server last reported on each kind."""
         now = self._clock()
         return {api: now - mark_seen for api, mark_seen in self._last_seen.items()}
 
@@ -141,7 +151,7 @@ class Cache:
 
 
 def owner_key(obj: Mapping[str, Any]) -> Key | None:
-    """The resource that an object's service label names."""
+    """Returns the resource that the object's service label names."""
     meta = obj["metadata"]
     resource = (meta.get("labels") or {}).get(SERVICE_LABEL)
     return Key(meta["namespace"], resource) if resource else None
@@ -152,8 +162,10 @@ def _version(obj: Mapping[str, Any]) -> int:
 
 
 def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
-    """Without what nobody reads: which fields are managed, of a resource and a pod by whom, and what was applied.
-    A resource's fields that are null are not set."""
+    """Returns the object without fields that the operator does not read: managed fields and the last applied object.
+
+    Null fields of a resource's spec are removed. Other kinds keep the managers without their fields.
+    """
     meta = dict(obj["metadata"])
     if kind is DLMS and isinstance(obj.get("spec"), dict):
         obj = {**obj, "spec": without_nulls(obj["spec"])}
@@ -167,7 +179,7 @@ def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
 
 
 def _shared(value: Any) -> Any:
-    """The same value of texts that all objects share: most of what they hold is alike."""
+    """Returns an equal value with interned strings: most objects have the same ones."""
     if isinstance(value, str):
         return sys.intern(value)
     if isinstance(value, dict):

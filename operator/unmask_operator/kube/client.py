@@ -213,7 +213,7 @@ class Client:
         return await self.request("POST", path, _strict(dry_run), obj, YAML if kind == REVISIONS else JSON)
 
     async def apply(self, obj: Obj, uid: str, dry_run: bool = False) -> Obj:
-        """Server-side apply onto the object with that uid; ApiError.conflict when it is gone or another one."""
+        """Applies the object server-side. ApiError.conflict: no object of this name has the uid."""
         kind = kind_of(obj["apiVersion"], obj["kind"])
         meta = obj["metadata"]
         body = {**obj, "metadata": {**meta, "uid": uid}}
@@ -221,11 +221,11 @@ class Client:
         return await self.request("PATCH", path, {**_strict(dry_run), "force": "true"}, body, APPLY)
 
     async def upgrade_managed_fields(self, live: Obj) -> Obj:
-        """Turn what creating `live` left in its managedFields into an apply's, so that applying can remove fields.
+        """Converts the managedFields entry of a POST into one of an apply, so that an apply can remove fields.
 
-        A POST makes its field manager the owner of all fields by an entry of operation Update, and an apply by the same
-        manager adds an entry of its own beside it: fields left out later would live on, owned by the older entry. Where
-        an apply has added one already (see `replace`), the older entry is removed.
+        A POST adds an entry of operation Update that owns all fields. A later apply of the same manager adds a second
+        entry. Fields that the apply leaves out would stay, because the first entry still owns them. If an apply has
+        already added its entry (see `replace`), the first one is removed.
         """
         entries = live["metadata"].get("managedFields", ())
         applied = any(is_applied_entry(entry) for entry in entries)
@@ -243,13 +243,13 @@ class Client:
         return live
 
     async def replace(self, live: Obj, clashes: Sequence[Clash], dry_run: bool = False) -> Obj:
-        """Replaces values of a live object with what others own in them, which server-side apply would keep."""
+        """Replaces values that other managers own in part, which server-side apply would merge instead."""
         tests = [{"op": "test", "path": clash.pointer, "value": clash.live} for clash in clashes]
         changes = [{"op": "replace", "path": clash.pointer, "value": clash.desired} for clash in clashes]
         return await self._patch_json(live, [*tests, *changes], dry_run)
 
     async def _patch_json(self, live: Obj, patch: Sequence[Obj], dry_run: bool = False) -> Obj:
-        """A JSON patch of the object as it was seen; ApiError.conflict if it is another one, or a test fails."""
+        """Sends a JSON patch. ApiError.conflict: the uid differs, or a test of the patch fails."""
         kind, meta = kind_of(live["apiVersion"], live["kind"]), live["metadata"]
         same = {"op": "test", "path": "/metadata/uid", "value": meta["uid"]}
         path = kind.path(meta["namespace"], meta["name"])
@@ -257,12 +257,12 @@ class Client:
             return await self.request("PATCH", path, _strict(dry_run), [same, *patch], JSON_PATCH)
         except ApiError as error:
             invalid = error.denied or " is invalid: " in error.message
-            if error.status == 422 and not invalid:  # a test failed: the object is not as it was seen
+            if error.status == 422 and not invalid:  # a test failed: the object has changed
                 raise ApiError(409, "Conflict", error.message) from error
             raise
 
     async def discovers(self, kind: ApiKind) -> bool:
-        """Whether the API server's discovery shows a kind of an API group, which may lag behind the kind itself."""
+        """Returns whether discovery lists the kind. Discovery may lag behind the kind itself."""
         groups = await self.request("GET", "/apis")
         if kind.group not in {group["name"] for group in groups["groups"]}:
             return False
@@ -270,7 +270,7 @@ class Client:
         return kind.plural in {resource["name"] for resource in resources["resources"]}
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, uid: str) -> None:
-        """Delete the object with that uid; one that is gone already, or another one of its name, is left as it is."""
+        """Deletes the object with the uid. Does nothing if it is gone or another one has its name."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self.request("DELETE", kind.path(namespace, name), body=body)
@@ -279,21 +279,24 @@ class Client:
                 raise
 
     async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj) -> Obj:
-        """A merge patch of the resource's status; the uid keeps it off a new resource of the same name."""
+        """Sends a merge patch of the resource's status. The uid protects a new resource of the same name."""
         path = DLMS.path(namespace, name, "status")
         body = {"metadata": {"uid": uid}, "status": patch}
         return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
 
     async def annotate_pod(self, pod: Obj, annotations: Mapping[str, str]) -> Obj:
-        """A merge patch of a pod's annotations, through its status: whoever may patch that can change nothing that
-        a pod runs. The uid keeps it off a new pod of the same name."""
+        """Sends a merge patch of a pod's annotations through its status subresource.
+
+        The permission to patch a status does not allow changes of what the pod runs. The uid protects a new pod of the
+        same name.
+        """
         meta = pod["metadata"]
         path = PODS.path(meta["namespace"], meta["name"], "status")
         body = {"metadata": {"uid": meta["uid"], "annotations": dict(annotations)}}
         return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
 
     async def patch_scale(self, namespace: str, name: str, replicas: int) -> Obj:
-        """Write the resource's replicas through its scale subresource, as HPA and `kubectl scale` do."""
+        """Writes the resource's replicas through its scale subresource, as HPA and `kubectl scale` do."""
         path = DLMS.path(namespace, name, "scale")
         body = {"spec": {"replicas": replicas}}
         return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)

@@ -1,4 +1,4 @@
-"""The one error of talking to the API server."""
+"""Errors of the API server, and which of them are refusals."""
 
 import json
 import re
@@ -15,8 +15,8 @@ _DENIALS = (
     r"(ValidatingAdmissionPolicy|MutatingAdmissionPolicy|policy) ['\"].*?['\"]( with binding '.*?')? denied request",
 )
 
-# The API server answers Go errors that are no metav1.Status with 500 (ErrorToAPIStatus of k8s.io/apiserver). These are
-# about the object in the request, and a second try gives the same answer.
+# The API server answers Go errors that are no metav1.Status with 500 (ErrorToAPIStatus of k8s.io/apiserver). These
+# reject the object in the request, and a second try gives the same answer.
 _REFUSALS_WITH_500 = (
     # server-side apply: apimachinery/pkg/util/managedfields and structured-merge-diff/merge
     r"failed to create typed (patch|live) object",  # a wrong type, an unknown field, duplicate keys of a list
@@ -36,7 +36,7 @@ _REFUSALS_WITH_500 = (
     r"request entity too large",
 )
 
-# Another process failed underneath one of the sentences above: the next try may pass.
+# Another process failed, although one of the sentences above matches: the next try may succeed.
 _TRANSIENT_CAUSE = re.compile(r"conversion webhook for .* failed|failed calling webhook")
 
 _DENIAL = re.compile(rf'(\S+ "[^"]*" is forbidden: )?({"|".join(_DENIALS)})', re.IGNORECASE | re.DOTALL)
@@ -44,7 +44,7 @@ _REFUSAL_WITH_500 = re.compile(rf"(rpc error: code = \w+ desc = )?({'|'.join(_RE
 
 
 def is_refusal(status: int, message: str) -> bool:
-    """Whether an error of the API server is a verdict on the request, which a second try would repeat.
+    """Returns whether an error rejects the request itself, so that a second try would fail as well.
 
     Args:
         status: HTTP status; 0 if there was no answer.
@@ -66,7 +66,7 @@ class ApiError(Exception):
         self.status = status  # of HTTP; 0 when no answer came
         self.reason = reason  # the API's CamelCase word ("AlreadyExists"), "Unreachable" when no answer came
         self.message = message  # the server's sentence
-        self.retry_after = retry_after  # seconds the server asks to wait, None when it asks for nothing
+        self.retry_after = retry_after  # seconds of the Retry-After header; None without one
 
     @property
     def not_found(self) -> bool:

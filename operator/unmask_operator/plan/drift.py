@@ -109,7 +109,7 @@ def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], 
 
 
 class Clash(NamedTuple):
-    """A value that server-side apply alone cannot repair, by JSON pointer, with what it should be."""
+    """A value that server-side apply cannot repair: JSON pointer, live and desired value."""
 
     pointer: str
     live: Any
@@ -119,8 +119,8 @@ class Clash(NamedTuple):
 def clashes(desired: Obj, live: Obj) -> Iterator[Clash]:
     """The values in which another client's alternative excludes a desired member.
 
-    Server-side apply keeps what other clients own: it adds a port beside the one of the same name, an httpGet beside an
-    exec, an emptyDir beside a hostPath. The API server refuses both together.
+    Server-side apply keeps the fields of other managers: it adds a second port of the same name, an httpGet to an exec,
+    an emptyDir to a hostPath. The API server refuses both together.
     """
     parents = dict.fromkeys(path[:-1] for path in differences(desired, live) if _is_alternative(path, desired["kind"]))
     for parent in parents:
@@ -146,7 +146,7 @@ def _is_alternative(path: FieldPath, kind: str) -> bool:
 
 
 def _inner(value: Any, part: str | ListKey) -> tuple[Any, str | int]:
-    """A part of a value, and its member or index."""
+    """Returns a part of a value, and its member or index."""
     if isinstance(part, str):
         return value[part], part
     index = next(i for i, entry in enumerate(value) if entry[part.member] == part.value)
@@ -154,7 +154,7 @@ def _inner(value: Any, part: str | ListKey) -> tuple[Any, str | int]:
 
 
 def field_name(path: FieldPath) -> str:
-    """A path as people write it: spec.template.spec.containers[main].image."""
+    """Returns the path as text: spec.template.spec.containers[main].image."""
     text = ""
     for part in path:
         match part:
@@ -168,13 +168,13 @@ def field_name(path: FieldPath) -> str:
 
 
 def _is_map(entries: Sequence[Any], key: str) -> bool:
-    """Whether each entry has a `key` of its own."""
+    """Returns whether each entry has a distinct `key`."""
     keys = [entry[key] for entry in entries if isinstance(entry, dict) and key in entry]
     return len(keys) == len(entries) == len(set(keys))
 
 
 def _same_as_nothing(member: str, value: Any) -> bool:
-    """Whether the API server, given this value, leaves the member out."""
+    """Returns whether the API server removes the member if it has this value."""
     if value is False:
         return member not in _FALSE_BY_WORD  # these are true, or as good as, where they are missing
     if value == {}:
@@ -183,7 +183,7 @@ def _same_as_nothing(member: str, value: Any) -> bool:
 
 
 def quantity(value: Any) -> Decimal | None:
-    """The number that a Kubernetes quantity stands for ("500m", "2Gi", 4, "1e3"), None where it is none."""
+    """Returns the value of a Kubernetes quantity ("500m", "2Gi", 4, "1e3"), or None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text, factor = str(value), Decimal(1)

@@ -1,4 +1,4 @@
-"""What a reconcile knows when it decides: the resource, its children and pods, and what asking them told."""
+"""The observed state of a resource: the resource, its children and pods, and what pods and autoscaler reported."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from unmask_operator.objects import Obj, Ref
 
 @dataclass(frozen=True)
 class Load:
-    """A pod's answer to ``/startup`` while its model loads: the phase and 0 to 100."""
+    """A pod's answer to ``/startup`` while its model loads: the phase, and the progress in percent."""
 
     phase: str
     percent: float
@@ -17,7 +17,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A Ready pod's word on an adapter: where it has, or had, it from, whether it serves it, or else why not."""
+    """The state of an adapter as a Ready pod reports it: its source, whether it is served, and the error."""
 
     uri: str
     state: str  # "ready", "failed", "loading", "leaving"
@@ -26,21 +26,21 @@ class Adapter:
 
 @dataclass(frozen=True)
 class PodEvent:
-    """An Event of a pod: its reason and note, whether it is a Warning, and the container that it is about."""
+    """An Event of a pod: reason, note, whether it is a Warning, and the container that it refers to."""
 
     reason: str
     note: str
     warning: bool
-    container: str = ""  # "": it is about the pod, or names no container
+    container: str = ""  # "": the pod, or no container is named
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The builtin autoscaler's last word: the replicas it wants, why, and when it last changed them."""
+    """The last decision of the builtin autoscaler: replicas, reason, and time of the last change."""
 
     desired: int
     reason: str
-    healthy: bool  # False: it cannot see enough to decide, `reason` says what is missing
+    healthy: bool  # False: metrics are missing, which `reason` names
     last_scale_time: datetime | None = None
 
 
@@ -63,25 +63,25 @@ class FieldConflict:
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything `plan` and `status` may look at. Plain data: a test writes it by hand or reads it from a file."""
+    """All input of `plan` and `status`, as plain data."""
 
     resource: Obj  # the resource as last read
-    now: datetime  # the reconcile's one clock (UTC)
-    # Live objects with our service label and, in its namespace, those that stand in a planned child's way.
+    now: datetime  # UTC, one time for the whole reconcile
+    # Live objects with the service label, and objects in the namespace that have the name of a planned child.
     children: Mapping[Ref, Obj] = field(default_factory=dict)
     pods: Sequence[Obj] = ()  # that the service label selects, in any phase
-    apis: frozenset[str] = frozenset()  # kinds the API server has beyond its own, as "group/version/Kind"
-    nodes: Sequence[Obj] | None = None  # all of them while a pod is unschedulable and the operator may read nodes
-    # By pod uid: how far it is, the hub's commit that it says it has loaded ("": it says none), its adapters by name,
-    # and the Events, oldest first, of one whose status does not say what keeps it.
+    apis: frozenset[str] = frozenset()  # served optional kinds, as "group/version/Kind"
+    nodes: Sequence[Obj] | None = None  # all, while a pod is unschedulable and the operator may read nodes
+    # By pod uid: the progress, the loaded commit of the hub ("": none), the adapters by name, and the Events, oldest
+    # first, of a pod whose status does not explain why it is not Ready.
     loads: Mapping[str, Load] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, Mapping[str, Adapter]] = field(default_factory=dict)
     pod_events: Mapping[str, Sequence[PodEvent]] = field(default_factory=dict)
     decision: Decision | None = None
-    # The API server's sentence for a planned child that it refused (a dry run's or the real write's), and for one on
-    # which it gave no verdict, as while an admission webhook is away.
+    # The API server's message for a planned child that it refused, in a dry run or a write, and for one whose request
+    # failed otherwise, as while an admission webhook is unavailable.
     refusals: Mapping[Ref, str] = field(default_factory=dict)
     failures: Mapping[Ref, str] = field(default_factory=dict)
-    not_adopted: Mapping[Ref, str] = field(default_factory=dict)  # the same for objects that were to be adopted
-    conflicts: Sequence[FieldConflict] = ()  # as the writes so far have shown them
+    not_adopted: Mapping[Ref, str] = field(default_factory=dict)  # the same for adoptions
+    conflicts: Sequence[FieldConflict] = ()  # found by the writes so far

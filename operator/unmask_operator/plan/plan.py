@@ -1,4 +1,4 @@
-"""What a resource's children should be: a pure function of what is known."""
+"""Plans the children of a resource: a pure function of the observed state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,42 +24,43 @@ from unmask_operator.render.revision import (
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 
-CONFLICT_SECONDS = 30.0  # nothing tells us when an object that is not ours goes
-NODES_SECONDS = 30.0  # nor when a node comes, goes or changes: how long a list of them is good
+CONFLICT_SECONDS = 30.0  # no watch reports the deletion of objects without the service label
+NODES_SECONDS = 30.0  # nodes are not watched: validity of a list of them
 MISSING_CRD = "MissingCRD"  # a condition's reason
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why something of the spec cannot be had: becomes a condition's reason and message."""
+    """Why a part of the spec cannot be applied. It becomes the reason and message of a condition."""
 
-    condition: str  # "Accepted" (while it stands, children are those of the last good spec) or the one it falls under
+    condition: str  # the condition's type; "Accepted" keeps the children of the last accepted spec
     reason: str
-    message: str  # a sentence that names the field and the fix
+    message: str  # names the field and the fix
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do next.
+    """The children to write and to delete.
 
-    The dry runs of all children come before the first write: the pin among them says that its spec was accepted.
+    All children pass a dry run before the first write, because the revision among them records that its spec was
+    accepted.
     """
 
     children: tuple[Obj, ...] = ()  # complete objects, in the order of their creation, each controlled by the resource
-    delete: tuple[Ref, ...] = ()  # our own objects that nothing wants any more
-    problems: tuple[Problem, ...] = ()  # what stands in the way, in the order of importance
-    # Asked for now: 0 while suspended, clamped to the autoscaler's bounds. The Deployment gets these also where nothing
-    # else of it can be written or planned.
+    delete: tuple[Ref, ...] = ()  # controlled objects that are no longer planned
+    problems: tuple[Problem, ...] = ()  # the most important first
+    # 0 while suspended, and within the autoscaler's bounds. They are written even if nothing else of the Deployment can
+    # be planned or written.
     replicas: int = 1
-    up_to_date: bool = True  # False when this operator would render another pod template than the pinned one
+    up_to_date: bool = True  # False: this operator would render another pod template
     ignored: tuple[str, ...] = ()  # fields of the spec that this operator does not know
-    # Sections that are left as they are, since they hold a value that this operator does not know; a sentence on that.
+    # Sections with a value that this operator does not know, and a message. Their children stay unchanged.
     unread: Mapping[str, str] = field(default_factory=dict)
-    requeue_seconds: float | None = None  # look again after so long although nothing may change (None: not needed)
+    requeue_seconds: float | None = None  # seconds until the next reconcile; None: no need
 
 
 def plan(observed: Observed, settings: Settings) -> Plan:
-    """The children that the resource should have now, or, where it is not accepted, those of its last good spec."""
+    """Plans the children of the spec, or those of the last accepted spec if this one is not accepted."""
     earlier = _revisions(observed)
     newest = earlier[0] if earlier else None
     if newest is None:
@@ -85,10 +86,10 @@ def plan(observed: Observed, settings: Settings) -> Plan:
 
 
 def last_accepted(observed: Observed, settings: Settings, *problems: Problem) -> Plan:
-    """What to do about a resource that is not accepted: what ran goes on from the spec that its pin holds.
+    """Plans the children of the last accepted spec, which the newest revision holds.
 
-    It is still scaled, suspended and repaired; objects that stand in the way are left out, and nothing is deleted.
-    Without a pin, or with one that this operator cannot read, only the replicas of a live Deployment follow the spec.
+    Scaling, suspending and repairs still work. Objects of other owners are left out, and nothing is deleted. Without a
+    revision that this operator can read, only the replicas of a live Deployment follow the spec.
     """
     metadata, asked = observed.resource["metadata"], observed.resource.get("spec") or {}
     requeue = _again(observed, *problems)
@@ -97,7 +98,7 @@ def last_accepted(observed: Observed, settings: Settings, *problems: Problem) ->
     if not isinstance(revision, Revision):
         return nothing
     spec = dict(revision.spec or {})
-    for member, kind in (("replicas", int), ("suspend", bool)):  # scaling and stopping work whatever else is wrong
+    for member, kind in (("replicas", int), ("suspend", bool)):  # these apply even if another field is wrong
         if type(asked.get(member)) is kind:
             spec[member] = asked[member]
     try:
@@ -116,7 +117,7 @@ def last_accepted(observed: Observed, settings: Settings, *problems: Problem) ->
 
 
 def _replicas_alone(observed: Observed) -> int:
-    """The replicas asked for by a spec of which nothing else can be used; those of the Deployment where it has none."""
+    """Returns the replicas of a spec that cannot be parsed, or those of the Deployment if it has none."""
     meta, asked = observed.resource["metadata"], observed.resource.get("spec") or {}
     live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
     if live is None or controller_uid(live) != meta["uid"] or asked.get("suspend") is True:
@@ -135,7 +136,7 @@ def _revisions(observed: Observed) -> list[Revision | UnsupportedRevision]:
 
 
 def _as_they_run(observed: Observed, newest: UnsupportedRevision) -> tuple[Revision | None, tuple[Problem, ...]]:
-    """A pin of the pods as they are, in place of one that cannot be read, and a word on it; None where none run."""
+    """Returns a revision of the running template instead of an unsupported one, and a problem; None without pods."""
     meta = observed.resource["metadata"]
     live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
     if live is None or controller_uid(live) != meta["uid"]:
@@ -145,15 +146,15 @@ def _as_they_run(observed: Observed, newest: UnsupportedRevision) -> tuple[Revis
     restarted_at = (template["metadata"].get("annotations") or {}).get(RESTARTED_AT, "")
     sentence = (
         f"ControllerRevision {revision_name(meta['name'], newest.number)} is of format {newest.format}, which this "
-        "operator does not know: the pods stay as they are, whatever the spec says of them; upgrade the operator, or "
-        f"give the annotation {RESTARTED_AT} a new value to have them made anew from the spec"
+        "operator does not know: the pods keep their template and ignore the spec; upgrade the operator, or set the "
+        f"annotation {RESTARTED_AT} to a new value to replace the pods by those of the spec"
     )
     revision = Revision(newest.number, None, restarted_at, RenderedPod(image, template))
     return revision, (Problem("UpToDate", "UnknownPin", sentence),)
 
 
 def _again(observed: Observed, *problems: Problem) -> float | None:
-    """When to look again at what no watch tells of; None where nothing depends on such."""
+    """Returns seconds until the next check of objects that are not watched; None if there are none."""
     if any(problem.reason == "NameConflict" for problem in problems):
         return CONFLICT_SECONDS
     return None if observed.nodes is None else NODES_SECONDS
@@ -169,7 +170,7 @@ def _up_to_date(revision: Revision, observed: Observed, settings: Settings) -> b
 def _children(
     resource: DiffusionLMService, observed: Observed, settings: Settings, revision: Revision
 ) -> tuple[list[Obj], tuple[Problem, ...]]:
-    """The children whose kinds the cluster has, ready to be written, and a problem for each kind that it lacks."""
+    """Returns the children of served kinds, and a problem for each kind that the cluster lacks."""
     children, problems = [], []
     left = {CHILD_OF.get(section) for section in resource.unread}
     for child in render(resource, settings, revision, _commits(observed, revision)):
@@ -190,7 +191,7 @@ def _children(
 
 
 def _commits(observed: Observed, revision: Revision) -> dict[str, str]:
-    """What the hub's models of the pods of all pins are resolved to, by key; "" until a pod has told."""
+    """Returns the resolved commits of hub models in all revisions, by key; "" until a pod reports one."""
     meta = observed.resource["metadata"]
     live = observed.children.get(Ref("v1", "ConfigMap", model_config(meta["name"])), {})
     known = recorded(live) if live and controller_uid(live) == meta["uid"] else {}
@@ -206,7 +207,7 @@ def _commits(observed: Observed, revision: Revision) -> dict[str, str]:
 
 
 def _owned(child: Obj, resource: DiffusionLMService) -> Obj:
-    """`child` with the resource as its controller."""
+    """Returns the child with the resource as its controller."""
     owners = [owner_reference(resource.name, resource.uid)]
     return {**child, "metadata": {**child["metadata"], "ownerReferences": owners}}
 
@@ -217,7 +218,7 @@ def _is_foreign(child: Obj, observed: Observed, uid: str) -> bool:
 
 
 def _conflicts(children: Sequence[Obj], observed: Observed, uid: str) -> list[Problem]:
-    """One problem that names them all, none where there are none."""
+    """Returns one problem that names all children that other owners control, or none."""
     foreign = [f"{c['kind']} {c['metadata']['name']}" for c in children if _is_foreign(c, observed, uid)]
     if not foreign:
         return []
@@ -231,7 +232,7 @@ def _conflicts(children: Sequence[Obj], observed: Observed, uid: str) -> list[Pr
 
 
 def _adoption(children: Sequence[Obj], observed: Observed) -> str:
-    """What a message says on the adoption of the objects in the way; "" if there are none to adopt."""
+    """Returns the part of the message about adoption; "" if no object can be adopted."""
     if observed.not_adopted:
         ref, reason = min(observed.not_adopted.items())
         grant = "; if it lacks the right to delete, set rbac.adoption of the chart" if "forbidden" in reason else ""
@@ -249,11 +250,11 @@ def _superfluous(
     resource: DiffusionLMService,
     newest_first: Sequence[Revision | UnsupportedRevision],
 ) -> tuple[Ref, ...]:
-    """Ours by uid and label, not wanted, not going already; the pins of the newest few templates stay."""
+    """Returns controlled objects to delete: not planned, not terminating, and not a revision to keep."""
     planned = {Ref.of(child) for child in children}
     stay = {("ControllerRevision", revision_name(resource.name, number)) for number in revisions_to_keep(newest_first)}
     templates = [revision.rendered_pod.template for revision in newest_first[:1] if isinstance(revision, Revision)]
-    if any(map(follows, (*templates, *observed.pods))):  # whatever is known of its section
+    if any(map(follows, (*templates, *observed.pods))):  # even if the section has an unknown value
         stay.add(("ConfigMap", adapters_config(resource.name)))
     left = {CHILD_OF.get(section) for section in resource.unread}
 

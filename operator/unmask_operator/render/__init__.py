@@ -14,10 +14,13 @@ from unmask_operator.settings import Settings
 def render(
     resource: DiffusionLMService, settings: Settings, revision: Revision, commits: Mapping[str, str]
 ) -> list[Obj]:
-    """The children that the spec asks for, in the order of their creation: what pods need comes before them.
+    """Renders the children of the spec in the order of their creation: objects that pods need come first.
 
-    Pods are made from `revision`; the ControllerRevision that keeps it is created before the workload that follows it.
-    `commits` is what hub models were resolved to, by key.
+    Args:
+        resource: The parsed resource.
+        settings: The operator's settings.
+        revision: The revision with the pod template. Its ControllerRevision is created before the Deployment.
+        commits: The resolved commits of hub models, by key.
     """
     rendered = [
         children.serviceaccount(resource),

@@ -1,7 +1,7 @@
-"""Adapters that requests name: their list is a ConfigMap, mounted as a directory that the engine follows.
+"""LoRA adapters: the list is a ConfigMap, mounted as a directory that the engine watches.
 
-The list is no part of the pods' template, so that it may change while they serve: the room for adapters and the claims
-that they lie on are. One that is merged into the weights is of the template wholly, as the model is.
+The list is not part of the pod template, so that it may change while pods serve. The limits for adapters and the claims
+that hold them are part of it. An adapter that is merged into the weights is part of the template, as the model is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,12 +17,12 @@ MOUNT = "/etc/unmask/adapters"
 
 
 def are_followed(spec: Spec) -> bool:
-    """Whether the engine reads the list while it runs."""
+    """Returns whether the engine watches the list."""
     return spec.lora is not None and not spec.lora.pre_merge
 
 
 def arguments(spec: Spec) -> Iterator[tuple[str, str]]:
-    """The engine's, each with the field that it follows from."""
+    """Yields the engine's arguments, each with the field of the spec that it comes from."""
     if are_followed(spec):
         yield "spec.lora", f"--lora-config={MOUNT}"
     for merged in spec.lora.adapters if spec.lora and spec.lora.pre_merge else ():
@@ -33,7 +33,7 @@ def arguments(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def config_map(resource: DiffusionLMService) -> Obj | None:
-    """The list: where each adapter is, by its name."""
+    """Returns the ConfigMap with the URIs of adapters by name, or None."""
     spec = resource.spec
     if not spec.lora or not are_followed(spec):
         return None
@@ -42,11 +42,11 @@ def config_map(resource: DiffusionLMService) -> Obj | None:
 
 
 def listed(children: Mapping[Ref, Obj], name: str) -> dict[str, str]:
-    """What the live ConfigMap of the resource `name` says."""
+    """Returns the data of the live ConfigMap of the resource `name`."""
     live = children.get(Ref("v1", "ConfigMap", adapters_config(name)), {})
     return live.get("data") or {}
 
 
 def follows(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod, or one of a template, has such a list."""
+    """Returns whether a pod or a pod template mounts the list."""
     return any(volume["name"] == VOLUME and "configMap" in volume for volume in pod["spec"].get("volumes") or ())

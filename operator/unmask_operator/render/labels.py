@@ -1,4 +1,4 @@
-"""Names, labels and fixed points that children share: what one child says about another stands here once."""
+"""Names, labels, ports and paths that several children share."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ KEYS_FILE = "keys"  # its file there, whatever the Secret calls it
 
 
 def labels(name: str) -> dict[str, str]:
-    """The labels of every child of the resource `name`, and of its pods."""
+    """Returns the labels of every child of the resource `name`, and of its pods."""
     return {
         "app.kubernetes.io/name": "unmask",
         "app.kubernetes.io/instance": name,
@@ -25,32 +25,32 @@ def labels(name: str) -> dict[str, str]:
 
 
 def selector(name: str) -> dict[str, str]:
-    """What selects the engine's pods: the service label alone, so that the other labels may change."""
+    """Returns the selector of the engine's pods: only the service label, so that other labels may change."""
     return {SERVICE_LABEL: name}
 
 
 def engine_name(name: str) -> str:
-    """The name of the children that do not carry the resource's own; only the workload and the Service do."""
+    """Returns the name of children other than the workload and the Service, which have the resource's name."""
     return f"{name}-engine"
 
 
 def model_config(name: str) -> str:
-    """The name of the ConfigMap with the commits that hub models were resolved to."""
+    """Returns the name of the ConfigMap with the resolved commits of hub models."""
     return f"{name}-model"
 
 
 def adapters_config(name: str) -> str:
-    """The name of the ConfigMap with the adapters that the engine is to serve."""
+    """Returns the name of the ConfigMap with the list of adapters."""
     return f"{name}-adapters"
 
 
 def revision_name(name: str, number: int) -> str:
-    """The name of the ControllerRevision that pins the `number`-th form of the pod template."""
+    """Returns the name of the ControllerRevision with this number."""
     return f"{name}-r{number}"
 
 
 def is_own(ref: Ref, name: str) -> bool:
-    """Whether an object of this kind and name is one that the resource `name` has."""
+    """Returns whether the resource `name` may have a child of this kind and name."""
     match ref.kind:
         case "Deployment" | "Service":
             return ref.name == name

@@ -1,4 +1,4 @@
-"""The whole status of a resource: a pure function of what is known and what is planned."""
+"""Computes the status of a resource: a pure function of the observed state and the plan."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -39,15 +39,15 @@ CONDITIONS = {
 
 
 def status(observed: Observed, plan: Plan) -> Obj:
-    """The new status. Equal inputs give an equal status: a reconcile that finds no news has nothing to write.
+    """Returns the new status. Equal inputs give an equal status, so that a reconcile without changes writes nothing.
 
-    Members that do not apply are left out, so the old status must be replaced and not merged.
+    Members that do not apply are left out. The new status replaces the old one and is not merged with it.
     """
     inputs = StatusInput.gather(observed, plan)
     metadata = observed.resource["metadata"]
     port = number(section(inputs.spec, "service"), "port", 80)
     address = url(metadata["name"], metadata["namespace"], port)
-    if "service" in plan.unread:  # and the Service stays as it is
+    if "service" in plan.unread:  # the Service is not changed
         address = section(observed.resource, "status").get("url", address)
     new: dict[str, Any] = {
         "observedGeneration": metadata["generation"],
@@ -95,7 +95,7 @@ def _conditions(inputs: StatusInput) -> list[Obj]:
 
 
 def _since(old: Mapping[str, Any] | None, condition: Condition, now: datetime) -> str:
-    """When the condition's status last changed; a new reason does not count."""
+    """Returns the time of the last change of the condition's status. A new reason is no change."""
     return str(old["lastTransitionTime"]) if old and old["status"] == condition.status else _stamp(now)
 
 
@@ -109,7 +109,7 @@ def _model_name(inputs: StatusInput, default: str) -> str:
 
 
 def _template(inputs: StatusInput) -> Obj:
-    """Of the Deployment as planned, or as it is where nothing is planned; {} without one."""
+    """Returns the pod template of the planned Deployment, else of the live one, else {}."""
     return admission.planned_template(inputs.plan) or section(section(inputs.deployment, "spec"), "template")
 
 
@@ -122,7 +122,7 @@ def _model(inputs: StatusInput) -> Obj | None:
 
 
 def _image(inputs: StatusInput) -> str | None:
-    """The engine's image as pods run it. Admission may have changed the planned one, in the Deployment or in pods."""
+    """Returns the engine's image as pods run it. Admission may have changed the planned one."""
     planned = _template(inputs)
     live = section(section(inputs.deployment, "spec"), "template")
     template = live if live and admission.is_of(live, planned) else planned
@@ -130,7 +130,7 @@ def _image(inputs: StatusInput) -> str | None:
 
 
 def _revision(inputs: StatusInput) -> str | None:
-    """The newest one once it is rolled out; until then, and while a write of it is refused, the one before."""
+    """Returns the newest revision once it is rolled out, else the previous current revision."""
     if inputs.deployment and not inputs.desired_zero and inputs.rolled_out and not inputs.problems("Accepted"):
         return inputs.revision
     return section(inputs.observed.resource, "status").get("currentRevision")
@@ -138,7 +138,7 @@ def _revision(inputs: StatusInput) -> str | None:
 
 def _model_load(inputs: StatusInput) -> Obj | None:
     if inputs.trouble:
-        return None  # what a pod said before it came to an end is no progress
+        return None  # the last report of a failed pod is no progress
     if load := inputs.slowest_load:
         return {"phase": load.phase, "percent": round(load.percent)}
     if inputs.pods and all(pod_status.is_started(pod) for pod in inputs.pods):
@@ -147,7 +147,7 @@ def _model_load(inputs: StatusInput) -> Obj | None:
 
 
 def _autoscaling(inputs: StatusInput) -> Obj:
-    """The builtin autoscaler's word; a new leader, whose autoscaler has not looked yet, keeps what was said last."""
+    """Returns the builtin autoscaler's decision, or the old status while a new leader has none."""
     scaling = section(inputs.spec, "autoscaling")
     if not scaling or scaling.get("provider", "Builtin") != "Builtin":
         return {}

@@ -1,4 +1,4 @@
-"""What the conditions look at: a reconcile's plain data, sorted once."""
+"""The input of all conditions: the observed state and the plan, prepared once per reconcile."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -18,11 +18,11 @@ from unmask_operator.status.pods import event_messages, pod_status
 class StatusInput:
     observed: Observed
     plan: Plan
-    spec: Obj  # of the resource as last read; it may not be valid
-    deployment: Obj  # the live one, {} where there is none of ours
-    desired: int  # engine pods asked for now
+    spec: Obj  # as last read; it may be invalid
+    deployment: Obj  # the live one; {} if the resource controls none
+    desired: int  # number of engine pods
     pods: tuple[Obj, ...]  # the live ones, newest first
-    trouble: Condition | None  # of the newest pod that has some, among those of the Deployment's present template
+    trouble: Condition | None  # of the newest pod with a problem, among pods of the Deployment's current template
 
     @classmethod
     def gather(cls, observed: Observed, plan: Plan) -> Self:
@@ -41,12 +41,12 @@ class StatusInput:
 
     @property
     def desired_zero(self) -> bool:
-        """Nothing is asked for, so nothing can be missing."""
+        """Whether no pod is desired."""
         return self.suspended or self.desired == 0
 
     @property
     def paused(self) -> str:
-        """A sentence on a Deployment that was paused by hand, with the command that resumes it; "" for others."""
+        """A message for a paused Deployment, with the command that resumes it; "" for others."""
         if section(self.deployment, "spec").get("paused") is not True:
             return ""
         meta = self.observed.resource["metadata"]
@@ -57,24 +57,24 @@ class StatusInput:
 
     @property
     def has_outdated_pods(self) -> bool:
-        """Whether pods of an older template are there, which a rollout has yet to replace."""
+        """Whether there are pods of an older template, which a rollout will replace."""
         if not self.deployment or self.rolled_out:
             return False
         if number(self.status, "replicas") > number(self.status, "updatedReplicas"):
             return True
-        # These counts are of an earlier template if the Deployment controller has not observed the present one.
+        # The counts refer to an earlier template until the Deployment controller has observed the current one.
         template = section(section(self.deployment, "spec"), "template")
         return not self.is_observed and any(not admission.is_of(pod, template) for pod in self.pods)
 
     @property
     def is_observed(self) -> bool:
-        """Whether the Deployment controller has seen the Deployment as it is now."""
+        """Whether the Deployment controller has observed the current generation."""
         generation = number(section(self.deployment, "metadata"), "generation")
         return number(self.status, "observedGeneration") >= generation
 
     @property
     def never_created(self) -> bool:
-        """Nothing runs, for the spec has never been accepted."""
+        """Whether nothing runs because no spec was ever accepted."""
         return not self.plan.children and not self.deployment
 
     @property
@@ -83,18 +83,18 @@ class StatusInput:
 
     @property
     def status(self) -> Obj:
-        """The Deployment's."""
+        """Status of the Deployment."""
         return section(self.deployment, "status")
 
     @property
     def rolled_out(self) -> bool:
-        """Every pod is of the newest revision and at least once all were ready; adding replicas does not undo it."""
+        """Whether all pods are of the newest revision and were Ready once. More replicas do not change that."""
         status = self.status
         updated = number(status, "updatedReplicas")
         if not self.deployment or updated != number(status, "replicas"):
             return False
         if self._was_rolled_out:
-            return True  # also while the Deployment's controller has yet to look at new `replicas`, or a new strategy
+            return True  # even if the Deployment controller has not observed new replicas or a new strategy
         if not self.is_observed:
             return False
         was_complete = pod_status.condition(self.deployment, "Progressing").get("reason") == "NewReplicaSetAvailable"
@@ -102,7 +102,7 @@ class StatusInput:
 
     @property
     def _was_rolled_out(self) -> bool:
-        """What is asked for now are pods of the template of which all were ready once."""
+        """Whether the newest revision has the template of the current one, whose pods were all Ready once."""
         name = section(self.observed.resource, "status").get("currentRevision")
         current = next((revision for revision in self._revisions if self._name(revision) == name), None)
         if current is None or current is self._revisions[0]:
@@ -123,12 +123,12 @@ class StatusInput:
 
     @property
     def scaling_up(self) -> bool:
-        """Pods of the newest revision serve: what is missing are replicas beside them."""
+        """Whether pods of the newest revision serve, so that only further replicas are missing."""
         return self.rolled_out and self.ready_pods > 0
 
     @property
     def revision(self) -> str | None:
-        """The name of the newest ControllerRevision, of which pods are made."""
+        """Name of the newest ControllerRevision, from which pods are made."""
         return next(map(self._name, self._revisions), None)
 
     def problems(self, condition: str) -> list[Problem]:
@@ -137,14 +137,14 @@ class StatusInput:
 
     @property
     def slowest_load(self) -> Load | None:
-        """Of the pods that load their model, the one that is least far."""
+        """The lowest progress of the pods that load their model."""
         uids = (pod["metadata"]["uid"] for pod in self.pods if not pod_status.is_started(pod))
         loads = [self.observed.loads[uid] for uid in uids if uid in self.observed.loads]
         return min(loads, key=lambda load: (load.percent, load.phase), default=None)
 
 
 def section(obj: Obj, member: str) -> Obj:
-    """A member that should be an object; {} where it is missing or is something else."""
+    """Returns a member that should be an object, or {} if it is missing or another type."""
     found = obj.get(member)
     return found if isinstance(found, dict) else {}
 
@@ -155,7 +155,7 @@ def number(obj: Any, member: str, default: int = 0) -> int:
 
 
 def _age(pod: Obj) -> tuple[float, str]:
-    """Sorts the newest first; those of the same second by name, so that the choice is stable."""
+    """Sort key: the newest pod first, then by name, so that the order is stable."""
     stamp = "".join(c for c in pod["metadata"].get("creationTimestamp", "") if c.isdigit())
     return -float(stamp or 0), pod_status.name(pod)
 

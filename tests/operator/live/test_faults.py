@@ -150,7 +150,7 @@ def test_an_error_inside_a_watch_ends_the_process_and_the_next_leader_sees_what_
     fault_proxy.fail(status, r"/services\?.*watch=", in_stream=True)
     drop_watches(admin, fault_proxy)
     assert proxied.wait() != 0
-    assert "the operator ends: Error in the watch-stream" in proxied.log()
+    assert "operator exiting: Error in the watch-stream" in proxied.log()
     assert admin.get(*LEASE, namespace)["spec"]["holderIdentity"] == "", "the next leader need not wait"
     admin.delete(admin.get("v1", "Service", "demo", namespace))
     proxied.start()

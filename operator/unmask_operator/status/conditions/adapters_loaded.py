@@ -1,4 +1,4 @@
-"""AdaptersLoaded and status.adapters: which of the adapters asked for the Ready pods serve, as they tell."""
+"""AdaptersLoaded and status.adapters: which of the adapters in the spec Ready pods serve, as they report."""
 
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.render.adapters import listed
@@ -11,8 +11,10 @@ NAMED = 4  # adapters that the condition names
 
 
 def entries(inputs: StatusInput) -> list[Obj]:
-    """How each adapter stands in the pods that are Ready and have told. Until the first of them has told it is as it
-    was: a new leader has yet to ask."""
+    """Returns status.adapters: the state of each adapter in the Ready pods that reported.
+
+    Until the first report the old entries stay, because a new leader has not polled the pods yet.
+    """
     if inputs.desired_zero:
         return []
     serving = [pod["metadata"]["uid"] for pod in inputs.pods if pod_status.is_ready(pod)]
@@ -32,7 +34,7 @@ def entries(inputs: StatusInput) -> list[Obj]:
 
 
 def evaluate(inputs: StatusInput) -> Condition | None:
-    """Not part of Ready: requests of all other adapters and of the model are served."""
+    """AdaptersLoaded. It is not part of Ready: requests for other adapters and the model are served."""
     every = entries(inputs)
     if not every:
         return None
@@ -40,14 +42,12 @@ def evaluate(inputs: StatusInput) -> Condition | None:
         failures = [f"{one['name']} in {one['failed']} of {one['total']} pods: {one['message']}" for one in failed]
         return false("AdapterFailed", f"cannot be served: {_few(failures, '; ')}")
     if pending := [entry["name"] for entry in every if not entry["total"] or entry["ready"] < entry["total"]]:
-        return false(
-            "Loading", f"not in every pod yet, which a change reaches within a minute and a half: {_few(pending)}"
-        )
-    return true("Loaded", f"every pod serves all adapters, {len(every)} of them")
+        return false("Loading", f"not loaded in every pod yet; pods get a change within 90 s: {_few(pending)}")
+    return true("Loaded", f"every pod serves all {len(every)} adapters")
 
 
 def _expected(inputs: StatusInput) -> dict[str, str]:
-    """Where each adapter is, by its name: as planned, or as it is where nothing is planned of them."""
+    """Returns the URIs by name: from the planned list, else from the live one."""
     name = inputs.observed.resource["metadata"]["name"]
     planned = {Ref.of(child): child for child in inputs.plan.children if child["kind"] == "ConfigMap"}
     return listed({**inputs.observed.children, **planned}, name)

@@ -15,26 +15,28 @@ NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available"
 
 
 def accepted(inputs: StatusInput) -> Condition:
-    """The spec can be had, and the API server took every object made of it."""
+    """Accepted: the spec is valid, and the API server accepted all children."""
     refusals, failures = sorted(inputs.observed.refusals.items()), sorted(inputs.observed.failures.items())
     refused = "; ".join(f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals)
     failed = "; ".join(f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures)
-    failed = f"the API server failed on {failed}; it is tried again" if failed else ""
+    failed = f"the API server failed on {failed}; the operator retries" if failed else ""
     if refused:
         return false("Refused", f"{refused}; {failed}" if failed else refused)
     if failed:
         return unknown("ApiError", failed)
     valid = "the spec is valid and applied"
     if fields := ", ".join(inputs.plan.ignored):
-        valid += f", but for what this operator does not know and ignores: {fields}"
+        valid += f", except fields that this operator does not know and ignores: {fields}"
     if values := "; ".join(inputs.plan.unread.values()):
-        valid += f"; what is made of a value that it does not know stays as it is: {values}"
+        valid += f"; objects that depend on a value it does not know are not changed: {values}"
     return true("Accepted", sentence(valid))
 
 
 def model_loaded(inputs: StatusInput) -> Condition | None:
-    """The engines of the newest template have their model in memory. Pods that are added by scaling may load while
-    others serve; those of a rollout must be done."""
+    """ModelLoaded: pods of the newest template have loaded their model.
+
+    A pod that scaling adds may still load. All pods of a rollout must have loaded it.
+    """
     if inputs.desired_zero or inputs.never_created:
         return None
     if inputs.trouble:
@@ -51,7 +53,7 @@ def model_loaded(inputs: StatusInput) -> Condition | None:
 
 
 def up_to_date(inputs: StatusInput) -> Condition | None:
-    """The pods are as this operator would make them today."""
+    """UpToDate: the pods have the template that this operator renders."""
     if inputs.never_created:
         return None
     rollout = None if inputs.rolled_out else rollout_complete.evaluate(inputs)
@@ -61,8 +63,8 @@ def up_to_date(inputs: StatusInput) -> Condition | None:
     if not inputs.plan.up_to_date:
         return false(
             "OperatorUpgraded",
-            "this operator would make the pods otherwise and leaves them alone; the next edit that changes them, or a "
-            f"new value of the annotation {RESTARTED_AT}, adopts the new form",
+            "this operator renders another pod template and does not change the running pods; the next edit of the "
+            f"pods, or a new value of the annotation {RESTARTED_AT}, applies it",
         )
     if rollout and inputs.has_outdated_pods:
         return false(rollout.reason, f"some pods are of an older template: {rollout.message}")
@@ -70,27 +72,28 @@ def up_to_date(inputs: StatusInput) -> Condition | None:
 
 
 def protected(inputs: StatusInput) -> Condition | None:
-    """Clients of a service with an address of its own need a key. Of others the cluster's network decides."""
+    """Protected: clients of a service with an external address need a key."""
     if section(inputs.spec, "service").get("type") != "LoadBalancer":
         return None
     if section(inputs.spec, "auth"):
         return true("KeyRequired", "clients need a key of spec.auth")
     return false(
         "NoAuth",
-        "spec.service.type is LoadBalancer without spec.auth: whoever reaches the address is served; set spec.auth",
+        "spec.service.type is LoadBalancer without spec.auth: every client that reaches the address is served; "
+        "set spec.auth",
     )
 
 
 def available(inputs: StatusInput) -> Condition:
-    """At least one pod, of any revision, takes requests."""
+    """Available: at least one pod, of any revision, is Ready."""
     if inputs.ready_pods:
         return true("Serving", "at least one pod takes requests")
     if inputs.suspended:
         return false("Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
     if inputs.never_created:
-        return false("NotAccepted", "nothing runs, for the spec has not been accepted")
+        return false("NotAccepted", "nothing runs because the spec has not been accepted")
     if inputs.desired == 0:
-        return false("NoReplicas", "spec.replicas is 0: no engine is asked for")
+        return false("NoReplicas", "spec.replicas is 0: no engine runs")
     if found := scheduled.obstacle(inputs) or inputs.trouble:
         return found
     if cause := rollout_complete.unready(inputs):
@@ -99,7 +102,7 @@ def available(inputs: StatusInput) -> Condition:
 
 
 def ready(others: Mapping[str, Condition], suspended: bool) -> Condition:
-    """All that serving needs. It carries the reason of the first condition that does not hold."""
+    """Ready: all conditions that serving needs are True. The reason is that of the first one that is not."""
     if suspended and others["Accepted"].status == "True":
         return Condition("False", "Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
     for condition in NEEDED:

@@ -48,5 +48,5 @@ def _progress(inputs: StatusInput, cause: Condition | None) -> str:
 
 
 def unready(inputs: StatusInput) -> Condition | None:
-    """Why the first pod that has loaded its model is not Ready."""
+    """Returns why the first pod with a loaded model is not Ready, or None."""
     return next((found for pod in inputs.pods if (found := readiness.unready(pod))), None)

@@ -1,5 +1,7 @@
-"""ScalingReady: whoever scales sees enough to do so, and gets the replicas. Only with `spec.autoscaling`, or while
-replicas that were added beside those that serve cannot be had."""
+"""ScalingReady: the autoscaler has its metrics, and its replicas can be created.
+
+The condition is present with `spec.autoscaling`, and while further replicas of a serving resource cannot be created.
+"""
 
 from unmask_operator.objects import controller_uid
 from unmask_operator.status.condition import Condition, false, true, unknown
@@ -15,7 +17,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
     if inputs.desired_zero or inputs.never_created:
         return None
     if strange := inputs.plan.unread.get("autoscaling"):
-        return unknown("UnknownValue", f"whoever scales, this operator does not know how: {strange}")
+        return unknown("UnknownValue", f"this operator does not know the autoscaling: {strange}")
     found = (_hpa(inputs) if scaling.get("provider") == "HPA" else _builtin(inputs)) if scaling else None
     if found and found.status == "False":
         return found
@@ -25,14 +27,14 @@ def evaluate(inputs: StatusInput) -> Condition | None:
 def _builtin(inputs: StatusInput) -> Condition:
     decision = inputs.observed.decision
     if decision is None:
-        return _as_it_was(inputs) or unknown("Waiting", "the autoscaler has not looked at the pods yet")
+        return _as_it_was(inputs) or unknown("Waiting", "the autoscaler has not read the pods' metrics yet")
     if decision.healthy:
         return true("Active", "the operator reads the pods' metrics")
     return false("MetricsMissing", decision.reason)
 
 
 def _as_it_was(inputs: StatusInput) -> Condition | None:
-    """A new leader has no decision yet and no news either."""
+    """Returns the old condition, which is valid until a new leader has its first decision."""
     old = condition(inputs.observed.resource, TYPE)
     known = old.get("reason") in ("Active", "MetricsMissing")
     return Condition(old["status"], old["reason"], old["message"]) if known else None
@@ -43,7 +45,7 @@ def _hpa(inputs: StatusInput) -> Condition:
     children = inputs.observed.children.items()
     hpa = next((o for ref, o in children if ref.kind == "HorizontalPodAutoscaler" and controller_uid(o) == uid), None)
     if hpa is None:
-        return unknown("Waiting", "the HorizontalPodAutoscaler is not there yet")
+        return unknown("Waiting", "the HorizontalPodAutoscaler does not exist yet")
     conditions = {c["type"]: c for c in section(hpa, "status").get("conditions") or ()}
     for kind in ("AbleToScale", "ScalingActive"):
         found = conditions.get(kind, {})
@@ -51,5 +53,5 @@ def _hpa(inputs: StatusInput) -> Condition:
             reason = str(found.get("reason") or f"Not{kind}")  # the API requires neither a reason nor a message
             return false(reason, str(found.get("message") or reason))
     if "ScalingActive" not in conditions:
-        return unknown("Waiting", "the HorizontalPodAutoscaler has not looked at the metrics yet")
+        return unknown("Waiting", "the HorizontalPodAutoscaler has not read the metrics yet")
     return true("Active", "the HorizontalPodAutoscaler reads the pods' metrics")

@@ -1,4 +1,4 @@
-"""Scheduled: the pods could be created and each has found a node. Of replicas that scaling adds ScalingReady tells."""
+"""Scheduled: the pods were created and have nodes. ScalingReady covers replicas that scaling adds."""
 
 import re
 
@@ -23,7 +23,7 @@ def evaluate(inputs: StatusInput) -> Condition | None:
 
 
 def obstacle(inputs: StatusInput) -> Condition | None:
-    """Why pods are not created or find no node; None while nothing stands in the way."""
+    """Returns why pods are not created or not scheduled, or None."""
     failure = pod_status.condition(inputs.deployment, "ReplicaFailure")
     if failure.get("status") == "True":
         return false("PodCreationRefused", str(failure.get("message") or failure.get("reason")))
@@ -41,7 +41,7 @@ def obstacle(inputs: StatusInput) -> Condition | None:
 
 
 def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:
-    """The scheduler's reasons with the field or the command that helps, then its sentence."""
+    """Returns the scheduler's reasons, each with the fix, then its message."""
     reasons = parse_reasons(sentence)
     reasons = [reason for reason in reasons if not reason.is_control_plane] or reasons
     if not any(map(has_fix, reasons)):
@@ -54,7 +54,7 @@ def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:
 
 
 def _claim(pod: Obj, sentence: str) -> Condition | None:
-    """The scheduler's sentence about a claim, with the field or the command that helps; None for other sentences."""
+    """Returns the condition for a message about a PersistentVolumeClaim, with the fix; None for other messages."""
     if missing := re.search(r'persistentvolumeclaim "([^"]+)" not found', sentence):
         return false(
             "PersistentVolumeClaimNotFound",

@@ -1,4 +1,4 @@
-"""What only a pod's Events say: volumes and sandboxes that cannot be made, probes that end its engine."""
+"""Explains pods by their Events: volumes or sandboxes that cannot be set up, probes that end a container."""
 
 import itertools
 import re
@@ -12,19 +12,19 @@ from unmask_operator.status.condition import Condition, false
 from unmask_operator.status.pods.pod_status import NORMAL_WAITING_REASONS, containers, is_live, is_scheduled, name
 from unmask_operator.status.pods.terminations import container_path
 
-PATIENCE = timedelta(seconds=20)  # that a node has to prepare a pod before its Events are asked for
-ON_REQUEST = (0, 137, 143)  # exit codes of a process that ended because it was told to
+PATIENCE = timedelta(seconds=20)  # time to prepare a pod before its Events are read
+ON_REQUEST = (0, 137, 143)  # exit codes after SIGTERM or SIGKILL
 ONE_AT_A_TIME = (
     "another pod has the claim, whose access mode lets one have it at a time: set maxSurge 0, maxUnavailable 1 in "
     "spec.rolloutStrategy, or use a ReadWriteMany claim, which more than one replica needs anyway"
 )
-_PREPARED = ("Pulling", "Pulled", "Created")  # the volumes and the sandbox are there
-_REASON = re.compile(r"[A-Za-z]{1,128}")  # what a condition's reason may be, and a little less
+_PREPARED = ("Pulling", "Pulled", "Created")  # volumes and sandbox are set up
+_REASON = re.compile(r"[A-Za-z]{1,128}")  # a subset of valid reasons
 _KILLED = re.compile(r"Container (\S+) failed (startup|liveness) probe")
 
 
 def is_silent(pod: Obj, now: datetime) -> bool:
-    """Its status may not name what keeps it: nothing in it starts, or something was ended without failing."""
+    """Returns whether the pod's status may not explain it: nothing starts, or a container ended without an error."""
     if not is_live(pod) or not is_scheduled(pod):
         return False
     if _ended(pod):
@@ -34,15 +34,15 @@ def is_silent(pod: Obj, now: datetime) -> bool:
 
 
 def trouble(pod: Obj, events: Sequence[PodEvent]) -> Condition | None:
-    """The Events' word, oldest first, on a silent pod. None where they do not explain it."""
+    """Returns the condition that the Events, oldest first, give for a silent pod, or None."""
     if ended := _ended(pod):
         return _probe(pod, ended, events)
-    # what went wrong before it was prepared has passed: an image may take minutes from there
+    # Warnings before the setup was complete are outdated: the image pull may take minutes.
     since = list(itertools.takewhile(lambda one: one.reason not in _PREPARED, reversed(events)))
     warnings = [one for one in since if one.warning]
     if not warnings or not _untouched(pod):
         return None
-    # said once, and hidden by the kubelet's word every two minutes that it waited in vain
+    # Reported once, and followed by the kubelet's timeouts every two minutes.
     attached = next((one for one in warnings if "Multi-Attach error" in one.note), None)
     one = attached or warnings[0]
     return false(
@@ -52,7 +52,7 @@ def trouble(pod: Obj, events: Sequence[PodEvent]) -> Condition | None:
 
 
 def _untouched(pod: Obj) -> bool:
-    """Its containers all wait for their first start, and their own state does not say for what."""
+    """Returns whether all containers wait for their first start without a reason."""
     return all(_waits(c) and not c.get("lastState") for c in containers(pod))
 
 
@@ -62,7 +62,7 @@ def _waits(container: Obj) -> bool:
 
 
 def _probe(pod: Obj, container: Obj, events: Sequence[PodEvent]) -> Condition | None:
-    """The probe for which the kubelet ended a container."""
+    """Returns the condition for the probe that made the kubelet end a container, or None."""
     own = [event for event in events if event.container in ("", container["name"])]
     kills = (found for event in reversed(own) if (found := _KILLED.search(event.note)))
     killed = next((found[2] for found in kills if found[1] == container["name"]), None)
@@ -74,12 +74,12 @@ def _probe(pod: Obj, container: Obj, events: Sequence[PodEvent]) -> Condition | 
     field = f"spec.{member}" if container["name"] == MAIN else f"{container_path(pod, container['name'])}.{member}"
     return false(
         f"{killed.capitalize()}ProbeFailed",
-        f"container {container['name']} was ended for its {killed} probe ({field}): {message}",
+        f"the kubelet ended container {container['name']} because of its {killed} probe ({field}): {message}",
     )
 
 
 def _ended(pod: Obj) -> Obj | None:
-    """A container that was ended and has not come up again."""
+    """Returns the status of a container that was ended and has not started again, or None."""
     for container in containers(pod):
         state, last = container.get("state") or {}, container.get("lastState") or {}
         end = state.get("terminated") or last.get("terminated") or {}

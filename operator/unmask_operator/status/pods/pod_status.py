@@ -1,4 +1,4 @@
-"""What a pod's status says about it."""
+"""Reads the status of pods."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from unmask_operator.status.pods import terminations
 
 _OF_THE_NODES = re.compile(r"\d+/\d+ nodes are available: .*?(?=\.(\s|$))", re.DOTALL)
 _LOST = ("NodeLost", "NodeStatusUnknown", "NodeNotReady", "NodeUnreachable")
-NORMAL_WAITING_REASONS = {"ContainerCreating", "PodInitializing", ""}  # waiting for nothing but time
+NORMAL_WAITING_REASONS = {"ContainerCreating", "PodInitializing", ""}  # no error
 
 
 def name(pod: Obj) -> str:
@@ -22,7 +22,7 @@ def name(pod: Obj) -> str:
 
 
 def is_live(pod: Obj) -> bool:
-    """Coming up or running: neither on its way out nor over."""
+    """Returns whether the pod is pending or running, and not terminating."""
     return not pod["metadata"].get("deletionTimestamp") and _status(pod).get("phase") not in ("Failed", "Succeeded")
 
 
@@ -31,25 +31,26 @@ def is_ready(pod: Obj) -> bool:
 
 
 def is_started(pod: Obj) -> bool:
-    """The engine's start-up probe has passed: the model is loaded."""
+    """Returns whether the startup probe of the engine has passed, so that the model is loaded."""
     return is_ready(pod) or any(bool(container.get("started")) for container in _main(pod))
 
 
 def restarts(pod: Obj) -> int:
-    """How often the engine's container was started again."""
+    """Returns the restart count of the engine's container."""
     return sum(int(container.get("restartCount") or 0) for container in _main(pod))
 
 
 def runs(pod: Obj) -> bool:
-    """The engine's process runs."""
+    """Returns whether the engine's container runs."""
     return any("running" in (container.get("state") or {}) for container in _main(pod))
 
 
 def load_seconds(pod: Obj, now: datetime, reported: float = 0.0) -> float:
-    """Seconds from a pod's node to Ready, and without that so far; of an engine that was started again, since then.
+    """Returns the seconds from scheduling to Ready, or until `now` while the pod loads.
 
-    One that is Ready again after a pause says since when: what its engine has `reported`, from its start, is less
-    then. 0 where nothing loads (no node yet, or something is wrong), and for what is no load's time.
+    After a restart of the engine the time counts from the restart. A pod that was unready and is Ready again has a
+    later transition time, so the lower time that its engine `reported` counts. 0: the pod has no node or an error, or
+    the value is not the time of a load.
     """
     main = next(_main(pod), {})
     started = ((main.get("state") or {}).get("running") or {}).get("startedAt")
@@ -70,24 +71,26 @@ def is_scheduled(pod: Obj) -> bool:
 
 
 def unschedulable(pod: Obj) -> str | None:
-    """The scheduler's sentence, None for a pod that has a node or that it has not looked at."""
+    """Returns the scheduler's message for an unschedulable pod, or None."""
     found = condition(pod, "PodScheduled")
     if is_scheduled(pod) or found.get("status") != "False":
         return None
     sentence = str(found.get("message") or found.get("reason") or "")
-    # the sentences after the first tell what preemption could not do: they repeat the reasons and change often
+    # Later sentences are about preemption. They repeat the reasons and change often.
     first = _OF_THE_NODES.match(sentence)
     return (first[0] if first else sentence).strip()
 
 
 def condition(obj: Obj, kind: str) -> Obj:
-    """A condition of a pod or another object, {} where there is none."""
+    """Returns a condition of a pod or another object, or {}."""
     return next((c for c in _status(obj).get("conditions") or () if c["type"] == kind), {})
 
 
 def trouble(pod: Obj) -> Condition | None:
-    """What keeps the pod's containers from running or makes them end, None while nothing seems wrong. Its reason does
-    not flicker while the kubelet tries again."""
+    """Returns why containers of the pod do not run or end, or None.
+
+    The reason stays the same while the kubelet retries.
+    """
     if is_ready(pod):
         return None
     if not is_started(pod) and (lost := lost_node(pod)):
@@ -96,20 +99,20 @@ def trouble(pod: Obj) -> Condition | None:
         waiting = (container.get("state") or {}).get("waiting") or {}
         end = _end(pod, container)
         if end is not None and not container.get("ready") and not container.get("started"):
-            return end  # but one that has come up again is well, whatever ended it long ago
+            return end  # a container that has started again is healthy
         if waiting.get("reason", "") not in NORMAL_WAITING_REASONS:
             return _waiting(container, waiting)
     return None
 
 
 def over(pod: Obj) -> Condition | None:
-    """Why a pod failed for good (evicted, refused by its node); None for others."""
+    """Returns why a pod has failed (evicted, refused by its node), or None."""
     gone = _status(pod).get("phase") == "Failed" and not pod["metadata"].get("deletionTimestamp")
     return terminations.failed(pod) if gone else None
 
 
 def lost_node(pod: Obj) -> Condition | None:
-    """The condition of a pod whose node is known not to answer; None where nothing says so."""
+    """Returns the condition for a pod whose node does not respond, or None."""
     status, ready = _status(pod), condition(pod, "Ready")
     reasons = (status.get("reason"), ready.get("reason"))
     reason = next((str(reason) for reason in reasons if reason in _LOST), None)
@@ -120,14 +123,14 @@ def lost_node(pod: Obj) -> Condition | None:
 
 
 def silent_node(pod: Obj, reason: str, cause: str = "") -> Condition:
-    """The condition of a pod whose node does not answer."""
+    """Returns the condition for a pod whose node does not respond."""
     node = (pod.get("spec") or {}).get("nodeName")
     fix = f"kubectl describe node {node} says why"
     return false(reason, f"node {node} of pod {name(pod)} does not answer{cause}; {fix}")
 
 
 def deleted_from_lost_node(pod: Obj) -> str | None:
-    """A sentence on a pod that is being deleted and cannot end, since its node does not answer; None for others."""
+    """Returns a message for a pod that cannot be deleted because its node does not respond, or None."""
     evicted = condition(pod, "DisruptionTarget").get("reason") == "DeletionByTaintManager"
     if not pod["metadata"].get("deletionTimestamp") or not (evicted or lost_node(pod)):
         return None
@@ -135,7 +138,7 @@ def deleted_from_lost_node(pod: Obj) -> str | None:
 
 
 def initializing(pod: Obj) -> str | None:
-    """A sentence on the podTemplate's init container for which the engine waits; None without one."""
+    """Returns a message for the init container of podTemplate that still runs, or None."""
     for container in _status(pod).get("initContainerStatuses") or ():
         serves = container["name"] in restartable(pod) and container.get("started")
         if "running" in (container.get("state") or {}) and not serves and container["name"] != INIT_CONTAINER:
@@ -144,7 +147,7 @@ def initializing(pod: Obj) -> str | None:
 
 
 def restartable(pod: Obj) -> set[str]:
-    """Names of the init containers that keep running beside the engine."""
+    """Returns the names of the sidecars: init containers that keep running."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     return {str(c["name"]) for c in containers if c.get("restartPolicy") == "Always"}
 
@@ -154,16 +157,16 @@ def _status(pod: Obj) -> dict[str, Any]:
 
 
 def _main(pod: Obj) -> Iterator[Obj]:
-    """The status of the engine's container, where there is one yet."""
+    """Yields the status of the engine's container if it exists."""
     return (c for c in _status(pod).get("containerStatuses") or () if c["name"] == MAIN)
 
 
 def containers(pod: Obj) -> Iterator[Obj]:
-    """The status of each container that matters now."""
+    """Yields the status of each container, except completed init containers and Ready sidecars."""
     status = _status(pod)
     for container in status.get("initContainerStatuses") or ():
         if container.get("ready") or ((container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0:
-            continue  # done, or a sidecar that serves
+            continue
         yield container
     yield from status.get("containerStatuses") or ()
 
@@ -179,7 +182,7 @@ def _waiting(container: Obj, waiting: Obj) -> Condition:
 
 
 def _end(pod: Obj, container: Obj) -> Condition | None:
-    """How the container last ended. It is started again and again: running and waiting are told as one."""
+    """Returns how the container last ended. A restart loop gives the same result while it runs and while it waits."""
     state, last = container.get("state") or {}, container.get("lastState") or {}
     end = state.get("terminated") or last.get("terminated")
     if not end or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in (

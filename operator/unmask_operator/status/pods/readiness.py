@@ -22,7 +22,7 @@ PROBE_FAILED = "ReadinessProbeFailed"
 
 
 def unready(pod: Obj) -> Condition | None:
-    """Why the pod is not Ready although its model is loaded; None for a pod that is Ready, or loads its model."""
+    """Returns why a pod with a loaded model is not Ready, or None."""
     if not is_live(pod) or not is_started(pod) or is_ready(pod):
         return None
     if lost := lost_node(pod):
@@ -53,7 +53,7 @@ def _describe_containers(pod: Obj, names: list[str]) -> str:
 
 
 def _unready_containers(pod: Obj) -> list[str]:
-    """Names of the containers that are not Ready, with the init containers that keep running beside the engine."""
+    """Returns the names of containers and sidecars that are not Ready."""
     status = pod.get("status") or {}
     sidecars = [c for c in status.get("initContainerStatuses") or () if c["name"] in restartable(pod)]
     containers = [*(status.get("containerStatuses") or ()), *sidecars]
