@@ -1,4 +1,4 @@
-"""One decision of the builtin autoscaler: a pure function of the rules, a look at the pods, and the past."""
+"""One decision of the builtin autoscaler: a pure function of the rules, the pods' metrics and the history."""
 
 import math
 
@@ -6,34 +6,33 @@ from unmask_operator.autoscaler.history import History, Reading, Recommendation,
 from unmask_operator.autoscaler.rules import TOLERANCE, Rules, down_limit, up_limit
 from unmask_operator.plan.observed import Decision
 
-# Sentences for status.autoscaling.reason. They hold no live figure: the status is written when a decision changes, not
-# at every look.
+# Messages of status.autoscaling.reason. They have no current figures, because the status is written when a decision
+# changes and not at every poll.
 FITS = "the load fits the replicas"
 IDLE = "minReplicas are enough for the load"
-FULL = "the load asks for more than maxReplicas"
+FULL = "the load needs more than maxReplicas"
 OUT_OF_BOUNDS = "spec.replicas was outside minReplicas and maxReplicas"
-NOT_READY = "no pod is Ready: replicas are kept until one shows its load"
+NOT_READY = "no pod is Ready: replicas stay until a pod reports its load"
 DOWN = "scaled down: the whole stable window needed fewer"
-UP_LIMITED = "more replicas are wanted: behavior.scaleUp lets no more be added now"
-DOWN_LIMITED = "fewer replicas would do: behavior.scaleDown lets no more go now"
-YOUNG = "fewer replicas would do: they are kept until one stable window has been watched since the operator's start"
-PARTIAL = "fewer replicas may do: they are kept while Ready pods show no metrics"
+UP_LIMITED = "more replicas are needed: behavior.scaleUp allows no more now"
+DOWN_LIMITED = "fewer replicas are needed: behavior.scaleDown allows no fewer now"
+YOUNG = "fewer replicas are needed: they stay for one stable window after the operator's start"
+PARTIAL = "fewer replicas may be enough: they stay while metrics of Ready pods are missing"
 
-# A replica that was added is worth keeping for as long as it took to come: else bursts would start and end replicas
-# that never serve.
+# Factor of the longest load time for the stable window. Otherwise bursts would start and end replicas that never serve.
 LOAD_TIME_FACTOR = 2
-ROUNDING = 1e-9  # sums of ratios carry errors that must not cost a replica
+ROUNDING = 1e-9  # a rounding error of sums must not add a replica
 
 
 def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, History]:
-    """The replicas wanted now and the past with this look in it.
+    """Returns the decision and the history with this poll.
 
-    Each target asks for ceil(sum over the pods / target) replicas, the greatest counts. A Ready pod without metrics,
-    which may be too busy to answer, counts as fully loaded; pods that are not Ready are part of the replicas without
-    adding load. Replicas that what runs fills are kept, whatever the targets are.
+    Each target needs ceil(sum over the pods / target) replicas, and the highest number counts. A Ready pod without
+    metrics may be too busy to answer and counts as fully loaded. Pods that are not Ready count as replicas without
+    load. Replicas that running requests fill are not removed, for any target.
 
-    Up: the least of the panic window's looks. Down: the most of the stable window's looks, and never while a pod's
-    metrics are missing. The stable window is no shorter than twice the longest load.
+    Scaling up uses the lowest recommendation of the panic window. Scaling down uses the highest of the stable window,
+    and does not happen while metrics are missing. The stable window is at least twice the longest load time.
     """
     now = sample.time
     history = history.at(now, rules.polling).with_loads(sample)
@@ -62,7 +61,7 @@ def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, Hi
 
 
 def _down(rules: Rules, sample: Sample, history: History, base: int, highest: int, stable: float) -> tuple[int, str]:
-    """Fewer replicas if nothing speaks against it."""
+    """Returns fewer replicas if metrics, history and policies allow it, and the reason."""
     if sample.failures:
         return base, PARTIAL
     if not history.covers(sample.time, stable):
@@ -80,21 +79,21 @@ def _at_rest(rules: Rules, sample: Sample, history: History, base: int, stable: 
         recommendation.replicas for recommendation in history.within(sample.time, stable) if recommendation.complete
     )
     if max(seen, default=0) < base:
-        return IDLE if base == rules.minimum else PARTIAL  # only pods that were not seen speak for the size
+        return IDLE if base == rules.minimum else PARTIAL  # only pods without metrics need them
     return FITS
 
 
 def _needed(rules: Rules, sample: Sample, base: int) -> int:
-    """Replicas by the load. Without a Ready pod: those there are."""
+    """Returns the replicas that the load needs, or the current ones without a Ready pod."""
     if not (sample.readings or sample.failures):
         return base
     return max(_in_use(sample, base), *(_need(*load, base) for load in _loads(rules, sample).values()))
 
 
 def _in_use(sample: Sample, base: int) -> int:
-    """Of the replicas there are, those that what runs now fills, by its number and by its share of the caches.
+    """Returns how many replicas running requests fill, by their number and by their KV cache.
 
-    A queue alone is empty while there are just enough replicas: without this they would go, and come back.
+    With exactly enough replicas the queue is empty. Without this value they would be removed and added again.
     """
     running = sum(map(_utilization, sample.readings.values()))
     cached = sum(reading.get("kvCacheUtilizationPercent", 0.0) for reading in sample.readings.values()) / 100
@@ -102,14 +101,16 @@ def _in_use(sample: Sample, base: int) -> int:
 
 
 def _utilization(reading: Reading) -> float:
-    """The share of a pod's places that is taken. Only the pod knows how many it has, by whatever way they were set; one
-    that does not tell, as an older runtime, is full with any request."""
+    """Returns the running requests of a pod relative to its capacity.
+
+    A pod without a reported capacity, as of an older runtime, counts as full with any request.
+    """
     running, capacity = reading.get("runningRequestsPerReplica", 0.0), reading.get("room", 0.0)
     return running / capacity if capacity else float(running > 0)
 
 
 def _loads(rules: Rules, sample: Sample) -> dict[str, tuple[float, float]]:
-    """The load of all pods and the target, by the target's name."""
+    """Returns the load of all pods and the target value, by the target's name."""
     return {
         name: (sum(reading[name] for reading in sample.readings.values()) + len(sample.failures) * target, target)
         for name, target in rules.targets.items()
@@ -124,6 +125,6 @@ def _need(load: float, target: float, base: int) -> int:
 
 
 def _driver(rules: Rules, sample: Sample) -> str:
-    """The target that asks for most."""
+    """Returns the target that needs the most replicas."""
     loads = _loads(rules, sample)
     return max(loads, key=lambda name: loads[name][0] / loads[name][1])

@@ -1,4 +1,4 @@
-"""The loop around the decisions: who is due, scrape, decide, have `spec.replicas` written."""
+"""The autoscaler's loop: scrapes the resources that are due, decides, and writes `spec.replicas`."""
 
 import asyncio
 import functools
@@ -17,7 +17,7 @@ from unmask_operator.status.status_input import section
 
 log = logging.getLogger(__name__)
 
-LONGEST_SLEEP = 5.0  # seconds: so soon a new service, or a shorter polling interval, is noticed
+LONGEST_SLEEP = 5.0  # seconds until a new resource or a shorter polling interval is noticed
 SHORTEST_SLEEP = 0.05  # seconds
 LONGEST_TICK = 1.0  # seconds that a tick waits for pods
 
@@ -26,14 +26,14 @@ Scrape = Callable[[Mapping[str, str], Collection[str]], Awaitable[tuple[dict[str
 
 @dataclass
 class Autoscaler:
-    """Decides for every service of provider Builtin at its polling interval."""
+    """Scales every resource of provider Builtin at its polling interval."""
 
     resources: Callable[[], Iterable[tuple[Key, Obj]]]  # every resource as last seen
     resource: Callable[[Key], Obj | None]  # one of them
     pods: Callable[[Key], Sequence[Obj]]  # those of a resource, in any phase
     # Writes `spec.replicas` through the scale subresource. Any exception means that it was not written.
     scale: Callable[[Key, int], Awaitable[None]]
-    decided: Callable[[Key], None]  # told whose decision is another than before: its status is due
+    decided: Callable[[Key], None]  # called with a resource whose decision changed, so that its status is written
     scrape: Scrape  # IP addresses by pod, targets -> (readings, failures), see `scrape.scrape`
     now: Callable[[], datetime]  # the clock (UTC)
 
@@ -44,11 +44,11 @@ class Autoscaler:
         self._tasks: dict[Key, asyncio.Task[None]] = {}  # services that are being scraped
 
     def decision(self, key: Key) -> Decision | None:
-        """The last word on a service; None before its pods were read and where Builtin has no say."""
+        """Returns the last decision; None before the first poll and for other providers."""
         return self._decisions.get(key)
 
     async def run(self) -> None:
-        """Ticks until cancelled. The next leader begins with an empty memory."""
+        """Runs until cancelled. The next leader starts without a history."""
         try:
             while True:
                 await asyncio.sleep(await self.tick(LONGEST_TICK))
@@ -90,7 +90,7 @@ class Autoscaler:
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
         del self._tasks[key]
-        if not task.cancelled() and (error := task.exception()):  # one service's failure must not end the others'
+        if not task.cancelled() and (error := task.exception()):  # the failure of one resource must not affect others
             log.error("%s: autoscaling failed", key, exc_info=error)
 
     async def _look(self, key: Key, resource: Obj, rules: Rules) -> None:
@@ -99,7 +99,7 @@ class Autoscaler:
         fresh = self.resource(key)
         fresh_rules = None if fresh is None else Rules.read(section(fresh, "spec"))
         if fresh is None or fresh_rules is None or fresh["metadata"].get("uid") != resource["metadata"].get("uid"):
-            return  # it was deleted, replaced or is no longer scaled here since the pods were requested
+            return  # deleted, replaced or no longer scaled since the poll began
         resource, rules = fresh, fresh_rules
         now = self.now()
         loads = {name(pod): load_seconds(pod, now, readings.get(name(pod), {}).get("loaded", 0.0)) for pod in pods}
@@ -108,8 +108,8 @@ class Autoscaler:
         if decision.desired != sample.replicas:
             try:
                 await self.scale(key, decision.desired)
-            except Exception as error:  # whatever a client may raise; the next look tries again
-                log.warning("%s: replicas %d -> %d not written: %s", key, sample.replicas, decision.desired, error)
+            except Exception as error:  # the next poll tries again
+                log.warning("%s: cannot write replicas %d -> %d: %s", key, sample.replicas, decision.desired, error)
                 reason = f"spec.replicas could not be written: {error}"
                 decision = replace(decision, reason=reason, healthy=False)
             else:
@@ -118,12 +118,12 @@ class Autoscaler:
                 decision = replace(decision, last_scale_time=history.last_scale_time)
         self._histories[key] = history
         if history.warming_up and decision.healthy and decision.desired == sample.replicas:
-            return  # nothing was read yet: what the last leader said of it stands until patience is over
+            return  # no complete poll yet: the last leader's decision stays in the status
         if self._decisions.get(key) != decision:
             self._decisions[key] = decision
             self.decided(key)
 
 
 def ready_addresses(pods: Sequence[Obj]) -> dict[str, str]:
-    """IP addresses by name of the live pods that take traffic."""
+    """Returns the IP addresses of the Ready pods, by name."""
     return {name(pod): address for pod in pods if is_ready(pod) and (address := pod["status"].get("podIP"))}

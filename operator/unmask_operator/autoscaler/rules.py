@@ -1,4 +1,4 @@
-"""What ``spec.autoscaling`` asks for, and how far that lets the replicas move now, by the rules of autoscaling/v2."""
+"""The rules of ``spec.autoscaling``, and the limits of a change now, with the semantics of autoscaling/v2."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, POLLING_SECONDS, Autoscaling, Behavior, ScalingRules
 from unmask_operator.autoscaler.history import History
 
-TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (the default of the HPA controller too)
+TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (as in the HPA controller)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """At most `value` pods or per cent of them may come or go within `period` seconds."""
+    """At most `value` pods, or percent of the pods, may be added or removed within `period` seconds."""
 
     type: str  # Pods | Percent
     value: int
@@ -24,11 +24,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Direction:
-    """How fast replicas may change one way."""
+    """Limits of scaling up or of scaling down."""
 
-    window: int  # seconds over which recommendations are stabilised
+    window: int  # seconds over which recommendations are stabilized
     policies: tuple[Policy, ...]
-    select: str = "Max"  # the policy that lets most change; Min, or Disabled (never this way)
+    select: str = "Max"  # the policy with the largest change; Min: the smallest; Disabled: no change
 
     @classmethod
     def read(cls, scaling_rules: ScalingRules | None, default: Self) -> Self:
@@ -50,19 +50,22 @@ class Rules:
 
     minimum: int = 1
     maximum: int = 1
-    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)  # what one replica should carry
-    up: Direction = UP  # its window is the panic window: a burst must last that long before replicas are added
-    # Its window is the stable window, unless loading takes long: replicas go only when all of it needed fewer.
+    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)  # load per replica
+    up: Direction = UP  # its window is the panic window: replicas are added if a burst lasts that long
+    # Its window is the stable window: replicas are removed if the whole window needed fewer.
     down: Direction = DOWN
-    polling: float = POLLING_SECONDS  # seconds between two looks at the pods
+    polling: float = POLLING_SECONDS  # seconds between two polls of the pods
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)
 
     @classmethod
     def read(cls, spec: Mapping[str, Any]) -> Self | None:
-        """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended, or where
-        another version's value says who knows what)."""
+        """Returns the rules of a spec.
+
+        None: the builtin autoscaler does not scale the resource. That is also the case while it is suspended, or if
+        the section has a value that this operator does not know.
+        """
         try:
             scaling = Autoscaling.model_validate(spec.get("autoscaling"), extra="ignore")
         except ValidationError:
@@ -81,7 +84,7 @@ class Rules:
 
 
 def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> int:
-    """The most replicas allowed now. Percentages are rounded up, so that one replica can always grow."""
+    """Returns the maximum number of replicas now. Percentages are rounded up, so that one replica can grow."""
     if up.select == "Disabled":
         return replicas
     limits = []
@@ -93,7 +96,7 @@ def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> i
 
 
 def down_limit(replicas: int, down: Direction, history: History, now: datetime) -> int:
-    """The fewest replicas allowed now. Percentages are rounded down, so that the last ones can go too."""
+    """Returns the minimum number of replicas now. Percentages are rounded down, so that any replica can be removed."""
     if down.select == "Disabled":
         return replicas
     limits = []

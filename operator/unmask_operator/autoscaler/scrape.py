@@ -19,14 +19,14 @@ class ScrapeError(PodRequestError):
 
 
 def parse(text: str, targets: Collection[str]) -> Reading:
-    """Reads the named gauges from Prometheus' text format. Nothing else of the text is parsed.
+    """Reads the named gauges from Prometheus' text format. The rest of the text is not parsed.
 
     Args:
         text: The body of ``/metrics``.
         targets: The targets whose gauges are required.
 
     Returns:
-        The load by target, for each gauge that is there.
+        The load by target, for each gauge in the text.
 
     Raises:
         ScrapeError: The gauge of a target is missing or has no usable value.
@@ -53,7 +53,7 @@ def _load(gauge: str, text: str) -> float:
     except (IndexError, ValueError):
         raise ScrapeError(f"{gauge} has no value") from None
     if not (math.isfinite(load) and load >= 0):
-        raise ScrapeError(f"{gauge} is no load: {value}")
+        raise ScrapeError(f"{gauge} is not a valid load: {value}")
     return load
 
 

@@ -73,8 +73,8 @@ def test_the_runtimes_own_metrics_are_read() -> None:
     [
         (TEXT.replace("unmask_requests_running 12.0\n", ""), "/metrics lacks unmask_requests_running"),
         (TEXT.replace("12.0", "many"), "unmask_requests_running has no value"),
-        (TEXT.replace("0.25", "NaN"), "unmask_kv_usage_ratio is no load: NaN"),
-        (TEXT.replace("3.0", "-3"), "unmask_requests_waiting is no load: -3"),
+        (TEXT.replace("0.25", "NaN"), "unmask_kv_usage_ratio is not a valid load: NaN"),
+        (TEXT.replace("3.0", "-3"), "unmask_requests_waiting is not a valid load: -3"),
         ("", "/metrics lacks unmask_requests_waiting"),
     ],
 )
