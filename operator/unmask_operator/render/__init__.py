@@ -1,4 +1,4 @@
-"""Rendering: the children of a resource, as plain objects without owners."""
+"""Renders the children of a resource, as dictionaries without owner references."""
 
 from collections.abc import Mapping
 
@@ -14,10 +14,13 @@ from unmask_operator.settings import Settings
 def render(
     resource: DiffusionLMService, settings: Settings, revision: Revision, commits: Mapping[str, str]
 ) -> list[Obj]:
-    """The children that the spec asks for, in the order of their creation: what pods need comes before them.
+    """Renders all children in creation order: the objects that pods need precede the Deployment.
 
-    Pods are made from `revision`; the ControllerRevision that keeps it is created before the workload that follows it.
-    `commits` is what hub models were resolved to, by key.
+    Args:
+        resource: the parsed resource.
+        settings: the operator's settings.
+        revision: holds the pod template. Its ControllerRevision precedes the Deployment.
+        commits: resolved commits of hf:// models, by key.
     """
     rendered = [
         children.serviceaccount(resource),

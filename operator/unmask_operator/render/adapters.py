@@ -1,7 +1,7 @@
-"""Adapters that requests name: their list is a ConfigMap, mounted as a directory that the engine follows.
+"""Adapters that requests select. Their list is a ConfigMap, mounted as a directory that the engine watches.
 
-The list is no part of the pods' template, so that it may change while they serve: the room for adapters and the claims
-that they lie on are. One that is merged into the weights is of the template wholly, as the model is.
+The list is not part of the pod template, so it can change while pods serve. Adapter limits and claims are part of the
+template, and so is an adapter that is merged into the weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,23 +17,23 @@ MOUNT = "/etc/unmask/adapters"
 
 
 def are_followed(spec: Spec) -> bool:
-    """Whether the engine reads the list while it runs."""
+    """Returns whether the engine watches the list."""
     return spec.lora is not None and not spec.lora.pre_merge
 
 
 def arguments(spec: Spec) -> Iterator[tuple[str, str]]:
-    """The engine's, each with the field that it follows from."""
+    """Yields the field of the spec and the engine argument derived from it."""
     if are_followed(spec):
         yield "spec.lora", f"--lora-config={MOUNT}"
     for merged in spec.lora.adapters if spec.lora and spec.lora.pre_merge else ():
-        yield "spec.lora.adapters[0].name", f"--served-model-name={merged.name}"  # besides the model's own
+        yield "spec.lora.adapters[0].name", f"--served-model-name={merged.name}"  # in addition to the model's name
         yield "spec.lora.adapters[0].uri", f"--lora-path={model_source.adapter(merged)}"
         yield "spec.lora.adapters[0]", "--use-lora=true"
         yield "spec.lora.preMerge", "--pre-merge-lora=true"
 
 
 def config_map(resource: DiffusionLMService) -> Obj | None:
-    """The list: where each adapter is, by its name."""
+    """Returns the ConfigMap with the location of each adapter by name; None without a list."""
     spec = resource.spec
     if not spec.lora or not are_followed(spec):
         return None
@@ -42,11 +42,11 @@ def config_map(resource: DiffusionLMService) -> Obj | None:
 
 
 def listed(children: Mapping[Ref, Obj], name: str) -> dict[str, str]:
-    """What the live ConfigMap of the resource `name` says."""
+    """Returns the adapter locations by name in the live ConfigMap of the resource `name`."""
     live = children.get(Ref("v1", "ConfigMap", adapters_config(name)), {})
     return live.get("data") or {}
 
 
 def follows(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod, or one of a template, has such a list."""
+    """Returns whether a pod or pod template mounts an adapter list."""
     return any(volume["name"] == VOLUME and "configMap" in volume for volume in pod["spec"].get("volumes") or ())

@@ -1,9 +1,15 @@
-"""ControllerRevisions pin what pods are made of, so that nothing restarts an engine but what changes it.
+"""Revisions of the pod template, stored as ControllerRevisions, so that only an edit of the engine restarts it.
 
-The newest one holds the spec it was made from, the resolved image and the whole pod template. Pods are made from it and
-not from what this operator would render. An edit that this operator renders to the same template makes a pin with the
-old template; only one that changes the template, and the restart annotation, adopt this operator's form. Scaling and
-suspending are no edits. The pins of older templates that are kept show what ran before, for a rollback by hand.
+The newest revision contains its spec, the resolved image and the pod template. Pods use the stored template, not the
+one that this operator version would render.
+
+* If this operator renders the same template for an edited spec as for the stored one, the new revision has the stored
+  template.
+* If the edit changes the rendered template, or the restart annotation changes, the new revision has the newly rendered
+  template.
+* Scaling and suspending create no revision.
+
+Older revisions document earlier templates for a manual rollback.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,24 +24,31 @@ from unmask_operator.render.labels import child, revision_name
 from unmask_operator.render.pod import RenderedPod, render_pod
 from unmask_operator.settings import Settings
 
-FORMAT = 1  # of a pin's data
+FORMAT = 1  # of a revision's data
 REVISION_HISTORY_LIMIT = 3  # templates
 
 
 @dataclass(frozen=True)
 class Revision:
-    """One ControllerRevision. What it holds has been accepted once, and is not checked again."""
+    """A ControllerRevision. Its content was accepted before and is not validated again.
 
-    number: int  # counts the pins of a resource; the highest is the current one
-    # What it was made for, without `replicas` and `suspend`; None: it stands for pods that run as they are, since the
-    # pin they are of cannot be read.
+    Attributes:
+        number: sequence number per resource; the highest one is current.
+        spec: the spec without `replicas` and `suspend`. None: the revision represents the running pods, because their
+            stored revision cannot be read.
+        restarted_at: last value of the restart annotation; "" without one.
+        rendered_pod: image and template.
+        stored: the immutable data in the cluster; None for a new revision.
+    """
+
+    number: int
     spec: Mapping[str, Any] | None
-    restarted_at: str  # the restart annotation's last value, "" without
+    restarted_at: str
     rendered_pod: RenderedPod
-    stored: Obj | None = None  # the data as in the cluster, where they can never change; None for a pin to be made
+    stored: Obj | None = None
 
     def rendered(self, metadata: Mapping[str, Any], settings: Settings) -> RenderedPod | None:
-        """The form that this operator gives pods of the pin's spec; None where it refuses that spec today."""
+        """Renders the revision's spec with this operator version; None if this version rejects the spec."""
         try:
             resource = parse({"metadata": metadata, "spec": self.spec}, runs=True)
             return render_pod(resource, settings, self.restarted_at)
@@ -45,21 +58,21 @@ class Revision:
 
 @dataclass(frozen=True)
 class UnsupportedRevision:
-    """A pin in a format that this operator does not know, since another version wrote it."""
+    """A revision that another operator version wrote in a format that this version does not support."""
 
     number: int
     format: object
 
 
 def controlled_revisions(children: Iterable[Obj], uid: str) -> list[Revision | UnsupportedRevision]:
-    """The pins that the resource with this uid controls, newest first."""
+    """Returns the revisions that the resource with this uid controls, newest first."""
     own = (c for c in children if c["kind"] == "ControllerRevision" and controller_uid(c) == uid)
     return sorted((_read(c) for c in own), key=lambda revision: -revision.number)
 
 
 def _read(obj: Obj) -> Revision | UnsupportedRevision:
     data = obj.get("data") or {}
-    known = data.get("format", FORMAT)  # the first pins said none
+    known = data.get("format", FORMAT)  # the first version wrote no format
     if known != FORMAT or not {"spec", "restartedAt", "image", "template"} <= data.keys():
         return UnsupportedRevision(obj["revision"], known)
     rendered = RenderedPod(data["image"], data["template"])
@@ -69,14 +82,24 @@ def _read(obj: Obj) -> Revision | UnsupportedRevision:
 def resolve_revision(
     obj: Obj, held: Revision | None, number: int, settings: Settings
 ) -> tuple[DiffusionLMService, Revision]:
-    """The resource and the pin that its pods are made of: `held` while nothing is edited that a pin keeps, else the
-    pin `number`, with the form of `held` unless the edit changes it or a restart is asked for.
+    """Parses the resource and determines the revision of its pods.
 
-    SpecError: this operator refuses what the resource asks for. Of what `held` covers nothing is refused: it runs.
+    Args:
+        obj: the resource.
+        held: the current revision; None without one.
+        number: number of a new revision.
+        settings: the operator's settings.
+
+    Returns:
+        The parsed resource and its revision. This is `held` if no recorded section was edited. Otherwise it is a new
+        revision, which reuses the template of `held` unless the edit or the restart annotation changes the template.
+
+    Raises:
+        SpecError: the spec is invalid. Sections that `held` covers are not validated again.
     """
     spec: Obj = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
     annotated = (obj["metadata"].get("annotations") or {}).get(RESTARTED_AT)
-    restarted_at = annotated or (held.restarted_at if held else "")  # removing the annotation restarts nothing
+    restarted_at = annotated or (held.restarted_at if held else "")  # removal of the annotation is no restart
     if (
         held
         and restarted_at == held.restarted_at
@@ -96,13 +119,16 @@ def _same_pods(held: Revision, number: int, spec: Mapping[str, Any]) -> Revision
 
 
 def first_revision(obj: Mapping[str, Any], restarted_at: str, found: RenderedPod) -> Revision:
-    """The first pin of a resource, for pods that run in the form `found`."""
+    """Returns the first revision of a resource, for running pods with the template `found`."""
     spec = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
     return Revision(1, _inputs(spec), restarted_at, found)
 
 
 def revisions_to_keep(newest_first: Sequence[Revision | UnsupportedRevision]) -> set[int]:
-    """The numbers of the pins that stay: the last one of each of the newest few templates, and those not understood."""
+    """Returns the numbers of the revisions to retain.
+
+    These are the newest revision of each of the newest `REVISION_HISTORY_LIMIT` templates, and all unsupported ones.
+    """
     templates: list[Obj] = []
     numbers = set()
     for revision in newest_first:
@@ -115,7 +141,7 @@ def revisions_to_keep(newest_first: Sequence[Revision | UnsupportedRevision]) ->
 
 
 def controller_revision(resource: DiffusionLMService, revision: Revision) -> Obj | None:
-    """The ControllerRevision of `revision`; None for one that stands for what cannot be read."""
+    """Renders the ControllerRevision of `revision`; None if it represents an unreadable one."""
     if revision.spec is None:
         return None
     data = revision.stored or {
