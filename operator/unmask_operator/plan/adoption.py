@@ -1,8 +1,7 @@
-"""Adoption: a resource takes over objects of its own names that have lost their owner.
+"""Adoption of orphaned children: the resource becomes their controller again.
 
-`kubectl delete --cascade=orphan` and backups leave children without owner references. An annotation on the resource
-asks for their adoption. Nothing else does, since a name and labels are no proof that the objects are meant to be this
-resource's.
+`kubectl delete --cascade=orphan` and backups leave children without owner references. Only an annotation on the
+resource enables adoption, since a name and labels do not prove that the objects belong to the resource.
 """
 
 from collections.abc import Mapping
@@ -32,12 +31,12 @@ _MANAGED_BY = "app.kubernetes.io/managed-by"
 
 
 def asks_for_adoption(resource: Mapping[str, Any]) -> bool:
-    """Whether the annotation of a resource is "true"."""
+    """Returns whether the resource has the annotation with the value "true"."""
     return bool((resource["metadata"].get("annotations") or {}).get(ADOPT) == "true")
 
 
 def is_orphan(child: Mapping[str, Any], name: str) -> bool:
-    """Whether an object could be adopted by the resource `name`: by its kind, name, labels and owners."""
+    """Returns whether the resource `name` can adopt an object, by its kind, name, labels and owners."""
     meta = child["metadata"]
     labels = meta.get("labels") or {}
     return (
@@ -49,7 +48,7 @@ def is_orphan(child: Mapping[str, Any], name: str) -> bool:
 
 
 def orphans(observed: Observed) -> list[Obj]:
-    """The objects to adopt now, in the order of their kinds and names; none without the annotation."""
+    """Returns the objects to adopt, sorted by kind and name; none without the annotation."""
     resource = observed.resource
     if not asks_for_adoption(resource):
         return []
@@ -58,16 +57,16 @@ def orphans(observed: Observed) -> list[Obj]:
 
 
 def owner_reference(name: str, uid: str) -> Obj:
-    """Makes the resource an object's controller."""
+    """Returns the owner reference that makes the resource the controller of an object."""
     owner: Obj = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": uid}
     return owner | {"controller": True, "blockOwnerDeletion": True}
 
 
 def adopted_revision(observed: Observed, settings: Settings) -> Revision | None:
-    """The pin of an adopted Deployment whose ControllerRevisions are lost; None if there is none.
+    """Returns a revision for an adopted Deployment without ControllerRevisions; None if there is none.
 
-    It holds the template that runs, so that adoption replaces no pod. If this operator renders the same template, it
-    holds the rendered one, which lacks the defaults of the API server.
+    It has the live template, so adoption replaces no pod. If this operator renders the same template, it has the
+    rendered one, without the defaults that the API server added.
     """
     resource = observed.resource
     meta = resource["metadata"]

@@ -1,4 +1,4 @@
-"""What a reconcile knows when it decides: the resource, its children and pods, and what asking them told."""
+"""Input of a reconcile: the resource, its children and pods, and data from the pods' HTTP endpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from unmask_operator.objects import Obj, Ref
 
 @dataclass(frozen=True)
 class Load:
-    """A pod's answer to ``/startup`` while its model loads: the phase and 0 to 100."""
+    """Model load progress of a pod, from ``/startup``: the phase and the percentage (0 to 100)."""
 
     phase: str
     percent: float
@@ -17,7 +17,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A Ready pod's word on an adapter: where it has, or had, it from, whether it serves it, or else why not."""
+    """State of an adapter on a Ready pod: its location, state and error message."""
 
     uri: str
     state: str  # "ready", "failed", "loading", "leaving"
@@ -26,33 +26,33 @@ class Adapter:
 
 @dataclass(frozen=True)
 class PodEvent:
-    """An Event of a pod: its reason and note, whether it is a Warning, and the container that it is about."""
+    """An Event of a pod: its reason and note, whether it is a Warning, and the container."""
 
     reason: str
     note: str
     warning: bool
-    container: str = ""  # "": it is about the pod, or names no container
+    container: str = ""  # "": the pod, or unknown
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The builtin autoscaler's last word: the replicas it wants, why, and when it last changed them."""
+    """Decision of the builtin autoscaler: the desired replicas, the reason, and the time of the last change."""
 
     desired: int
     reason: str
-    healthy: bool  # False: it cannot see enough to decide, `reason` says what is missing
+    healthy: bool  # False: metrics are missing, as `reason` says
     last_scale_time: datetime | None = None
 
 
 @dataclass(frozen=True)
 class FieldConflict:
-    """A field of a child that something else changes after every write.
+    """A field of a child that another client reverts after every write.
 
     Attributes:
         ref: the child.
-        field: path of the field; "" if something else keeps deleting the child.
+        field: path of the field; "" if another client keeps deleting the child.
         manager: the other field manager; "" if `managedFields` names none.
-        by_admission: whether the API server's answer to a write differs already from what was sent.
+        by_admission: whether the API server's response to a write already differs from the request.
     """
 
     ref: Ref
@@ -63,25 +63,25 @@ class FieldConflict:
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything `plan` and `status` may look at. Plain data: a test writes it by hand or reads it from a file."""
+    """Complete input of `plan` and `status`, as plain data that tests can construct or load from a file."""
 
     resource: Obj  # the resource as last read
-    now: datetime  # the reconcile's one clock (UTC)
-    # Live objects with our service label and, in its namespace, those that stand in a planned child's way.
+    now: datetime  # time of the reconcile (UTC)
+    # Live objects with the service label, and other objects in the namespace that have the name of a planned child.
     children: Mapping[Ref, Obj] = field(default_factory=dict)
-    pods: Sequence[Obj] = ()  # that the service label selects, in any phase
-    apis: frozenset[str] = frozenset()  # kinds the API server has beyond its own, as "group/version/Kind"
-    nodes: Sequence[Obj] | None = None  # all of them while a pod is unschedulable and the operator may read nodes
-    # By pod uid: how far it is, the hub's commit that it says it has loaded ("": it says none), its adapters by name,
-    # and the Events, oldest first, of one whose status does not say what keeps it.
+    pods: Sequence[Obj] = ()  # selected by the service label, in any phase
+    apis: frozenset[str] = frozenset()  # optional kinds of the API server, as "group/version/Kind"
+    nodes: Sequence[Obj] | None = None  # all nodes, while a pod is unschedulable and the operator may list nodes
+    # By pod uid: load progress; the loaded commit of an hf:// model ("" if unreported); adapters by name; and Events,
+    # oldest first, of a pod that does not start and whose status has no cause.
     loads: Mapping[str, Load] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, Mapping[str, Adapter]] = field(default_factory=dict)
     pod_events: Mapping[str, Sequence[PodEvent]] = field(default_factory=dict)
     decision: Decision | None = None
-    # The API server's sentence for a planned child that it refused (a dry run's or the real write's), and for one on
-    # which it gave no verdict, as while an admission webhook is away.
+    # Error messages of the API server: for children that it rejected (in a dry run or a write), and for children whose
+    # write failed otherwise, such as while an admission webhook is unavailable.
     refusals: Mapping[Ref, str] = field(default_factory=dict)
     failures: Mapping[Ref, str] = field(default_factory=dict)
-    not_adopted: Mapping[Ref, str] = field(default_factory=dict)  # the same for objects that were to be adopted
-    conflicts: Sequence[FieldConflict] = ()  # as the writes so far have shown them
+    not_adopted: Mapping[Ref, str] = field(default_factory=dict)  # error messages for objects that could not be adopted
+    conflicts: Sequence[FieldConflict] = ()  # detected by earlier writes
