@@ -1,4 +1,4 @@
-"""One decision of the builtin autoscaler: a pure function of the rules, a look at the pods, and the past."""
+"""Scaling decisions: a pure function of the rules, a sample of the pods' metrics, and the history."""
 
 import math
 
@@ -6,34 +6,37 @@ from unmask_operator.autoscaler.history import History, Reading, Recommendation,
 from unmask_operator.autoscaler.rules import TOLERANCE, Rules, down_limit, up_limit
 from unmask_operator.plan.observed import Decision
 
-# Sentences for status.autoscaling.reason. They hold no live figure: the status is written when a decision changes, not
-# at every look.
-FITS = "the load fits the replicas"
-IDLE = "minReplicas are enough for the load"
-FULL = "the load asks for more than maxReplicas"
+# Messages of status.autoscaling.reason. They contain no metric values: the status is written when a decision changes,
+# not for every sample.
+FITS = "the load matches the number of replicas"
+IDLE = "minReplicas is sufficient for the load"
+FULL = "the load requires more than maxReplicas"
 OUT_OF_BOUNDS = "spec.replicas was outside minReplicas and maxReplicas"
-NOT_READY = "no pod is Ready: replicas are kept until one shows its load"
-DOWN = "scaled down: the whole stable window needed fewer"
-UP_LIMITED = "more replicas are wanted: behavior.scaleUp lets no more be added now"
-DOWN_LIMITED = "fewer replicas would do: behavior.scaleDown lets no more go now"
-YOUNG = "fewer replicas would do: they are kept until one stable window has been watched since the operator's start"
-PARTIAL = "fewer replicas may do: they are kept while Ready pods show no metrics"
+NOT_READY = "replicas unchanged: no Ready pod reports its load"
+DOWN = "scaled down: all samples in the stable window required fewer replicas"
+UP_LIMITED = "scale-up limited by behavior.scaleUp"
+DOWN_LIMITED = "scale-down limited by behavior.scaleDown"
+YOUNG = "scale-down deferred: the operator has observed less than one stable window since its start"
+PARTIAL = "scale-down deferred: Ready pods without metrics"
 
-# A replica that was added is worth keeping for as long as it took to come: else bursts would start and end replicas
-# that never serve.
+# Minimum stable window, in units of the longest model load time. A shorter window would remove replicas before they
+# serve a burst.
 LOAD_TIME_FACTOR = 2
-ROUNDING = 1e-9  # sums of ratios carry errors that must not cost a replica
+ROUNDING = 1e-9  # floating-point error that must not add a replica
 
 
 def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, History]:
-    """The replicas wanted now and the past with this look in it.
+    """Decides the desired replicas.
 
-    Each target asks for ceil(sum over the pods / target) replicas, the greatest counts. A Ready pod without metrics,
-    which may be too busy to answer, counts as fully loaded; pods that are not Ready are part of the replicas without
-    adding load. Replicas that what runs fills are kept, whatever the targets are.
+    Each target requires ceil(sum over the pods / target) replicas; the maximum applies. A Ready pod without metrics may
+    be overloaded and counts as fully loaded. Pods that are not Ready count as replicas without load. Replicas that
+    running requests occupy are retained regardless of the targets.
 
-    Up: the least of the panic window's looks. Down: the most of the stable window's looks, and never while a pod's
-    metrics are missing. The stable window is no shorter than twice the longest load.
+    Scale-up uses the lowest recommendation in the panic window. Scale-down uses the highest one in the stable window,
+    and waits while a Ready pod has no metrics. The stable window is at least twice the longest model load time.
+
+    Returns:
+        The decision, and the history with this sample.
     """
     now = sample.time
     history = history.at(now, rules.polling).with_loads(sample)
@@ -62,7 +65,7 @@ def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, Hi
 
 
 def _down(rules: Rules, sample: Sample, history: History, base: int, highest: int, stable: float) -> tuple[int, str]:
-    """Fewer replicas if nothing speaks against it."""
+    """Returns the replicas and the reason if the stable window requires fewer than `base`."""
     if sample.failures:
         return base, PARTIAL
     if not history.covers(sample.time, stable):
@@ -80,21 +83,21 @@ def _at_rest(rules: Rules, sample: Sample, history: History, base: int, stable: 
         recommendation.replicas for recommendation in history.within(sample.time, stable) if recommendation.complete
     )
     if max(seen, default=0) < base:
-        return IDLE if base == rules.minimum else PARTIAL  # only pods that were not seen speak for the size
+        return IDLE if base == rules.minimum else PARTIAL  # only unread pods justify the current size
     return FITS
 
 
 def _needed(rules: Rules, sample: Sample, base: int) -> int:
-    """Replicas by the load. Without a Ready pod: those there are."""
+    """Returns the replicas that the load requires; the current number without a Ready pod."""
     if not (sample.readings or sample.failures):
         return base
     return max(_in_use(sample, base), *(_need(*load, base) for load in _loads(rules, sample).values()))
 
 
 def _in_use(sample: Sample, base: int) -> int:
-    """Of the replicas there are, those that what runs now fills, by its number and by its share of the caches.
+    """Returns the replicas that running requests occupy, by their number and by KV cache utilization.
 
-    A queue alone is empty while there are just enough replicas: without this they would go, and come back.
+    Queues are empty while there are just enough replicas. Without this lower bound, replicas would oscillate.
     """
     running = sum(map(_utilization, sample.readings.values()))
     cached = sum(reading.get("kvCacheUtilizationPercent", 0.0) for reading in sample.readings.values()) / 100
@@ -102,14 +105,17 @@ def _in_use(sample: Sample, base: int) -> int:
 
 
 def _utilization(reading: Reading) -> float:
-    """The share of a pod's places that is taken. Only the pod knows how many it has, by whatever way they were set; one
-    that does not tell, as an older runtime, is full with any request."""
-    running, capacity = reading.get("runningRequestsPerReplica", 0.0), reading.get("room", 0.0)
+    """Returns the fraction of a pod's request slots in use.
+
+    Only the pod knows its maximum number of running requests. An older runtime does not report it and counts as full
+    with any request.
+    """
+    running, capacity = reading.get("runningRequestsPerReplica", 0.0), reading.get("max_running", 0.0)
     return running / capacity if capacity else float(running > 0)
 
 
 def _loads(rules: Rules, sample: Sample) -> dict[str, tuple[float, float]]:
-    """The load of all pods and the target, by the target's name."""
+    """Returns the total load of the pods and the target, by target name."""
     return {
         name: (sum(reading[name] for reading in sample.readings.values()) + len(sample.failures) * target, target)
         for name, target in rules.targets.items()
@@ -124,6 +130,6 @@ def _need(load: float, target: float, base: int) -> int:
 
 
 def _driver(rules: Rules, sample: Sample) -> str:
-    """The target that asks for most."""
+    """Returns the name of the target that requires the most replicas."""
     loads = _loads(rules, sample)
     return max(loads, key=lambda name: loads[name][0] / loads[name][1])

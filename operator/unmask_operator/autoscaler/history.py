@@ -1,4 +1,4 @@
-"""What the autoscaler remembers of one service. Nothing of it is written anywhere: a restart begins anew."""
+"""Samples and decisions of the autoscaler per resource. They are in memory only and lost on a restart."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-GAP_SECONDS = 60  # a pause of the operator longer than this, and than three polls, makes the past worthless
-PATIENCE_SECONDS = 60  # metrics may be missing for so long before ScalingReady says so
+GAP_SECONDS = 60  # a longer pause between samples (and longer than three polls) resets the history
+PATIENCE_SECONDS = 60  # missing metrics are reported in ScalingReady after this time
 
-# One pod's loads by the targets' names, and its room: those that targets name, and others if it tells.
+# Metrics of a pod: its load by target name, and its optional gauges (EXTRA_GAUGES).
 Reading = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a service. Pods are named; `readings` and `failures` have those that are Ready, and not going."""
+    """One sample of a resource. `readings` and `failures` have the names of the Ready pods that are not terminating."""
 
     time: datetime
-    replicas: int  # `spec.replicas` as it stands
-    readings: Mapping[str, Reading] = field(default_factory=dict)  # of the pods that answered
-    failures: Mapping[str, str] = field(default_factory=dict)  # why the others did not
-    # Seconds that a Ready pod took to load and that one which comes has loaded so far; 0 where it shows none.
+    replicas: int  # current `spec.replicas`
+    readings: Mapping[str, Reading] = field(default_factory=dict)  # metrics of scraped pods
+    failures: Mapping[str, str] = field(default_factory=dict)  # errors of other Ready pods
+    # Model load time in seconds: total for Ready pods, elapsed for starting ones; 0 if unknown.
     loads: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Replicas that one look asked for; `complete` when it read every Ready pod."""
+    """Replicas that one sample requires; `complete` if it has metrics of every Ready pod."""
 
     time: datetime
     replicas: int
@@ -36,18 +36,20 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class History:
-    since: datetime | None = None  # begin of the unbroken record
-    seen: datetime | None = None  # when every Ready pod was last read (or the record's begin)
-    warming_up: bool = True  # no look since the record's begin has read every Ready pod
+    """Samples and scaling decisions of one resource since the last gap."""
+
+    since: datetime | None = None  # time of the first sample
+    seen: datetime | None = None  # time of the last complete sample, else of the first one
+    warming_up: bool = True  # no complete sample yet
     recommendations: tuple[Recommendation, ...] = ()
-    changes: tuple[tuple[datetime, int], ...] = ()  # (time, replicas added or removed) that were written
-    # Seconds that pods took to load, as they showed when they were first seen Ready.
+    changes: tuple[tuple[datetime, int], ...] = ()  # (time, added or removed replicas)
+    # Model load time in seconds by pod, recorded when the pod was first seen Ready.
     loaded: Mapping[str, float] = field(default_factory=dict)
-    longest_load: float = 0.0  # of all pods, those included that still load
+    longest_load: float = 0.0  # of all pods, including those that still load
     last_scale_time: datetime | None = None
 
     def at(self, now: datetime, polling: float) -> History:
-        """This record, or a new one when too much time passed since its last entry (or the clock went back)."""
+        """Returns this history, or a new one after a long gap or a backward step of the clock."""
         if self.recommendations:
             pause = (now - self.recommendations[-1].time).total_seconds()
             if 0 <= pause <= max(GAP_SECONDS, 3 * polling):
@@ -55,7 +57,7 @@ class History:
         return History(since=now, seen=now, last_scale_time=self.last_scale_time)
 
     def with_loads(self, sample: Sample) -> History:
-        """A pod that is Ready once more after a pause did not load for as long as its status then says."""
+        """Records load times. A pod's first value is retained: its status shows a longer one after a readiness gap."""
         loads = {pod: self.loaded.get(pod, seconds) for pod, seconds in sample.loads.items()}
         ready = self.loaded.keys() | sample.readings.keys() | sample.failures.keys()
         loaded = {pod: seconds for pod, seconds in loads.items() if pod in ready}
@@ -69,7 +71,7 @@ class History:
         )
 
     def scaled(self, now: datetime, change: int, keep_seconds: float = 1800) -> History:
-        """After a write. autoscaling/v2 allows periods of at most 1800 s, so nothing older matters."""
+        """Records a change of replicas. Drops older ones: autoscaling/v2 limits policy periods to 1800 s."""
         recent = tuple(c for c in self.changes if _age(c[0], now) < keep_seconds)
         return replace(self, changes=(*recent, (now, change)), last_scale_time=now)
 
@@ -77,15 +79,15 @@ class History:
         return self.since is not None and _age(self.since, now) >= seconds
 
     def is_stale(self, now: datetime) -> bool:
-        """Some Ready pod has given no metrics for longer than patience lasts."""
+        """Returns whether the last complete sample is older than `PATIENCE_SECONDS`."""
         return self.seen is not None and _age(self.seen, now) > PATIENCE_SECONDS
 
     def within(self, now: datetime, window: float) -> tuple[Recommendation, ...]:
-        """The looks of a window; the newest always counts."""
+        """Returns the recommendations within a window, including at least the newest."""
         return self.recommendations[-1:] + tuple(r for r in self.recommendations if _age(r.time, now) < window)
 
     def change_within(self, now: datetime, seconds: float) -> int:
-        """Replicas added less replicas removed in the last seconds."""
+        """Returns the net change of replicas in the last `seconds`."""
         return sum(change for time, change in self.changes if _age(time, now) < seconds)
 
 

@@ -1,4 +1,4 @@
-"""What ``spec.autoscaling`` asks for, and how far that lets the replicas move now, by the rules of autoscaling/v2."""
+"""Scaling rules of ``spec.autoscaling`` and their limits of change, with the semantics of autoscaling/v2."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, POLLING_SECONDS, Autoscaling, Behavior, ScalingRules
 from unmask_operator.autoscaler.history import History
 
-TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (the default of the HPA controller too)
+TOLERANCE = 0.1  # relative deviation from the target without scaling; the HPA controller's default
 
 
 @dataclass(frozen=True)
 class Policy:
-    """At most `value` pods or per cent of them may come or go within `period` seconds."""
+    """Allows a change of at most `value` pods or percent within `period` seconds."""
 
     type: str  # Pods | Percent
     value: int
@@ -24,11 +24,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Direction:
-    """How fast replicas may change one way."""
+    """Scaling rules of one direction."""
 
-    window: int  # seconds over which recommendations are stabilised
+    window: int  # stabilization window in seconds
     policies: tuple[Policy, ...]
-    select: str = "Max"  # the policy that lets most change; Min, or Disabled (never this way)
+    select: str = "Max"  # the policy with the largest change; or Min, Disabled
 
     @classmethod
     def read(cls, scaling_rules: ScalingRules | None, default: Self) -> Self:
@@ -46,23 +46,26 @@ DOWN = Direction(300, (Policy("Percent", 100, 15),))
 
 @dataclass(frozen=True)
 class Rules:
-    """`spec.autoscaling` of provider Builtin."""
+    """`spec.autoscaling` with provider Builtin."""
 
     minimum: int = 1
     maximum: int = 1
-    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)  # what one replica should carry
-    up: Direction = UP  # its window is the panic window: a burst must last that long before replicas are added
-    # Its window is the stable window, unless loading takes long: replicas go only when all of it needed fewer.
+    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)  # target load per replica
+    up: Direction = UP  # its window is the panic window: the minimum duration of a burst before scale-up
+    # Its window is the stable window, which a long model load time extends.
     down: Direction = DOWN
-    polling: float = POLLING_SECONDS  # seconds between two looks at the pods
+    polling: float = POLLING_SECONDS  # seconds between samples
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)
 
     @classmethod
     def read(cls, spec: Mapping[str, Any]) -> Self | None:
-        """The rules of a resource's spec, None where the builtin autoscaler has no say (also while suspended, or where
-        another version's value says who knows what)."""
+        """Parses the rules of a spec.
+
+        Returns:
+            None if the resource is suspended, has another provider, or has a value that this version does not support.
+        """
         try:
             scaling = Autoscaling.model_validate(spec.get("autoscaling"), extra="ignore")
         except ValidationError:
@@ -81,7 +84,7 @@ class Rules:
 
 
 def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> int:
-    """The most replicas allowed now. Percentages are rounded up, so that one replica can always grow."""
+    """Returns the maximum allowed replicas. Percentages are rounded up, so that a single replica can scale up."""
     if up.select == "Disabled":
         return replicas
     limits = []
@@ -93,7 +96,7 @@ def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> i
 
 
 def down_limit(replicas: int, down: Direction, history: History, now: datetime) -> int:
-    """The fewest replicas allowed now. Percentages are rounded down, so that the last ones can go too."""
+    """Returns the minimum allowed replicas. Percentages are rounded down, so that small numbers can scale down."""
     if down.select == "Disabled":
         return replicas
     limits = []
