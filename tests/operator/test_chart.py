@@ -225,7 +225,8 @@ def test_images():
 @pytest.mark.parametrize("registry", ["", "team", "host/a"])
 def test_an_image_without_a_registry_is_refused_with_what_to_set(registry):
     """Nodes would look for it at a registry of their own choice."""
-    with pytest.raises(ValueError, match=r"unmask-\w+: has no registry; set global\.imageRegistry to the registry host"):
+    message = r"unmask-\w+: has no registry; set global\.imageRegistry to the registry host"
+    with pytest.raises(ValueError, match=message):
         render(global__imageRegistry=registry)
     named = {"image__repository": "host:5000/operator", "engine__image__repository": "ghcr.example/runtime"}
     assert container(render(global__imageRegistry="", **named))["image"] == f"host:5000/operator:{VERSION}"

@@ -146,7 +146,8 @@ def test_going_back_to_a_chart_that_had_the_crd_and_the_lease(api_server, admin,
     assert lease["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
     assert admin.get(no_crd["apiVersion"], no_crd["kind"], crd["name"])["metadata"]["uid"] == crd["uid"]
 
-    with pytest.raises(ValueError, match="crds: this value was removed, because the chart unmask-crds contains the CustomResourceDefinition"):
+    message = "crds: this value was removed, because the chart unmask-crds contains the CustomResourceDefinition"
+    with pytest.raises(ValueError, match=message):
         helm("upgrade", "mine", str(CHART), "--reset-then-reuse-values", *cluster)
     helm("upgrade", "mine", str(CHART), "--reset-then-reuse-values", "--set", "crds=null", *cluster)
     helm("uninstall", "mine", *cluster)

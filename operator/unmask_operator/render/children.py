@@ -69,17 +69,17 @@ def networkpolicy(resource: DiffusionLMService, settings: Settings) -> Obj | Non
 
 
 def pdb(resource: DiffusionLMService) -> Obj | None:
-    """How many pods a drain of nodes may take at once; None while suspended. By default a single replica may go."""
-    asked = resource.spec.pod_disruption_budget
+    """Renders the PodDisruptionBudget; None while suspended. The default allows the eviction of a single replica."""
+    section = resource.spec.pod_disruption_budget
     if resource.spec.suspend:
         return None
-    budget = asked.model_dump(by_alias=True, exclude_none=True) if asked else {}
-    requested = {
+    budget = section.model_dump(by_alias=True, exclude_none=True) if section else {}
+    spec = {
         **(budget or {"maxUnavailable": 1}),
         "selector": {"matchLabels": selector(resource.name)},
         "unhealthyPodEvictionPolicy": "AlwaysAllow",  # an unready pod must not block a drain
     }
-    return child(resource, "policy/v1", "PodDisruptionBudget", engine_name(resource.name), spec=requested)
+    return child(resource, "policy/v1", "PodDisruptionBudget", engine_name(resource.name), spec=spec)
 
 
 def podmonitor(resource: DiffusionLMService) -> Obj | None:

@@ -67,7 +67,7 @@ def url(name: str, namespace: str, port: int = 80) -> str:
 
 
 def child(resource: DiffusionLMService, api_version: str, kind: str, name: str, **fields: object) -> Obj:
-    """Returns a child with the common labels and annotations; `fields` are its members besides metadata."""
+    """Returns a child with the common labels and annotations; `fields` are its members except metadata."""
     spec = resource.spec
     metadata: Obj = {
         "name": name,
