@@ -18,7 +18,7 @@ REFUSED = {
     "an image without a version": ({"image": "team/runtime:latest"}, "needs a tag other than latest, or a digest"),
     "no way to roll out": (
         {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 0}},
-        "no pod could ever be replaced",
+        "no pod can be replaced",
     ),
     "a flag of the operator's own": ({"engine": {"extraArgs": ["--port=1"]}}, "the operator itself sets or needs"),
 }

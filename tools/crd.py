@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, from the models. ``python -m tools.crd`` prints it as YAML."""
+"""Generates the CustomResourceDefinition from the models. ``python -m tools.crd`` prints it as YAML."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _READY = '.status.conditions[?(@.type=="Ready")]'
 _ADAPTERS = '.status.conditions[?(@.type=="AdaptersLoaded")]'
 
 COLUMNS = (
-    ("Ready", "string", f"{_READY}.status", "Whether everything the spec asks for holds.", 0),
-    ("Reason", "string", f"{_READY}.reason", "The first thing that does not.", 0),
+    ("Ready", "string", f"{_READY}.status", "Status of the condition Ready.", 0),
+    ("Reason", "string", f"{_READY}.reason", "Reason of the condition Ready.", 0),
     ("Model", "string", ".spec.model.uri", "The checkpoint.", 0),
-    ("Available", "integer", ".status.readyReplicas", "Pods that serve.", 0),
-    ("Desired", "integer", ".spec.replicas", "Pods asked for.", 0),
-    ("Adapters", "string", f"{_ADAPTERS}.status", "Whether every pod serves all adapters.", 1),
-    ("URL", "string", ".status.url", "Base URL inside the cluster.", 1),
-    ("Age", "date", ".metadata.creationTimestamp", "Time since it was created.", 0),
+    ("Available", "integer", ".status.readyReplicas", "Number of Ready pods.", 0),
+    ("Desired", "integer", ".spec.replicas", "Desired number of pods.", 0),
+    ("Adapters", "string", f"{_ADAPTERS}.status", "Status of the condition AdaptersLoaded.", 1),
+    ("URL", "string", ".status.url", "Base URL of the API inside the cluster.", 1),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation.", 0),
 )
 
 
 def schema(*, defaults: bool = False) -> Schema:
-    """The schema of a whole resource; `defaults` as `structural` has it."""
+    """Returns the schema of the resource. For `defaults` see `structural`."""
     return {
-        "description": "Serves a diffusion language model: pods that run the runtime, and a Service in front of them.",
+        "description": "Serves a diffusion language model: a Deployment of pods with the runtime, and a Service.",
         "type": "object",
         "required": ["spec"],
         "properties": {
@@ -48,7 +48,7 @@ def schema(*, defaults: bool = False) -> Schema:
 
 
 def crd() -> Obj:
-    """The whole object."""
+    """Returns the CustomResourceDefinition."""
     columns = [
         {"name": name, "type": kind, "jsonPath": path, "description": text} | ({"priority": low} if low else {})
         for name, kind, path, text, low in COLUMNS
@@ -89,12 +89,12 @@ def crd() -> Obj:
 
 
 class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: object) -> bool:  # the same type in two places is written twice
+    def ignore_aliases(self, data: object) -> bool:  # no YAML anchors for repeated types
         return True
 
 
 def text() -> str:
-    """`crd()` as the YAML that `make crds` writes."""
+    """Returns `crd()` as YAML with a header."""
     body = yaml.dump(crd(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     return f"# Written by `make crds` from unmask_operator/api; edit the models there.\n{body}"
 

@@ -1,4 +1,4 @@
-"""What the operator asks of the API server: the list that the chart's roles are tested against."""
+"""Permissions that the operator needs. Tests compare the chart's roles with this list."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from unmask_operator.objects import GROUP, PLURAL
 
 @dataclass(frozen=True)
 class Rule:
-    """One resource of one API group and what is done with it.
+    """Required verbs of a resource.
 
     Attributes:
-        scope: "watched" (the cluster, or each namespace that is watched), "own" (the operator's own namespace) or
+        scope: "watched" (the cluster, or each watched namespace), "own" (the operator's namespace) or
             "cluster" (a cluster-scoped resource).
-        why: for whoever grants it.
+        why: purpose, for the administrator that grants it.
     """
 
     group: str
@@ -30,16 +30,18 @@ def _rule(group: str, resource: str, verbs: str, why: str, scope: str = "watched
     return Rule(group, resource, frozenset(verbs.split()), why, scope)
 
 
-# A kind that may be absent is listed by the clock and not watched.
+# Kinds that may be absent are listed periodically instead of watched.
 _WATCH = {k.kind: "" if k in OPTIONAL else " watch" for k in CHILDREN}
-# Every resource has these three until it is deleted, and then they go with it: the operator deletes none.
+# The operator never deletes these three kinds: every resource has them, and garbage collection removes them.
 _DELETE = {k.kind: "" if k.kind in ("Deployment", "Service", "ServiceAccount") else " delete" for k in CHILDREN}
 
 RULES: tuple[Rule, ...] = (
-    _rule(DLMS.group, DLMS.plural, "list watch", "the resources it reconciles"),
+    _rule(DLMS.group, DLMS.plural, "list watch", "the resources to reconcile"),
     _rule(GROUP, f"{PLURAL}/status", "patch", "conditions, replicas and the URL"),
-    _rule(GROUP, f"{PLURAL}/scale", "patch", "the Builtin autoscaler writes spec.replicas as kubectl scale does"),
-    _rule(GROUP, f"{PLURAL}/finalizers", "update", "children name their owner as one whose deletion waits for them"),
+    _rule(
+        GROUP, f"{PLURAL}/scale", "patch", "the Builtin autoscaler writes spec.replicas through the scale subresource"
+    ),
+    _rule(GROUP, f"{PLURAL}/finalizers", "update", "owner references of children set blockOwnerDeletion"),
     *(
         _rule(
             kind.group,
@@ -53,34 +55,48 @@ RULES: tuple[Rule, ...] = (
         "apps",
         "deployments/scale",
         "patch",
-        "replicas of a Deployment whose other fields the API server does not take: an invalid edit, a webhook, a quota",
+        "replicas of a Deployment whose update the API server rejects: an invalid edit, a webhook, a quota",
     ),
-    _rule(PODS.group, PODS.plural, "list watch", "what the engine's pods say goes into the conditions"),
-    _rule(PODS.group, "pods/status", "patch", "an annotation has a kubelet bring a changed list of adapters at once"),
+    _rule(PODS.group, PODS.plural, "list watch", "conditions report the state of the engine's pods"),
+    _rule(
+        PODS.group, "pods/status", "patch", "an annotation makes the kubelet update a changed adapter list immediately"
+    ),
     _rule(
         EVENTS.group,
         EVENTS.plural,
         "create list",
-        "an Event when a condition changes; those of a pod that does not come up and whose status does not say why",
+        "creates Events when conditions change; reads those of a pod that fails to start if its status shows no cause",
     ),
-    _rule(LEASES.group, LEASES.plural, "create get update", "who of the operator's pods leads", scope="own"),
-    _rule("apps", "deployments", "get", "its own Deployment owns the Lease, which goes with it", scope="own"),
+    _rule(LEASES.group, LEASES.plural, "create get update", "leader election of the operator's pods", scope="own"),
+    _rule(
+        "apps",
+        "deployments",
+        "get",
+        "the operator's Deployment owns the Lease, so that both are deleted together",
+        scope="own",
+    ),
 )
 
-# Only where the chart grants it (rbac.adoption): the admission plugin OwnerReferencesPermissionEnforcement lets only
-# those change an object's owners that may delete it. Of the other kinds the operator has that right.
+# Granted only with rbac.adoption of the chart. The admission plugin OwnerReferencesPermissionEnforcement requires the
+# right to delete an object for a change of its owners. The operator has that right for all other kinds.
 ADOPTION_RULES = tuple(
     _rule(kind.group, kind.plural, "delete", f"to set the owner of a {kind.kind} that a resource adopts")
     for kind in CHILDREN
     if not _DELETE[kind.kind]
 )
 
-# Only where the chart grants it (settings.read_nodes).
-NODE_RULE = _rule(NODES.group, NODES.plural, "list", "to tell a pod that fits no node from one that waits", "cluster")
+# Granted only with rbac.readNodes of the chart (settings.read_nodes).
+NODE_RULE = _rule(
+    NODES.group,
+    NODES.plural,
+    "list",
+    "distinguishes a pod that fits no node from one that waits for resources",
+    "cluster",
+)
 
 
 def missing(granted: Iterable[Mapping[str, list[str]]], rules: Iterable[Rule] = RULES) -> list[str]:
-    """What of `rules` the rules of a Role or ClusterRole do not grant, as "group/resource verb"."""
+    """Returns the permissions in `rules` that a Role or ClusterRole lacks, as "group/resource verb"."""
     have = _flat(granted)
     return sorted(
         f"{r.group}/{r.resource} {verb}" for r in rules for verb in r.verbs - have.get((r.group, r.resource), set())
@@ -88,7 +104,7 @@ def missing(granted: Iterable[Mapping[str, list[str]]], rules: Iterable[Rule] = 
 
 
 def unused(granted: Iterable[Mapping[str, list[str]]], rules: Iterable[Rule] = RULES) -> list[str]:
-    """What a Role or ClusterRole grants beyond `rules`, as "group/resource verb"."""
+    """Returns the permissions of a Role or ClusterRole that `rules` lacks, as "group/resource verb"."""
     need: dict[tuple[str, str], set[str]] = {}
     for rule in rules:
         need.setdefault((rule.group, rule.resource), set()).update(rule.verbs)

@@ -1,5 +1,7 @@
-"""Rules across the fields of a section. The API server alone keeps them, as CEL in the CustomResourceDefinition: what
-breaks one is never stored, so that the operator need not know them."""
+"""CEL validation rules across fields, part of the CustomResourceDefinition.
+
+Only the API server evaluates them. It stores no object that violates a rule, so the operator does not check them again.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from unmask_operator.api.spec import Spec
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of a section.
+    """A validation rule of a section.
 
     Attributes:
-        cel: the expression over `self`, true where the section is right.
-        message: completes "FIELD: ..."; no dot at its end.
-        field: the field (camelCase, of this section) that the message is about; "" is the section itself.
+        cel: expression over `self`; true if the section is valid.
+        message: the error and the fix; completes "FIELD: ..." and has no full stop.
+        field: field of the section (camelCase) that the message refers to; "" for the section itself.
     """
 
     cel: str
@@ -33,7 +35,7 @@ class Rule:
     field: str = ""
 
     def schema(self) -> dict[str, str]:
-        """An entry of x-kubernetes-validations."""
+        """Returns the entry of x-kubernetes-validations."""
         path = {"fieldPath": f".{self.field}"} if self.field else {}
         return {**path, "message": self.message, "rule": self.cel}
 
@@ -77,15 +79,15 @@ _RESERVED_ARGUMENT = rf"^(-h|--({'|'.join(name.replace('-', '[-_]') for name in 
 
 NAME = Rule(
     "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')",
-    "metadata.name must be at most 40 characters out of a-z, 0-9 and -, beginning with a letter and not ending with -: "
-    "it names a Service",
+    "metadata.name must be at most 40 characters of a-z, 0-9 and -, start with a letter and not end with -, because "
+    "the Service has the same name",
 )
 
 ADAPTER_NAMES = Rule(
     "!has(self.spec.lora) || !has(self.spec.lora.adapters) || !self.spec.lora.adapters.exists(a, "
     "a.name == (has(self.spec.model.name) ? self.spec.model.name : self.metadata.name))",
-    "an adapter has the model's own name (model.name, or else the resource's), and requests could not tell them apart: "
-    "take another",
+    "an adapter has the model's own name (model.name, or the resource's name without it); rename the adapter, so that "
+    "requests can select it",
     "spec.lora.adapters",
 )
 
@@ -95,19 +97,19 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             "has(self.gpu) || !has(self.parallelism) || "
             "((!has(self.parallelism.data) || self.parallelism.data == 1) && "
             "(!has(self.parallelism.tensor) || self.parallelism.tensor == 1))",
-            "needs gpu: on CPU a pod runs one engine in one process; set gpu, or raise replicas instead",
+            "needs gpu, because a CPU pod runs one engine in one process; set gpu, or increase replicas instead",
             "parallelism",
         ),
         Rule(
             "!has(self.lora) || !has(self.lora.adapters) || self.lora.adapters.all(a, !a.uri.startsWith('pvc://') || "
             "(has(self.lora.claimNames) && a.uri.split('/')[2] in self.lora.claimNames) || "
             "(self.model.uri.startsWith('pvc://') && a.uri.split('/')[2] == self.model.uri.split('/')[2]))",
-            "a pvc:// adapter lies on the model's own claim or on one that lora.claimNames has; add its claim there",
+            "a pvc:// adapter lies on the model's own claim or on one in lora.claimNames; add its claim to them",
             "lora.adapters",
         ),
         Rule(
             "!has(self.model.tokenSecretRef) || self.model.uri.startsWith('hf://') || has(self.lora)",
-            "only models and adapters of the hub (hf://) are downloaded with a token; remove it",
+            "only hf:// models and adapters are downloaded with a token; remove it",
             "model.tokenSecretRef",
         ),
         Rule(
@@ -128,13 +130,13 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
         ),
         Rule(
             f"({_gpu_rule('limits')}) && ({_gpu_rule('requests')})",
-            "must not hold GPUs; a service gets its GPUs from gpu and parallelism",
+            "must not hold GPUs; set gpu and parallelism instead",
             "resources",
         ),
         Rule(
             "!has(self.image) || self.image.contains('@sha256:') || "
             f"(self.image.matches('{_TAGGED}') && !self.image.endsWith(':latest'))",
-            "needs a tag other than latest, or a digest, so that every pod runs the same",
+            "needs a tag other than latest, or a digest, so that all pods run the same image",
             "image",
         ),
         _keys_rule("commonLabels", RESERVED_LABELS),
@@ -145,7 +147,7 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
     Model: (
         Rule(
             f"self.uri.matches('{_URI}')",
-            "must be demo://, hf://ORG/NAME or pvc://CLAIM/PATH; a hub revision goes into model.revision",
+            "must be demo://, hf://ORG/NAME or pvc://CLAIM/PATH; set a revision in model.revision",
             "uri",
         ),
         Rule(
@@ -166,7 +168,7 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
             f"{_is_one(OWN_STEP)} || !has(self.blockSize) || "
             "self.blockSize * ((has(self.bufferSize) ? self.bufferSize : 1) + 1) <= "
             f"(has(self.maxNumBatchedTokens) ? self.maxNumBatchedTokens : {BATCHED})",
-            f"must be at least (bufferSize + 1) * blockSize, a step of one request; its default is {BATCHED}",
+            f"must be at least (bufferSize + 1) * blockSize, the tokens of a request's step; its default is {BATCHED}",
             "maxNumBatchedTokens",
         ),
         Rule(
@@ -178,31 +180,31 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
         Rule(
             "!has(self.samplingMode) || self.samplingMode != 'Edit' || !has(self.thresholds) || "
             "!has(self.thresholds.remask) || self.thresholds.remask == 0.0",
-            "does nothing with samplingMode Edit; remove one of them",
+            "has no effect with samplingMode Edit; remove one of them",
             "thresholds.remask",
         ),
         Rule(
             f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_RESERVED_ARGUMENT}'))",
-            f"the operator itself sets or needs these flags, or they reach files: {', '.join(RESERVED)}; use the spec",
+            f"the operator itself sets or needs these flags, or they read files: {', '.join(RESERVED)}; use the spec",
             "extraArgs",
         ),
         Rule(
             "!has(self.extraArgs) || !self.extraArgs.exists(a, a.contains('$('))",
-            "Kubernetes would put a variable's value, a secret's too, in the place of $(NAME); write the value itself",
+            "Kubernetes would replace $(NAME) by the value of a variable, possibly a secret; write the value itself",
             "extraArgs",
         ),
     ),
     Parallelism: (
         Rule(
             "!has(self.expert) || self.expert == 1 || (has(self.tensor) && self.expert == self.tensor)",
-            "must be 1, which splits each expert over the GPUs, or as large as tensor, which deals experts out",
+            "must be 1 (every expert is sharded across the GPUs) or equal to tensor (each GPU holds complete experts)",
             "expert",
         ),
     ),
     Adapter: (
         Rule(
             f"self.uri.matches('{_ADAPTER}')",
-            "must be demo://NAME, hf://ORG/NAME or pvc://CLAIM/PATH; a hub revision goes into the adapter's revision",
+            "must be demo://NAME, hf://ORG/NAME or pvc://CLAIM/PATH; set a revision in the adapter's revision field",
             "uri",
         ),
         Rule(
@@ -214,12 +216,12 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
     Lora: (
         Rule(
             "!has(self.preMerge) || !self.preMerge || (has(self.adapters) && size(self.adapters) == 1)",
-            "needs exactly one adapter, the one that is merged",
+            "needs exactly one adapter with preMerge, the one to merge",
             "adapters",
         ),
         Rule(
             "!has(self.preMerge) || !self.preMerge || (!has(self.maxAdapters) && !has(self.maxRank))",
-            "excludes maxAdapters and maxRank, which make room for adapters that requests choose; remove them",
+            "excludes maxAdapters and maxRank, which apply to adapters that requests select; remove them",
             "preMerge",
         ),
     ),
@@ -270,7 +272,7 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
         Rule(
             "!has(self.maxSurge) || (self.maxSurge != 0 && self.maxSurge != '0%') || "
             "(has(self.maxUnavailable) && self.maxUnavailable != 0 && self.maxUnavailable != '0%')",
-            "maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced",
+            "maxSurge and maxUnavailable must not both be 0, because then no pod can be replaced; increase one of them",
         ),
     ),
     PodDisruptionBudget: (

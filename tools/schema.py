@@ -1,4 +1,4 @@
-"""A pydantic model as a structural OpenAPI v3 schema, as a CustomResourceDefinition wants it."""
+"""Converts a pydantic model to a structural OpenAPI v3 schema for a CustomResourceDefinition."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ _ORDER = ("description", "type", "format", "enum", "default", "required", "prope
 
 
 def structural(model: type[BaseModel], *, defaults: bool = False, nullable: bool = False) -> Schema:
-    """The schema of `model`: no references, no closed objects; what may be absent is not required.
+    """Returns the structural schema of `model`, without references and closed objects.
 
-    With `nullable`, what may be absent may also be null. On a create request the API server drops nulls by itself, but
-    with server-side apply it refuses a null that the schema does not permit. Values with a default of the schema need
-    no `nullable`: the API server replaces their nulls with the default.
+    The API server stores schema defaults in every object, so a later version cannot change them. Defaults are therefore
+    part of the description and applied by the operator, unless the field is STORED.
 
-    The API server writes a default of the schema into every object, where no later version can improve it. So a default
-    is the operator's own, told in the description, unless the field is STORED. With `defaults` every scalar one stands
-    as such, for the documentation.
+    Args:
+        model: the model.
+        defaults: whether to include every scalar default as such, for the documentation.
+        nullable: whether optional fields accept null. On create, the API server drops nulls itself; with server-side
+            apply, it rejects a null that the schema does not allow. A field with a schema default needs no `nullable`,
+            since the API server replaces null by the default.
     """
     schema = model.model_json_schema(by_alias=True)
     sections = {**schema.get("$defs", {}), model.__name__: schema}
@@ -38,7 +40,7 @@ def structural(model: type[BaseModel], *, defaults: bool = False, nullable: bool
 
 
 def _allow_nulls(node: Schema) -> None:
-    """Marks the optional members of a schema, and the values of its maps, as nullable."""
+    """Marks the optional members of a schema and the values of its maps as nullable."""
     for name, child in node.get("properties", {}).items():
         if name != SELECTOR:
             _allow_nulls(child)
@@ -51,7 +53,7 @@ def _allow_nulls(node: Schema) -> None:
 
 
 def _mark_nullable(node: Schema) -> None:
-    """The API server compares null with an `enum` beside `nullable`, and not with one inside `allOf`."""
+    """Marks a node as nullable. Moves `enum` into `allOf`, where the API server does not compare null with it."""
     if (values := node.pop("enum", None)) is not None:
         node |= {"maxLength": max(map(len, values)), "allOf": [{"enum": values}]}
         if "description" in node:  # `kubectl explain` shows an enum only where it is not inside allOf
@@ -92,7 +94,7 @@ def _convert(node: Schema, definitions: dict[str, Schema], defaults: bool) -> Sc
 
 
 def _resolve(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """A copy of the node itself in place of a reference, its "or null" and its wrappers; its own words go first."""
+    """Copies a node with its reference and its "or null" resolved. Members of the node take precedence."""
     if "$ref" in node:
         target = definitions[node["$ref"].rsplit("/", 1)[-1]]
         return _resolve({**target, **{key: value for key, value in node.items() if key != "$ref"}}, definitions)

@@ -1,4 +1,4 @@
-"""`status`: what the operator reports. The models only describe the schema; the package `status` writes plain data."""
+"""Models of `status`, used for the schema only; the package `status` writes plain data."""
 
 from __future__ import annotations
 
@@ -15,49 +15,51 @@ _Time = Annotated[str, Field(max_length=TEXTS["lastScaleTime"], json_schema_extr
 
 
 class Condition(Section):
-    """As Kubernetes' metav1.Condition."""
+    """A condition, as metav1.Condition of Kubernetes."""
 
     type: Annotated[str, Field(min_length=1, max_length=_CONDITION["type"])] = Field(
-        description="What it is about, in CamelCase."
+        description="Type of the condition, in CamelCase."
     )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    observed_generation: _Count | None = Field(default=None, description="The generation of the spec it speaks of.")
-    last_transition_time: _Time = Field(description="When status last changed.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Status of the condition.")
+    observed_generation: _Count | None = Field(
+        default=None, description="Generation of the spec that the condition refers to."
+    )
+    last_transition_time: _Time = Field(description="Time of the last change of status.")
     reason: Annotated[str, Field(min_length=1, max_length=_CONDITION["reason"], pattern=REASON_PATTERN)] = Field(
-        description="Why, in one CamelCase word."
+        description="Reason, as one CamelCase word."
     )
-    message: Annotated[str, Field(max_length=_CONDITION["message"])] = Field(description="Why, as a sentence.")
+    message: Annotated[str, Field(max_length=_CONDITION["message"])] = Field(description="Message, as a sentence.")
 
 
 class ModelLoad(Section):
-    """How far the slowest loading pod is."""
+    """Load progress of the slowest pod."""
 
     phase: Annotated[str, Field(max_length=TEXTS["modelLoad"]["phase"])] | None = Field(
-        default=None, description="What it does now."
+        default=None, description="Current phase."
     )
     percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
-        default=None, description="Share of the weights loaded."
+        default=None, description="Percentage of the weights loaded."
     )
 
 
 class AdapterStatus(Section):
-    """An adapter of spec.lora that requests name."""
+    """Status of an adapter of spec.lora.adapters."""
 
-    name: Annotated[str, Field(max_length=_ADAPTER["name"])] = Field(description="Its name.")
-    ready: _Count = Field(description="Pods that serve it.")
-    total: _Count = Field(description="Pods that are Ready and have told.")
-    failed: _Count = Field(description="Pods that cannot serve it.")
+    name: Annotated[str, Field(max_length=_ADAPTER["name"])] = Field(description="Name of the adapter.")
+    ready: _Count = Field(description="Number of pods that serve the adapter.")
+    total: _Count = Field(description="Number of Ready pods that reported their adapters.")
+    failed: _Count = Field(description="Number of pods that failed to load the adapter.")
     message: Annotated[str, Field(max_length=_ADAPTER["message"])] | None = Field(
-        default=None, description="Why, as one of them says."
+        default=None, description="Error reported by one of the pods."
     )
 
 
 class AutoscalingStatus(Section):
     """The Builtin autoscaler's last decision."""
 
-    desired: _Count | None = Field(default=None, description="Replicas it wants.")
+    desired: _Count | None = Field(default=None, description="Desired number of replicas.")
     reason: Annotated[str, Field(max_length=TEXTS["autoscaling"]["reason"])] | None = Field(
-        default=None, description="Why."
+        default=None, description="Reason of the decision."
     )
 
 
@@ -65,51 +67,51 @@ class ModelStatus(Section):
     """The checkpoint that is served."""
 
     revision: Annotated[str, Field(max_length=TEXTS["model"]["revision"])] | None = Field(
-        default=None, description="Commit that a repository of the hub without model.revision was resolved to."
+        default=None, description="Commit that an hf:// repository without model.revision was resolved to."
     )
 
 
 class Status(Section):
-    """What the operator saw last."""
+    """Last observed state of a DiffusionLMService."""
 
     observed_generation: _Count | None = Field(
-        default=None, description="The generation of the spec that all this is about."
+        default=None, description="Generation of the spec that the status refers to."
     )
     conditions: list[Condition] = Field(
         default=[],
         max_length=ENTRIES["conditions"],
-        description="Accepted, Scheduled, ModelLoaded, RolloutComplete, AdaptersLoaded, ScalingReady, UpToDate, "
-        "Protected, SettingsConsistent, Available, Ready, which carries the first failing reason, and Stalled, which "
-        "is True while Ready cannot become True by itself.",
+        description="Conditions: Accepted, Scheduled, ModelLoaded, RolloutComplete, AdaptersLoaded, ScalingReady, "
+        "UpToDate, Protected, SettingsConsistent, Available, Ready and Stalled. Ready has the first "
+        "failing reason. Stalled is True while Ready cannot become True without a change.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    replicas: _Count | None = Field(default=None, description="Pods there are.")
-    ready_replicas: _Count | None = Field(default=None, description="Pods that serve.")
-    updated_replicas: _Count | None = Field(default=None, description="Pods of the newest revision.")
+    replicas: _Count | None = Field(default=None, description="Number of pods.")
+    ready_replicas: _Count | None = Field(default=None, description="Number of Ready pods.")
+    updated_replicas: _Count | None = Field(default=None, description="Number of pods of the current revision.")
     selector: Annotated[str, Field(max_length=TEXTS["selector"])] | None = Field(
         default=None, description="Label selector of the pods, for the scale subresource."
     )
     url: Annotated[str, Field(max_length=TEXTS["url"])] | None = Field(
-        default=None, description="Base URL inside the cluster."
+        default=None, description="Base URL of the API inside the cluster."
     )
     model_name: Annotated[str, Field(max_length=TEXTS["modelName"])] | None = Field(
-        default=None, description="Id under which clients ask for the model."
+        default=None, description="Model id for requests."
     )
-    model: ModelStatus | None = Field(default=None, description="The checkpoint that is served.")
+    model: ModelStatus | None = Field(default=None, description="The served checkpoint.")
     resolved_image: Annotated[str, Field(max_length=TEXTS["resolvedImage"])] | None = Field(
-        default=None, description="Image the pods run, also where admission changed the one of the spec."
+        default=None, description="Image of the pods, after changes by admission webhooks."
     )
     current_revision: Annotated[str, Field(max_length=TEXTS["currentRevision"])] | None = Field(
-        default=None, description="The ControllerRevision that was last rolled out to every pod."
+        default=None, description="Last ControllerRevision that was rolled out to all pods."
     )
-    model_load: ModelLoad | None = Field(default=None, description="Progress while a model loads.")
+    model_load: ModelLoad | None = Field(default=None, description="Load progress of the model.")
     adapters: list[AdapterStatus] = Field(
         default=[],
         max_length=ENTRIES["adapters"],
-        description="The adapters that requests name, as the pods tell of them.",
+        description="Status of the adapters.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     last_scale_time: _Time | None = Field(
-        default=None, description="When the Builtin autoscaler last changed replicas."
+        default=None, description="Time when the Builtin autoscaler last changed replicas."
     )
-    autoscaling: AutoscalingStatus | None = Field(default=None, description="The Builtin autoscaler's last decision.")
+    autoscaling: AutoscalingStatus | None = Field(default=None, description="Last decision of the Builtin autoscaler.")

@@ -1,4 +1,4 @@
-"""Writes what is known of the runtime's decoding strategies where no torch is loaded (`make crds`)."""
+"""Generates lists of the runtime's decoding strategies for modules that do not import torch (`make crds`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TITLE = '"""The runtime\'s decoding strategies. Written by `make crds` from its
 
 
 def camel(value: str) -> str:
-    """A flag's value as the resource spells it: triton_grouped -> TritonGrouped."""
+    """Converts a flag's value to the spelling of the resource: triton_grouped -> TritonGrouped."""
     return "".join(part[:1].upper() + part[1:] for part in value.split("_"))
 
 
 def names() -> str:
-    """For the operator: those there are."""
+    """Returns the module with the names of all strategies, for the operator."""
     return f"""{_TITLE}
 
 from typing import Literal
@@ -28,16 +28,16 @@ DecodingStrategy = Literal[{_lines(strategies())}]
 
 
 def rules() -> str:
-    """For the rules of the resource's schema: those to which one does not apply."""
+    """Returns the module with the strategies that are exempt from rules of the resource's schema."""
     made = {name: make_strategy(name, (name,), _CONTEXT) for name in strategies()}
     any_page = [name for name, strategy in made.items() if strategy.tiling.from_prompt]
     own_step = [name for name, strategy in made.items() if strategy.max_rows() < 2 * _BLOCK]
     return f"""{_TITLE}
 
-# blocks that tile from the prompt's end begin anywhere in a page
+# blocks start at the end of the prompt, so their size is independent of the page size
 ANY_PAGE = ({_lines(any_page)})
 
-# a step of a request is not bufferSize and one more blocks
+# a step of one request does not have bufferSize + 1 blocks
 OWN_STEP = ({_lines(own_step)})
 """
 

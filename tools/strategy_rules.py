@@ -1,6 +1,6 @@
 """The runtime's decoding strategies. Written by `make crds` from its registry."""
 
-# blocks that tile from the prompt's end begin anywhere in a page
+# blocks start at the end of the prompt, so their size is independent of the page size
 ANY_PAGE = (
     "D2f",
     "DiffusionGemma",
@@ -8,7 +8,7 @@ ANY_PAGE = (
     "NemotronDiffusion",
 )
 
-# a step of a request is not bufferSize and one more blocks
+# a step of one request does not have bufferSize + 1 blocks
 OWN_STEP = (
     "FastDllmV2",
     "Full",

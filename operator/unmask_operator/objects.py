@@ -1,4 +1,4 @@
-"""Kubernetes objects as plain data, and the names that the whole operator uses."""
+"""Kubernetes objects as plain data, with their names, labels and annotations."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-Obj = dict[str, Any]  # an object as the API server's JSON has it
+Obj = dict[str, Any]  # a JSON object of the API server
 
 GROUP = "serving.unmask.dev"
 VERSION = "v1alpha1"
@@ -15,14 +15,14 @@ KIND = "DiffusionLMService"
 PLURAL = "diffusionlmservices"
 FIELD_MANAGER = "unmask-operator"
 
-SERVICE_LABEL = f"{GROUP}/service"  # its value is the resource's name; it alone selects the engine's pods
-TEMPLATE_LABEL = f"{GROUP}/template"  # of a pod: the digest of its template
-ADOPT = f"{GROUP}/adopt"  # annotation of the resource: "true" adopts children of its names that have no owner
+SERVICE_LABEL = f"{GROUP}/service"  # label with the resource's name; the only label of the pod selector
+TEMPLATE_LABEL = f"{GROUP}/template"  # label of a pod: digest of its template
+ADOPT = f"{GROUP}/adopt"  # annotation of the resource: "true" adopts orphaned children
 RESTARTED_AT = f"{GROUP}/restartedAt"  # annotation of the resource: a new value restarts the engine
 
 
 class Key(NamedTuple):
-    """A resource's namespace and name."""
+    """Namespace and name of a resource."""
 
     namespace: str
     name: str
@@ -33,7 +33,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class Ref:
-    """An object's kind and name; its namespace is the resource's own."""
+    """Kind and name of an object in the resource's namespace."""
 
     api_version: str
     kind: str
@@ -45,12 +45,12 @@ class Ref:
 
 
 def digest(obj: Mapping[str, Any]) -> str:
-    """Returns a hash of the object's content: 16 hexadecimal digits."""
+    """Returns a hash of an object's content, as 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(obj, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def controller_uid(obj: Mapping[str, Any]) -> str | None:
-    """Returns the uid of the owner reference with `controller: true`, or None."""
+    """Returns the uid of an object's controller; None without one."""
     for owner in obj["metadata"].get("ownerReferences", ()):
         if owner.get("controller"):
             return str(owner["uid"])

@@ -221,5 +221,5 @@ def test_a_refused_adoption_is_reported_with_the_sentence_of_the_api_server(reas
     observed = replace(orphaned(running()), not_adopted={Ref("apps/v1", "Deployment", "demo"): reason})
     found = accepted(observed, make(observed))
     assert found["reason"] == "NameConflict"
-    assert f"refused to let it adopt Deployment demo ({reason})" in found["message"]
+    assert f"rejected the adoption of Deployment demo ({reason})" in found["message"]
     assert ("rbac.adoption" in found["message"]) is grant

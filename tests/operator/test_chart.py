@@ -225,11 +225,12 @@ def test_images():
 @pytest.mark.parametrize("registry", ["", "team", "host/a"])
 def test_an_image_without_a_registry_is_refused_with_what_to_set(registry):
     """Nodes would look for it at a registry of their own choice."""
-    with pytest.raises(ValueError, match=r"unmask-\w+: names no registry; set global\.imageRegistry to the host"):
+    message = r"unmask-\w+: has no registry; set global\.imageRegistry to the registry host"
+    with pytest.raises(ValueError, match=message):
         render(global__imageRegistry=registry)
     named = {"image__repository": "host:5000/operator", "engine__image__repository": "ghcr.example/runtime"}
     assert container(render(global__imageRegistry="", **named))["image"] == f"host:5000/operator:{VERSION}"
-    with pytest.raises(ValueError, match="image unmask-runtime: names no registry"):
+    with pytest.raises(ValueError, match="image unmask-runtime: has no registry"):
         render(global__imageRegistry="", image__repository="host:5000/operator")
 
 
@@ -251,7 +252,7 @@ def test_only_those_that_are_named_reach_the_operators_metrics():
 
 
 def test_a_monitor_that_nothing_could_serve_is_refused():
-    with pytest.raises(ValueError, match=r"networkPolicy\.metricsFrom: names nobody"):
+    with pytest.raises(ValueError, match=r"networkPolicy\.metricsFrom: is empty"):
         render(monitoring__serviceMonitor__enabled=True)
     for more in ({"networkPolicy__enabled": False}, {"networkPolicy__metricsFrom": PEERS}):
         assert "ServiceMonitor" in {o["kind"] for o in render(monitoring__serviceMonitor__enabled=True, **more)}
@@ -271,7 +272,7 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
         ({"engine__env": {"A": 1}}, "env"),
         ({"engine__env": {"A": "x\ny"}}, "env"),
         ({"log__level": "loud"}, "level"),
-        ({"crds__enabled": True}, r"crds: the CustomResourceDefinition has a chart of its own, unmask-crds.*crds=null"),
+        ({"crds__enabled": True}, r"crds: this value was removed, because the chart unmask-crds contains.*crds=null"),
         ({"crds__enabled": False}, r"install that chart \(docs/install.md, Upgrade\)"),
         ({"gpuEngines__tolerations": [{"key": "a", "operator": "Is"}]}, "tolerations"),
         ({"gpuEngines__tolerations": [{"value": "a"}]}, "tolerations"),

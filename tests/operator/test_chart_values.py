@@ -164,8 +164,8 @@ def test_labels_that_select_pods_or_extend_roles_are_refused(section, key):
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"commonLabels": {"a": "b"}, "podLabels": {"a": "c"}}, "podLabels: commonLabels has a too"),
-        ({"commonAnnotations": {"helm.sh/hook": "pre-install"}}, "commonAnnotations: helm.sh/hook would keep Helm"),
+        ({"commonLabels": {"a": "b"}, "podLabels": {"a": "c"}}, "podLabels: a is also in commonLabels"),
+        ({"commonAnnotations": {"helm.sh/hook": "pre-install"}}, "commonAnnotations: helm.sh/hook would prevent Helm"),
         ({"podAnnotations": {"meta.helm.sh/release-name": "x"}}, "podAnnotations: meta.helm.sh/release-name would"),
         ({"extraEnv": [{"name": "UNMASK_OPERATOR_PORT", "value": "1"}]}, "extraEnv: UNMASK_OPERATOR_PORT is a setting"),
         ({"extraEnv": [{"value": "1"}]}, "extraEnv"),
@@ -222,8 +222,8 @@ def nulls(value, path=""):
 
 # What the chart needs, with what it says without.
 NEEDED = {
-    "global.imageRegistry": "names no registry; set global.imageRegistry",
-    "global": "names no registry; set global.imageRegistry",
+    "global.imageRegistry": "has no registry; set global.imageRegistry",
+    "global": "has no registry; set global.imageRegistry",
     "image": "image.repository: is not set",
     "image.repository": "image.repository: is not set",
     "engine": "engine.image.repository: is not set",

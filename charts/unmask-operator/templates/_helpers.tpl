@@ -1,4 +1,4 @@
-{{/* As a dependency with an alias the chart has the alias as its name, which may hold letters that no object's name has. */}}
+{{/* Full name of the release. The name of a dependency is its alias, which may contain characters that object names must not. */}}
 {{- define "unmask.fullname" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name | lower | replace "_" "-" -}}
 {{- if .Values.fullnameOverride -}}
@@ -10,7 +10,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The name of what lives outside namespaces: two releases of one name may stand in two namespaces. */}}
+{{/* Name of cluster-scoped objects, which is unique for releases of one name in several namespaces. */}}
 {{- define "unmask.clusterName" -}}
 {{- printf "%s:%s" .Release.Namespace (include "unmask.fullname" .) -}}
 {{- end -}}
@@ -19,7 +19,7 @@
 {{- (.Values.serviceAccount).name | default (include "unmask.fullname" .) -}}
 {{- end -}}
 
-{{/* Labels that never change over a release's life: they select the pods. */}}
+{{/* Selector of the pods: labels that do not change between upgrades. */}}
 {{- define "unmask.selector" -}}
 app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -36,26 +36,26 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The annotations of an object from {root, own}: its own ones override commonAnnotations. Empty without any. */}}
+{{/* Annotations of an object from {root, own}; `own` overrides commonAnnotations. Empty without annotations. */}}
 {{- define "unmask.annotations" -}}
 {{- with merge dict (.own | default dict) (.root.Values.commonAnnotations | default dict) -}}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 
-{{/* Names of Secrets, separated by commas, from a list of names and of objects with a name. */}}
+{{/* Comma-separated names of Secrets, from a list of names and objects with a name. */}}
 {{- define "unmask.secretNames" -}}
 {{- $names := list -}}
 {{- range . }}{{- if kindIs "string" . }}{{ $names = append $names . }}{{ else }}{{ $names = append $names .name }}{{ end }}{{- end -}}
 {{- $names | uniq | join "," -}}
 {{- end -}}
 
-{{/* "true" unless the value is false: a value that is null, or that the values of an earlier release lack, is on. */}}
+{{/* "true" unless the value is false. A null value, or one that an earlier release lacks, counts as true. */}}
 {{- define "unmask.isOn" -}}
 {{- if ne (toString .) "false" }}true{{ end -}}
 {{- end -}}
 
-{{/* Refuses what the schema cannot see: keys that select pods or extend roles, variables that are settings. */}}
+{{/* Validation beyond the schema: rejects keys that select pods or aggregate roles, and variables that are settings. */}}
 {{- define "unmask.check" -}}
 {{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" "pod-template-hash" -}}
 {{- range $section := list "commonLabels" "podLabels" -}}
@@ -64,26 +64,26 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- fail (printf "%s: %s is set by the chart or by Kubernetes; remove it" $section $key) -}}
 {{- end -}}
 {{- if and (eq $section "podLabels") (hasKey ($.Values.commonLabels | default dict) $key) -}}
-{{- fail (printf "podLabels: commonLabels has %s too, and the pods have those; remove one of them" $key) -}}
+{{- fail (printf "podLabels: %s is also in commonLabels, which apply to the pods; remove one of them" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range $section := list "commonAnnotations" "podAnnotations" "deploymentAnnotations" -}}
 {{- range $key, $_ := (index $.Values $section | default dict) -}}
 {{- if or (hasPrefix "helm.sh/hook" $key) (hasPrefix "meta.helm.sh/" $key) -}}
-{{- fail (printf "%s: %s would keep Helm from upgrading or removing what it installs; remove it" $section $key) -}}
+{{- fail (printf "%s: %s would prevent Helm from upgrading or removing the object; remove it" $section $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range .Values.extraEnv -}}
 {{- if hasPrefix "UNMASK_OPERATOR_" .name -}}
-{{- fail (printf "extraEnv: %s is a setting that the chart writes; use the chart's values" .name) -}}
+{{- fail (printf "extraEnv: %s is a setting that the chart sets; use the chart's values" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* A whole image reference from {root, image, field}: registry/repository:tag[@digest]. Without a registry's host each node
-would look for it where its own configuration says, which may be a stranger's. */}}
+{{/* Image reference from {root, image, field}: registry/repository:tag[@digest]. The registry is required, because nodes would
+otherwise use the registry of their configuration, which may be untrusted. */}}
 {{- define "unmask.image" -}}
 {{- $name := (.image).repository -}}
 {{- if not $name -}}
@@ -91,13 +91,13 @@ would look for it where its own configuration says, which may be a stranger's. *
 {{- end -}}
 {{- with (.root.Values.global).imageRegistry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
 {{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" $name) -}}
-{{- fail (printf "image %s: names no registry; set global.imageRegistry to the host and path before both images, such as registry.example.com/team, or localhost for images that were built under that name and loaded into the nodes" $name) -}}
+{{- fail (printf "image %s: has no registry; set global.imageRegistry to the registry host and path of both images, such as registry.example.com/team, or to localhost for images that are loaded into the nodes" $name) -}}
 {{- end -}}
 {{- $name }}:{{ .image.tag | default .root.Chart.AppVersion -}}
 {{- with .image.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* name=value lines, as the operator's settings read a map. */}}
+{{/* Lines of name=value, the format of maps in the operator's settings. */}}
 {{- define "unmask.lines" -}}
 {{- $lines := list -}}
 {{- range $name, $value := . }}{{ $lines = append $lines (printf "%s=%v" $name $value) }}{{ end -}}

@@ -1,4 +1,4 @@
-{{/* What the operator does in the namespaces it watches. tools/permissions.py says why; a test compares. */}}
+{{/* Permissions in watched namespaces. A test compares them with tools/permissions.py, which documents the purposes. */}}
 {{- define "unmask.watchedRules" -}}
 - apiGroups: [serving.unmask.dev]
   resources: [diffusionlmservices]
@@ -55,7 +55,7 @@
   verbs: [create, list]
 {{- end -}}
 
-{{/* In its own namespace: the one Lease, and the Deployment that owns it. No name limits what may be created. */}}
+{{/* Permissions in the operator's namespace: its Lease and its Deployment. `create` cannot be limited by resourceNames. */}}
 {{- define "unmask.ownRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -70,7 +70,7 @@
   verbs: [get]
 {{- end -}}
 
-{{/* Outside namespaces, by rbac.readNodes: only while a pod finds no node. */}}
+{{/* Cluster-scoped permissions of rbac.readNodes, used while a pod is unschedulable. */}}
 {{- define "unmask.nodeRules" -}}
 - apiGroups: [""]
   resources: [nodes]

@@ -1,4 +1,4 @@
-{{/* The operator's settings by the names of settings.py; the Deployment adds UNMASK_OPERATOR_ in front. */}}
+{{/* Settings of the operator, named as in settings.py. The Deployment adds the prefix UNMASK_OPERATOR_. */}}
 {{- define "unmask.settings" -}}
 RUNTIME_IMAGE: {{ include "unmask.image" (dict "root" . "image" (.Values.engine).image "field" "engine.image") }}
 LEASE_NAME: {{ include "unmask.fullname" . }}

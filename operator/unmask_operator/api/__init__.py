@@ -1,7 +1,7 @@
-"""The typed resource: `parse` turns the API server's JSON into a `DiffusionLMService` or raises `SpecError`.
+"""Typed models of the custom resource, one module per section of the spec.
 
-One file for each section of the spec. `tools/` writes the CustomResourceDefinition and its docs from the same models.
-Loads no torch.
+`parse` converts the API server's JSON to a `DiffusionLMService` or raises `SpecError`. `tools/` generates the
+CustomResourceDefinition and its documentation from the same models. Importing this package does not import torch.
 """
 
 from unmask_operator.api.errors import SpecError

@@ -1,4 +1,4 @@
-"""`spec.autoscaling`: who moves `replicas`, between which bounds, towards which load."""
+"""`spec.autoscaling`: the autoscaler of `replicas`, its bounds and its targets."""
 
 from typing import Annotated, Literal
 
@@ -7,83 +7,89 @@ from pydantic import Field
 from unmask_operator.api.base import Section
 
 POLLING_SECONDS = 5
-# A target -> the runtime's gauge that shows the load, and how much of the target one of the gauge is.
+# Target -> the runtime's gauge that measures it, and the factor from the gauge's unit to the target's.
 GAUGES = {
     "queuedRequestsPerReplica": ("unmask_requests_waiting", 1),
     "runningRequestsPerReplica": ("unmask_requests_running", 1),
     "kvCacheUtilizationPercent": ("unmask_kv_usage_ratio", 100),
 }
-# What a pod tells besides, in our words: how many requests it runs at most, and seconds that its model took to load.
-EXTRA_GAUGES = {"room": ("unmask_requests_running_most", 1), "loaded": ("unmask_model_load_seconds", 1)}
-DEFAULT_TARGETS = {"queuedRequestsPerReplica": 2}  # of a spec that names none
+# Optional gauges by internal name: maximum number of running requests, and model load time in seconds.
+EXTRA_GAUGES = {"max_running": ("unmask_requests_running_most", 1), "load_seconds": ("unmask_model_load_seconds", 1)}
+DEFAULT_TARGETS = {"queuedRequestsPerReplica": 2}  # if the spec sets no target
 
 _Replicas = Annotated[int, Field(ge=1, le=1000)]
 _Target = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class Targets(Section):
-    """Load that one replica should carry; the metric that asks for the most replicas wins."""
+    """Target load per replica. The target that needs the most replicas decides."""
 
     queued_requests_per_replica: _Target | None = Field(
-        default=None, description="Requests that wait for a place in a batch. (unmask_requests_waiting)"
+        default=None, description="Waiting requests per replica. (unmask_requests_waiting)"
     )
     running_requests_per_replica: _Target | None = Field(
-        default=None, description="Requests being decoded. (unmask_requests_running)"
+        default=None, description="Running requests per replica. (unmask_requests_running)"
     )
     kv_cache_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        default=None, description="Share of the KV cache in use, in percent. (unmask_kv_usage_ratio)"
+        default=None, description="KV cache utilization in percent. (unmask_kv_usage_ratio)"
     )
 
 
 class ScalingPolicy(Section):
-    """How much may change within a time."""
+    """Maximum change of replicas within a period."""
 
     type: Literal["Pods", "Percent"] = Field(description="Unit of value.")
-    value: Annotated[int, Field(ge=1, le=100_000)] = Field(description="The most replicas, or percent of them.")
-    period_seconds: Annotated[int, Field(ge=1, le=1800)] = Field(description="Length of the time, in seconds.")
+    value: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        description="Maximum change, in replicas or percent of them."
+    )
+    period_seconds: Annotated[int, Field(ge=1, le=1800)] = Field(description="Length of the period in seconds.")
 
 
 class ScalingRules(Section):
-    """One direction, as autoscaling/v2's HPAScalingRules."""
+    """Scaling rules of one direction, as HPAScalingRules of autoscaling/v2."""
 
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = Field(
         default=None,
-        description="Seconds over which the most careful decision counts. Default: 0 up, 300 down. With Builtin never "
-        "less, down, than twice the time that the pods take to load.",
+        description="Seconds of past recommendations to consider: the lowest applies to scale-up, the highest to "
+        "scale-down. Default: 0 for scale-up, 300 for scale-down. Builtin scales down over at least "
+        "twice the model load time.",
     )
     select_policy: Literal["Max", "Min", "Disabled"] | None = Field(
-        default=None, description="Which policy counts; Disabled forbids the direction. Default: Max."
+        default=None,
+        description="Policy that applies: the one with the largest (Max) or smallest (Min) change. Disabled prevents "
+        "scaling in this direction. Default: Max.",
     )
     policies: list[ScalingPolicy] | None = Field(
         default=None,
         max_length=8,
-        description="Limits of the change. Default: up 100 percent or 4 pods in 15 seconds, down 100 percent in 15.",
+        description="Limits of the change. Default: 100 percent or 4 pods per 15 seconds for scale-up, 100 percent "
+        "per 15 seconds for scale-down.",
     )
 
 
 class Behavior(Section):
-    """As autoscaling/v2's HorizontalPodAutoscalerBehavior."""
+    """Scaling rules, as HorizontalPodAutoscalerBehavior of autoscaling/v2."""
 
-    scale_up: ScalingRules | None = Field(default=None, description="Limits of growing.")
-    scale_down: ScalingRules | None = Field(default=None, description="Limits of shrinking.")
+    scale_up: ScalingRules | None = Field(default=None, description="Rules for scale-up.")
+    scale_down: ScalingRules | None = Field(default=None, description="Rules for scale-down.")
 
 
 class Autoscaling(Section):
-    """Present: something moves `spec.replicas`."""
+    """Automatic scaling of `spec.replicas`, enabled if present."""
 
     provider: Literal["Builtin", "HPA"] = Field(
         default="Builtin",
-        description="Builtin: the operator reads the pods' metrics itself. HPA: a HorizontalPodAutoscaler does, and "
-        "needs a custom-metrics adapter.",
+        description="Builtin: the operator scrapes the pods' metrics and sets replicas. HPA: a "
+        "HorizontalPodAutoscaler sets replicas; it requires a custom-metrics adapter.",
     )
-    min_replicas: _Replicas = Field(default=1, description="The fewest replicas.")
-    max_replicas: _Replicas = Field(description="The most replicas.")
+    min_replicas: _Replicas = Field(default=1, description="Minimum number of replicas.")
+    max_replicas: _Replicas = Field(description="Maximum number of replicas.")
     targets: Targets = Field(
         default_factory=Targets,
-        description="Load that one replica should carry. Default, when none is given: 2 queued requests.",
+        description="Target load per replica. Default if no target is set: 2 queued requests.",
     )
-    behavior: Behavior | None = Field(default=None, description="How fast replicas may change, as in autoscaling/v2.")
+    behavior: Behavior | None = Field(default=None, description="Rate limits of scaling, as in autoscaling/v2.")
     polling_interval_seconds: Annotated[int, Field(ge=1, le=300)] | None = Field(
         default=None,
-        description=f"Seconds between two looks at the pods' metrics. Default: {POLLING_SECONDS}. Only with Builtin.",
+        description=f"Seconds between two scrapes of the pods' metrics. Default: {POLLING_SECONDS}. Only with Builtin.",
     )

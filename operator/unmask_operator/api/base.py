@@ -1,4 +1,4 @@
-"""What every section of the spec is built from: the base model and the bounded types."""
+"""Base model and bounded types of the sections of the spec."""
 
 import re
 from typing import Annotated, Any
@@ -10,13 +10,16 @@ from pydantic_core import PydanticCustomError
 from unmask_operator.api.errors import WRONG
 from unmask_operator.objects import GROUP
 
-STORED = "x-stored"  # key of a field's json_schema_extra: the API server itself writes its default into the object
+STORED = (
+    "x-stored"  # key of json_schema_extra: the field's default is part of the CRD schema, so the API server stores it
+)
 
 
 class Section(BaseModel):
-    """A part of the resource: lowerCamelCase outside, snake_case in Python, unknown fields refused, values not coerced.
+    """A section of the resource: lowerCamelCase in JSON, snake_case in Python.
 
-    A field that may be left out and whose default is None is decided at rendering, as its description says.
+    Unknown fields are rejected and values are not coerced. Rendering chooses the value of an optional field whose
+    default is None; the field's description documents it.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True, frozen=True)
@@ -55,7 +58,7 @@ LabelValue = Annotated[str, Field(max_length=63, pattern=rf"^({_LABEL_NAME})?$")
 Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
 
-# Keys that the operator, kubectl or a controller of Kubernetes sets itself. An entry that ends in "/" is a prefix.
+# Keys set by the operator, kubectl or Kubernetes controllers. An entry that ends in "/" is a prefix.
 RESERVED_LABELS = (
     "app.kubernetes.io/name",
     "app.kubernetes.io/instance",
@@ -66,12 +69,12 @@ RESERVED_LABELS = (
     f"{GROUP}/",
 )
 RESERVED_ANNOTATIONS = ("deployment.kubernetes.io/", "kubectl.kubernetes.io/", f"{GROUP}/")
-# An optional DNS subdomain and a name, as of every label and annotation.
+# Key of a label or annotation: an optional DNS subdomain and a name.
 METADATA_KEY = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
 
 def is_reserved(key: str, reserved: tuple[str, ...]) -> bool:
-    """Whether `reserved` has a key or its prefix."""
+    """Returns whether `reserved` contains the key or a prefix of it."""
     return any(key.startswith(entry) if entry.endswith("/") else key == entry for entry in reserved)
 
 
@@ -92,15 +95,17 @@ def _check_keys(reserved: tuple[str, ...]) -> AfterValidator:
 
 CommonLabels = Annotated[Labels, _check_keys(RESERVED_LABELS)]
 CommonAnnotations = Annotated[Annotations, _check_keys(RESERVED_ANNOTATIONS)]
-Revision = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")]  # of the hub
+Revision = Annotated[
+    str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")
+]  # of a Hugging Face repository
 Seconds = Annotated[int, Field(ge=1, le=3600)]
 Free = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
-]  # an object that the API server does not look into
+]  # an object without a schema
 
 
 class SecretKeyRef(Section):
-    """A key of a Secret in the resource's namespace. Only the engine's pods read it, the operator never does."""
+    """A key of a Secret in the resource's namespace. Only the engine's pods read it; the operator does not."""
 
     name: ObjectName = Field(description="Name of the Secret.")
     key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$")] = Field(

@@ -1,6 +1,6 @@
-"""`spec.engine`: how the model is decoded and how much room it gets. Every field is a flag of the runtime.
+"""`spec.engine`: decoding and memory settings. Every field sets a flag of the runtime.
 
-Flags that few need (deterministic, enforce-eager) have no field: `extraArgs` takes them.
+Rarely used flags (deterministic, enforce-eager) have no field; set them in `extraArgs`.
 """
 
 from typing import Annotated, Literal
@@ -12,8 +12,8 @@ from unmask_operator.api.base import Section
 from unmask_operator.api.flags import flag_field
 from unmask_operator.api.strategies import DecodingStrategy
 
-# What the operator sets or needs itself, what prints something and ends, and what reads files or opens sockets of the
-# pod: a template, say, that is the engine's environment with its tokens could be asked back by any client.
+# Flags that extraArgs must not contain: flags that the operator sets, flags that print and exit, and flags that read
+# files or open sockets in the pod. For example, a chat template read from /proc could expose the engine's tokens.
 _OWN = "drain-delay drain-timeout host model port served-model-name"
 _SIZES = "data-parallel-size expert-parallel-size tensor-parallel-size"
 _ENDS = "help print-config"
@@ -24,49 +24,49 @@ BATCHED = BY_DEST["max_num_batched_tokens"].default
 
 
 class Thresholds(Section):
-    """The server's defaults for decoding; a request may override each."""
+    """Default decoding thresholds. A request can override each of them."""
 
     add_block: float | None = flag_field(
-        "add-block-threshold", "Progress of the newest open block at which the next one opens. Default: 0.1."
+        "add-block-threshold", "Progress of the newest open block at which the next block opens. Default: 0.1."
     )
     semi_complete: float | None = flag_field(
-        "semi-complete-threshold", "Progress of a block at which its successor may force a token. Default: 0.9."
+        "semi-complete-threshold", "Progress of a block at which the next block may force a token. Default: 0.9."
     )
     accept: float | None = flag_field(
-        "accept-threshold", "Confidence above which a token is taken. Default: the model family's own, else 0.9."
+        "accept-threshold", "Confidence above which a token is accepted. Default: the model family's default, else 0.9."
     )
     edit: float | None = flag_field(
-        "edit-threshold", "Confidence above which the edit algorithm replaces a filled token. Default: 0."
+        "edit-threshold", "Confidence above which the edit algorithm replaces an unmasked token. Default: 0."
     )
     remask: float | None = flag_field(
-        "remask-threshold", "Confidence below which a filled token is masked again. Default: 0, which is never."
+        "remask-threshold", "Confidence below which an unmasked token is masked again. Default: 0 (never)."
     )
     token_stability: float | None = flag_field(
-        "token-stability-threshold", "Share of unchanged tokens at which the next block opens. Default: 0."
+        "token-stability-threshold", "Fraction of unchanged tokens at which the next block opens. Default: 0."
     )
 
 
 class Engine(Section):
-    """The engine's flags. What is left out is decided by the runtime."""
+    """Flags of the engine. The runtime chooses the value of a field that is not set."""
 
     decoding_strategy: DecodingStrategy | None = flag_field(
-        "decoding-strategy", "How blocks are opened and decoded. Default: the model family's own."
+        "decoding-strategy", "Decoding strategy. Default: the model family's default."
     )
     sampling_mode: Literal["Naive", "Edit"] | None = flag_field(
         "sampling-mode",
-        "Edit lets filled tokens be revised, and makes the edit algorithm the default. Default: Naive, where "
-        "the model's family has it.",
+        "Edit allows the revision of unmasked tokens and makes edit the default algorithm. Default: "
+        "Naive, if the model family supports it.",
     )
     block_size: int | None = flag_field(
-        "block-size", "Tokens of a block. Default: the checkpoint's own, else the model family's.", high=4096
+        "block-size", "Tokens per block. Default: the checkpoint's value, else the model family's.", high=4096
     )
     buffer_size: int | None = flag_field(
-        "buffer-size", "Blocks denoised at once. Default: the strategy's own.", high=256
+        "buffer-size", "Maximum number of blocks denoised at once. Default: the strategy's default.", high=256
     )
     page_size: int | None = flag_field(
         "page-size",
-        "Tokens of a page of the KV cache; a multiple or a divisor of the block, unless blocks begin at the prompt's "
-        "end (Full, D2f, NemotronDiffusion, DiffusionGemma). Default: 32.",
+        "Tokens per page of the KV cache. Must be a multiple or a divisor of blockSize, unless blocks "
+        "start at the end of the prompt (Full, D2f, NemotronDiffusion, DiffusionGemma). Default: 32.",
         high=4096,
     )
     attn_impl: Literal["TritonGrouped", "Triton", "Torch"] | None = flag_field(
@@ -74,49 +74,51 @@ class Engine(Section):
     )
     kv_cache_layout: Literal["Unified", "Distinct"] | None = flag_field(
         "kv-cache-layout",
-        "Keys and values of a page: token after token (Unified), or each head for itself, keys in pieces of 8 numbers "
-        "and values transposed (Distinct). Default: Unified.",
+        "Layout of a KV cache page. Unified: one token after another. Distinct: one head after another, "
+        "with keys in groups of 8 elements and values transposed. Default: Unified.",
     )
     dtype: Literal["Bfloat16", "Float16", "Float32"] | None = flag_field(
-        "dtype", "Number format of weights and cache. Default: Bfloat16 on GPUs, Float32 on CPU."
+        "dtype", "Data type of weights and KV cache. Default: Bfloat16 on GPUs, Float32 on CPU."
     )
     quantization: Literal["Fp8", "Int8", "Int4"] | None = flag_field(
         "quantization",
-        "Format of linear layers and experts, made while they are loaded: half the memory of 16 bits (Fp8, on GPUs "
-        "from compute capability 8.9 on, and Int8) or little more than a quarter (Int4). Default: what the checkpoint "
-        "holds.",
+        "Quantization of linear layers and experts at load time. Compared with 16-bit weights, Fp8 and "
+        "Int8 need half the memory and Int4 slightly more than a quarter. Fp8 on GPUs requires compute "
+        "capability 8.9. Default: the checkpoint's format.",
     )
     max_model_len: int | None = flag_field(
         "max-model-len",
-        "Tokens of prompt and answer together. Default: 4096, or the checkpoint's limit where that is smaller.",
+        "Maximum number of prompt and output tokens of a request. Default: 4096, or the checkpoint's "
+        "limit if that is lower.",
         high=16_777_216,
     )
     max_num_batched_tokens: int | None = flag_field(
         "max-num-batched-tokens",
-        f"Tokens of one forward; longer prompts are prefilled in chunks. Default: {BATCHED}.",
+        f"Maximum number of tokens per forward. Longer prompts are prefilled in chunks. Default: {BATCHED}.",
         high=16_777_216,
     )
     max_num_reqs: int | None = flag_field(
         "max-num-reqs",
-        f"Requests decoded at the same time, by each of a pod's engines. Default: {BY_DEST['max_num_reqs'].default}.",
+        f"Maximum number of running requests per engine. Default: {BY_DEST['max_num_reqs'].default}.",
         high=65_536,
     )
     gpu_memory_utilization: float | None = flag_field(
         "gpu-memory-utilization",
-        "Share of the GPU memory free at start that may be used. Default: "
+        "Fraction of the GPU memory free at startup that the engine may use. Default: "
         f"{BY_DEST['gpu_memory_utilization'].default}. Only with gpu.",
     )
     prefix_caching: bool | None = flag_field(
-        "disable-prefix-caching", "Whether prompts share what was computed for a common beginning. Default: true.",
+        "disable-prefix-caching", "Whether prompts with a common prefix reuse its KV cache. Default: true.",
         off=True,
     )  # fmt: skip
     thresholds: Thresholds | None = Field(
-        default=None, description="Defaults for decoding; a request may override each."
+        default=None, description="Default decoding thresholds. A request can override each of them."
     )
     extra_args: list[Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\r\n]*$")]] = Field(
         default=[],
         max_length=64,
-        description="More arguments for the runtime, one flag or value an entry, as --flag=value. They are checked by "
-        "the runtime's own parser when the image is of the operator's version. Flags that the spec sets elsewhere (but "
-        "for --device) and that read files are refused, and so is $(NAME), a variable of the pod.",
+        description="Additional arguments of the runtime, one flag or value per entry, such as --flag=value. The "
+        "runtime's own parser checks them if the image has the operator's version. Not allowed: flags "
+        "that other fields set (except --device), flags that read files, and $(NAME), which Kubernetes "
+        "expands.",
     )

@@ -1,29 +1,37 @@
-"""What is wrong with a resource, as one sentence that names the field."""
+"""Validation errors of a resource. Each names the field."""
 
 from collections.abc import Iterable
 
 from pydantic import ValidationError
 
-WRONG = "wrong"  # type of an error whose message says everything
+WRONG = "wrong"  # type of an error whose message needs no input value appended
 
 
 class SpecError(ValueError):
-    """The resource cannot be served as written."""
+    """The spec is invalid.
+
+    Attributes:
+        field: path from the root of the resource, such as "spec.engine.pageSize".
+        message: the error and the fix; completes "FIELD: ...".
+    """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
-        self.field = field  # path from the resource's root, such as "spec.engine.pageSize"
-        self.message = message  # what is wrong and the fix, completing "FIELD: ..."
+        self.field = field
+        self.message = message
 
 
 def field_path(root: str, location: Iterable[int | str]) -> str:
-    """A place below `root` as people write it: spec.imagePullSecrets[0].name."""
+    """Formats a path below `root`, such as spec.imagePullSecrets[0].name."""
     return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
 
 
 def spec_errors(error: ValidationError, root: str) -> dict[str, SpecError]:
-    """The first mistake that pydantic found in each member of `root` ("spec"). The API server keeps the same bounds and
-    says so in its own words: this is for what a CustomResourceDefinition of another version let through."""
+    """Returns the first validation error of each member of `root` ("spec").
+
+    The API server validates the same bounds. These errors occur only if the CustomResourceDefinition has another
+    version.
+    """
     found: dict[str, SpecError] = {}
     for wrong in error.errors(include_url=False):
         path, sentence = field_path(root, wrong["loc"]), wrong["msg"][:1].lower() + wrong["msg"][1:]

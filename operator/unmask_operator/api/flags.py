@@ -1,6 +1,6 @@
-"""How a field of the spec stands for a flag of the runtime: bounds and values come from the runtime's own table.
+"""Fields of the spec that set a flag of the runtime. Bounds and values come from the runtime's flag table.
 
-Importing the table loads no torch. A value in CamelCase (MultiBd) stands for the flag's own spelling (multi_bd).
+Importing the table does not import torch. A value in CamelCase (MultiBd) maps to the flag's spelling (multi_bd).
 """
 
 import re
@@ -17,15 +17,18 @@ _OFF = "x-switches-off"
 
 
 def spelling(value: str) -> str:
-    """A value of the resource as its flag spells it: TritonGrouped -> triton_grouped."""
+    """Converts a value of the resource to the spelling of its flag: TritonGrouped -> triton_grouped."""
     return re.sub(r"(?<=.)(?=[A-Z])", "_", value).lower()
 
 
 def flag_field(name: str, description: str, high: float | None = None, off: bool = False) -> Any:
-    """A field that sets ``--name``: left out by default, and then the runtime decides.
+    """Returns an optional field that sets ``--name``. Without a value, the runtime's default applies.
 
-    Its bounds are the flag's; `high` bounds what the table leaves open. `off`: a true value of the field is the flag's
-    false (prefixCaching, --disable-prefix-caching).
+    Args:
+        name: name of the flag. The field has the flag's bounds.
+        description: of the field; the flag's name is appended.
+        high: upper bound if the flag has none.
+        off: whether the flag negates the field (prefixCaching, --disable-prefix-caching).
     """
     flag = _BY_NAME[name]
     bounds: dict[str, Any] = {"gt" if flag.above_low else "ge": flag.low} if flag.low is not None else {}
@@ -40,13 +43,13 @@ def flag_field(name: str, description: str, high: float | None = None, off: bool
 
 
 def flag_of(field: FieldInfo) -> Flag | None:
-    """The flag that a field sets, None for a field that sets none."""
+    """Returns the flag that a field sets; None if it sets none."""
     name = _extra(field).get(_FLAG)
     return None if name is None else _BY_NAME[name]
 
 
 def flag_argument(flag: Flag, field: FieldInfo, value: str | int | float | bool) -> str:
-    """``--name=value`` for a value that the spec sets."""
+    """Returns ``--name=value`` for a value of the spec."""
     if isinstance(value, bool):
         return f"--{flag.name}={str(value is not _extra(field)[_OFF]).lower()}"
     if isinstance(value, str):

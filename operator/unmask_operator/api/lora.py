@@ -1,4 +1,4 @@
-"""`spec.lora`: adapters that requests name as their model, or one that is merged into the weights."""
+"""`spec.lora`: LoRA adapters selected per request, or one adapter merged into the weights."""
 
 from typing import Annotated
 
@@ -10,47 +10,48 @@ from unmask_operator.api.flags import flag_field
 
 
 class Adapter(Section):
-    """A LoRA adapter as PEFT saves it."""
+    """A LoRA adapter in PEFT format."""
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] = Field(
-        description="Id under which clients ask for it, as their request's model."
+        description="Model id with which requests select the adapter."
     )
     uri: Annotated[str, Field(min_length=1, max_length=512)] = Field(
-        description="Where it is: demo://NAME (inside the runtime's image), hf://ORG/NAME (a repository of the Hugging "
-        "Face hub, downloaded by each pod) or pvc://CLAIM/PATH (a directory of the model's own claim, or of one that "
-        "claimNames has)."
+        description="Location of the adapter: demo://NAME (part of the runtime's image), hf://ORG/NAME (a Hugging "
+        "Face repository that each pod downloads) or pvc://CLAIM/PATH (a directory of the model's claim "
+        "or of one in claimNames)."
     )
     revision: Revision | None = Field(
         default=None,
-        description="Branch, tag or commit of an hf:// repository. Default: what its main branch has when a pod loads "
-        "it, which pods that start later may find changed.",
+        description="Branch, tag or commit of an hf:// repository. Default: the main branch at the time when a pod "
+        "loads the adapter, so pods may load different commits.",
     )
 
 
 class Lora(Section):
-    """Adapters. The list may change while pods serve; what is beside it changes the pods, which are replaced then."""
+    """LoRA adapters. A change of the list reaches running pods; a change of another field replaces the pods."""
 
     max_adapters: int | None = flag_field(
         "max-loras",
-        "Adapters that the engine holds ready at once; others wait in the host's memory, and take the place of the one "
-        f"that was used least recently. Default: {DEFAULT_LORAS}.",
+        "Maximum number of adapters in device memory. Others stay in host memory and replace the least "
+        f"recently used one. Default: {DEFAULT_LORAS}.",
     )
-    max_rank: int | None = flag_field("max-lora-rank", "Largest rank of an adapter. Default: 16.")
+    max_rank: int | None = flag_field("max-lora-rank", "Maximum rank of an adapter. Default: 16.")
     pre_merge: bool = Field(
         default=False,
-        description="Whether the one adapter of the list is merged into the weights while they are loaded: every "
-        "request has it, at no cost, under its name and the model's. A change of it replaces the pods. "
+        description="Whether to merge the only adapter of the list into the weights at load time. Every request uses "
+        "it, at no extra cost, under its name and the model's. A change replaces the pods. "
         "(--pre-merge-lora)",
     )
     claim_names: list[ObjectName] = Field(
         default=[],
         max_length=8,
-        description="PersistentVolumeClaims that adapters lie on, mounted read-only; the model's own needs no entry.",
+        description="PersistentVolumeClaims that contain adapters, mounted read-only. The model's claim needs no "
+        "entry.",
     )
     adapters: list[Adapter] = Field(
         default=[],
         max_length=256,
-        description="Those there are. Unless one is merged, a change reaches running pods within a minute and a half; "
-        "one that cannot be served is told in status.adapters.",
+        description="Adapters to serve. Unless preMerge is set, a change reaches running pods within 90 seconds. "
+        "status.adapters reports an adapter that fails to load.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )

@@ -1,4 +1,4 @@
-"""`spec.service`, `spec.auth`, `spec.monitoring`, `spec.networkPolicy`: how the service is reached, and by whom."""
+"""`spec.service`, `spec.auth`, `spec.monitoring`, `spec.networkPolicy`: network access to the pods."""
 
 from typing import Annotated, Literal
 
@@ -12,60 +12,62 @@ _Cidr = Annotated[str, Field(min_length=3, max_length=64, pattern=r"^[0-9a-fA-F.
 
 
 class Service(Section):
-    """The Kubernetes Service in front of the pods. It carries the resource's name."""
+    """The Kubernetes Service of the pods. It has the resource's name."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="ClusterIP", description="Type of the Service."
     )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(default=80, description="Port of the Service, named http.")
-    annotations: Annotations = Field(default={}, description="Annotations, such as a load balancer's settings.")
+    annotations: Annotations = Field(
+        default={}, description="Annotations of the Service, such as load balancer settings."
+    )
     load_balancer_class: _Class | None = Field(
         default=None,
-        description="Whose load balancer it is, such as example.com/internal. Only with LoadBalancer. It changes "
-        "together with the type alone. Default: the cluster's own.",
+        description="Load balancer implementation, such as example.com/internal. Only with LoadBalancer. Can only be "
+        "changed together with type. Default: the cluster's default.",
     )
     load_balancer_source_ranges: Annotated[list[_Cidr], Field(min_length=1, max_length=64)] | None = Field(
         default=None,
-        description="Addresses that may connect, such as 10.0.0.0/8, where the load balancer can tell. Only with "
-        "LoadBalancer. Default: all.",
+        description="Client address ranges that may connect, such as 10.0.0.0/8, if the load balancer supports this. "
+        "Only with LoadBalancer. Default: all.",
     )
     external_traffic_policy: Literal["Cluster", "Local"] | None = Field(
         default=None,
-        description="Local: nodes forward traffic from outside to their own pods only, which keeps the client's "
-        "address. Only with NodePort and LoadBalancer. Default: Cluster.",
+        description="Local: nodes route external traffic only to their own pods, which preserves the client address. "
+        "Only with NodePort and LoadBalancer. Default: Cluster.",
     )
     ip_family_policy: Literal["SingleStack", "PreferDualStack", "RequireDualStack"] | None = Field(
         default=None,
-        description="Whether the Service has addresses of both families. RequireDualStack is refused by a cluster with "
-        "one family. Default: SingleStack.",
+        description="IP families of the Service: one or both. A cluster with one family rejects RequireDualStack. "
+        "Default: SingleStack.",
     )
     ip_families: Annotated[list[Literal["IPv4", "IPv6"]], Field(min_length=1, max_length=2)] | None = Field(
         default=None,
-        description="Families of the Service's addresses, the main one first. The first one cannot change while the "
-        "Service exists. Default: the cluster's own.",
+        description="IP families of the Service, the primary one first, which is immutable. Default: the cluster's "
+        "default.",
     )
     session_affinity: Literal["None", "ClientIP"] | None = Field(
         default=None,
-        description="ClientIP: requests from one client address reach the same pod. Behind a proxy or an Ingress all "
-        "requests may have one address. Default: None.",
+        description="ClientIP routes all requests of a client address to the same pod. Behind a proxy or an Ingress, "
+        "all requests may have one address. Default: None.",
     )
 
 
 class Auth(Section):
-    """Who may call the service."""
+    """Authentication of clients."""
 
     api_key_secret_ref: SecretKeyRef = Field(
-        description="Bearer keys that clients must present: one, or several separated by commas or lines, of 16 "
-        "characters or more each. A change of the Secret reaches running pods within minutes."
+        description="API keys that clients send as bearer tokens: one or more, separated by commas or newlines, each "
+        "with at least 16 characters. A change of the Secret reaches running pods within minutes."
     )
 
 
 class PodMonitor(Section):
     """A PodMonitor for the Prometheus operator."""
 
-    labels: Labels = Field(default={}, description="Labels by which a Prometheus selects its monitors.")
+    labels: Labels = Field(default={}, description="Labels of the PodMonitor, for the Prometheus that selects it.")
     interval: Annotated[str, Field(max_length=16, pattern=r"^[0-9]+(ms|s|m)$")] = Field(
-        default="15s", description="Time between two scrapes, such as 15s."
+        default="15s", description="Interval between scrapes, such as 15s."
     )
 
 
@@ -73,50 +75,54 @@ class Monitoring(Section):
     """Metrics for the cluster's Prometheus."""
 
     pod_monitor: PodMonitor | None = Field(
-        default=None, description="Present (it may be {}): a PodMonitor is made, where the cluster has that kind."
+        default=None,
+        description="Creates a PodMonitor if present ({} is enough). Requires the Prometheus operator's CRDs.",
     )
 
 
 class Requirement(Section):
-    """One condition on a label."""
+    """A requirement on a label."""
 
     key: _Key = Field(description="Key of the label.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="How the label is compared.")
-    values: list[LabelValue] = Field(default=[], max_length=32, description="Values for In and NotIn.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="Operator of the comparison.")
+    values: list[LabelValue] = Field(default=[], max_length=32, description="Values of In and NotIn.")
 
 
 class LabelSelector(Section):
-    """Selects by labels, as Kubernetes' LabelSelector; {} selects everything."""
+    """A Kubernetes LabelSelector; {} selects everything."""
 
-    match_labels: Labels = Field(default={}, description="Labels with their values.")
+    match_labels: Labels = Field(default={}, description="Required labels and their values.")
     match_expressions: list[Requirement] = Field(
-        default=[], max_length=16, description="Conditions that must all hold."
+        default=[], max_length=16, description="Requirements, all of which must be met."
     )
 
 
 class IPBlock(Section):
-    """A range of addresses."""
+    """A range of IP addresses."""
 
-    cidr: _Cidr = Field(description="The range, such as 10.0.0.0/8.")
-    except_: list[_Cidr] = Field(
-        default=[], alias="except", max_length=16, description="Ranges inside that are left out."
-    )
+    cidr: _Cidr = Field(description="Address range, such as 10.0.0.0/8.")
+    except_: list[_Cidr] = Field(default=[], alias="except", max_length=16, description="Excluded ranges.")
 
 
 class Peer(Section):
-    """Who may connect, as Kubernetes' NetworkPolicyPeer."""
+    """A peer that may connect, as NetworkPolicyPeer of Kubernetes."""
 
     pod_selector: LabelSelector | None = Field(
-        default=None, description="Pods, in this namespace or in those selected."
+        default=None, description="Pods of this namespace, or of the namespaces that namespaceSelector selects."
     )
-    namespace_selector: LabelSelector | None = Field(default=None, description="Namespaces.")
-    ip_block: IPBlock | None = Field(default=None, description="Addresses outside the cluster.")
+    namespace_selector: LabelSelector | None = Field(default=None, description="Namespaces of the pods.")
+    ip_block: IPBlock | None = Field(default=None, description="IP addresses outside the cluster.")
 
 
 class NetworkPolicy(Section):
-    """Present (it may be {}): only these, and the operator, reach the pods."""
+    """NetworkPolicy of the pods, enabled if present ({} is enough). It always admits the operator."""
 
     from_: list[Peer] = Field(
-        default=[], alias="from", max_length=16, description="Who may send requests. Empty: every pod of the cluster."
+        default=[],
+        alias="from",
+        max_length=16,
+        description="Peers that may send requests. Empty: every pod of the cluster.",
     )
-    metrics_from: list[Peer] = Field(default=[], max_length=16, description="Who else may connect, to scrape metrics.")
+    metrics_from: list[Peer] = Field(
+        default=[], max_length=16, description="Additional peers, such as metrics collectors."
+    )

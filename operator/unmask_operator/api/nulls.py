@@ -1,20 +1,20 @@
-"""Explicit nulls of a spec: they mean that the field is not set."""
+"""Removes explicit nulls from a spec. A null means that the field is not set."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from unmask_operator.objects import Obj
 
-# The objects below podTemplate in which null deletes a rendered value.
+# Members of podTemplate in which null deletes a rendered value.
 _KEEPS_NULLS = ("metadata", "spec")
-SELECTOR = "matchLabels"  # without one of its entries it would select more, so a null there is refused
+SELECTOR = "matchLabels"  # removing an entry would select more objects, so the schema rejects nulls here
 
 
 def without_nulls(spec: Mapping[str, Any]) -> Obj:
     """Returns a spec without the fields and map entries that are null.
 
-    The content of podTemplate stays, where null deletes. So do null entries of lists and of label selectors, which the
-    schema refuses.
+    Nulls in podTemplate's metadata and spec remain, since they delete rendered values. Null entries of lists and label
+    selectors remain too; the schema rejects them.
     """
     made = {member: _without(value) for member, value in spec.items() if value is not None and member != "podTemplate"}
     template = spec.get("podTemplate")

@@ -1,4 +1,4 @@
-"""The parts of the spec that shape the engine's pods: image pull, identity, caches, probes, the podTemplate."""
+"""Sections of the spec for the engine's pods: image pull, ServiceAccount, cache, probes and podTemplate."""
 
 from typing import Annotated
 
@@ -17,47 +17,51 @@ class SecretName(Section):
 
 
 class ServiceAccount(Section):
-    """The ServiceAccount NAME-engine that the operator makes for the engine's pods. It has no permissions."""
+    """The ServiceAccount NAME-engine of the engine's pods. It has no permissions."""
 
-    annotations: Annotations = Field(default={}, description="Annotations, such as a cloud provider's identity.")
+    annotations: Annotations = Field(
+        default={}, description="Annotations, such as a cloud provider's workload identity."
+    )
 
 
 class PodTemplate(Section):
-    """What the operator's own fields do not cover, merged into the pod template by key; null deletes."""
+    """Additional fields of the pod template, merged by key; null deletes."""
 
-    metadata: Free = Field(default={}, description="Labels and annotations; the selector's label is reserved.")
+    metadata: Free = Field(default={}, description="Labels and annotations. The selector's label is reserved.")
     spec: Free = Field(
         default={},
-        description="A PodSpec's fields. Container main is the engine; its command, args and port are reserved. "
-        "Containers, volumes and env merge by name, volumeMounts by mountPath, ports by containerPort; tolerations are "
-        "appended.",
+        description="Fields of a PodSpec. The engine's container is main; its command, args, image and port are "
+        "reserved. Containers, volumes and env merge by name, volumeMounts by mountPath, ports by "
+        "containerPort; tolerations are appended.",
     )
 
 
 class EmptyDir(Section):
-    """A cache that lives as long as the pod."""
+    """An emptyDir volume."""
 
     size_limit: Quantity | None = Field(
         default=None,
-        description="The most it may hold before the pod is evicted. With another size than the default the node must "
-        "have as much disk free (a request for ephemeral-storage, unless resources names that). Default: "
-        f"{CACHE_SIZE}, without the request.",
+        description="Maximum size before the pod is evicted. Unless resources sets ephemeral-storage, a value other "
+        f"than the default is also the pod's ephemeral-storage request. Default: {CACHE_SIZE}, without a "
+        "request.",
     )
 
 
 class ModelCache(Section):
-    """Where pods keep downloaded models."""
+    """Cache of downloaded models."""
 
-    empty_dir: EmptyDir = Field(default_factory=EmptyDir, description="A cache that lives as long as the pod.")
+    empty_dir: EmptyDir = Field(
+        default_factory=EmptyDir, description="Cache in an emptyDir volume, with the lifetime of the pod."
+    )
 
 
 class _Probe(Section):
-    period_seconds: Seconds = Field(default=5, description="Seconds between two checks.")
-    timeout_seconds: Seconds = Field(default=5, description="Seconds an answer may take.")
+    period_seconds: Seconds = Field(default=5, description="Seconds between checks.")
+    timeout_seconds: Seconds = Field(default=5, description="Timeout of a check in seconds.")
 
 
 class StartupProbe(_Probe):
-    """GET /startup. periodSeconds * failureThreshold is the time a model may take to load."""
+    """Startup probe (GET /startup). A model must load within periodSeconds * failureThreshold."""
 
     failure_threshold: _Failures = Field(
         default=720, description="Failed checks after which the container is restarted."
@@ -65,16 +69,18 @@ class StartupProbe(_Probe):
 
 
 class ReadinessProbe(_Probe):
-    """GET /ready."""
+    """Readiness probe (GET /ready)."""
 
     failure_threshold: _Failures = Field(
-        default=3, description="Failed checks after which the pod gets no more requests."
+        default=3, description="Failed checks after which the pod receives no requests."
     )
-    success_threshold: _Failures = Field(default=1, description="Good checks after which it gets requests again.")
+    success_threshold: _Failures = Field(
+        default=1, description="Successful checks after which the pod receives requests again."
+    )
 
 
 class LivenessProbe(_Probe):
-    """GET /health."""
+    """Liveness probe (GET /health)."""
 
-    period_seconds: Seconds = Field(default=10, description="Seconds between two checks.")
+    period_seconds: Seconds = Field(default=10, description="Seconds between checks.")
     failure_threshold: _Failures = Field(default=6, description="Failed checks after which the container is restarted.")

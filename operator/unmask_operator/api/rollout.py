@@ -1,4 +1,4 @@
-"""`spec.rolloutStrategy` and `spec.podDisruptionBudget`: how many pods may be missing or too many."""
+"""`spec.rolloutStrategy` and `spec.podDisruptionBudget`: pod counts during rollouts and node drains."""
 
 from pydantic import Field
 
@@ -6,14 +6,18 @@ from unmask_operator.api.base import CountOrPercent, Section
 
 
 class RolloutStrategy(Section):
-    """How a new revision replaces the old one."""
+    """Limits of a rolling update."""
 
-    max_surge: CountOrPercent = Field(default=1, description="Pods above the wanted number during a rollout.")
-    max_unavailable: CountOrPercent = Field(default=0, description="Pods below the wanted number during a rollout.")
+    max_surge: CountOrPercent = Field(
+        default=1, description="Maximum number of pods above the desired number during a rollout."
+    )
+    max_unavailable: CountOrPercent = Field(
+        default=0, description="Maximum number of pods below the desired number during a rollout."
+    )
 
 
 class PodDisruptionBudget(Section):
-    """How many pods a drain of nodes may take away at once. Neither field: maxUnavailable 1."""
+    """Limits of voluntary disruptions. Without a field: maxUnavailable 1."""
 
-    min_available: CountOrPercent | None = Field(default=None, description="Pods that must stay.")
-    max_unavailable: CountOrPercent | None = Field(default=None, description="Pods that may be missing.")
+    min_available: CountOrPercent | None = Field(default=None, description="Minimum number of available pods.")
+    max_unavailable: CountOrPercent | None = Field(default=None, description="Maximum number of unavailable pods.")

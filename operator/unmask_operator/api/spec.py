@@ -1,4 +1,4 @@
-"""`spec`: the whole of what a user asks for."""
+"""`spec`: the desired state of a DiffusionLMService."""
 
 from typing import Annotated, Literal
 
@@ -22,7 +22,7 @@ from unmask_operator.api.pod import (
 )
 from unmask_operator.api.rollout import PodDisruptionBudget, RolloutStrategy
 
-# Sections of which no pod is made, and the kind of the child that each becomes.
+# Sections that are not part of the pod template, and the kind of child that each one configures.
 CHILD_OF = {
     "autoscaling": "HorizontalPodAutoscaler",
     "monitoring": "PodMonitor",
@@ -31,108 +31,107 @@ CHILD_OF = {
     "service": "Service",
     "serviceAccount": "ServiceAccount",
 }
-SCALE = frozenset({"replicas", "suspend"})  # what others than the spec's author write
-# What no pod is made of, these of the Deployment included; all else of a spec is pinned with the pods.
+SCALE = frozenset({"replicas", "suspend"})  # also written by autoscalers and kubectl scale
+# Sections that are not part of the pod template. A revision records all others together with the pods.
 OUTSIDE_POD_TEMPLATE = SCALE | CHILD_OF.keys() | {"rolloutStrategy"}
-# What is read where the pods stay as they are: also the list of adapters, and the metadata of all children.
+# Sections to parse while the pods stay unchanged: also the adapter list and the metadata of all children.
 READ_WHEN_PINNED = OUTSIDE_POD_TEMPLATE | {"lora", "commonLabels", "commonAnnotations"}
 DRAIN_DELAY = 10
 
 
 class Spec(Section):
-    """What a DiffusionLMService asks for."""
+    """Desired state of a DiffusionLMService."""
 
     model: Model = Field(description="The checkpoint to serve.")
-    engine: Engine = Field(default_factory=Engine, description="How the model is decoded and how much room it gets.")
+    engine: Engine = Field(default_factory=Engine, description="Decoding and memory settings.")
     parallelism: Parallelism = Field(
-        default_factory=Parallelism, description="How many engines one pod runs, and on how many GPUs each."
+        default_factory=Parallelism, description="Number of engines per pod and of GPUs per engine."
     )
     gpu: Gpu | None = Field(
         default=None,
-        description="Present (it may be {}): every pod gets parallelism.tensor * parallelism.data GPUs and runs on "
-        "them. Absent: the engine runs on CPU.",
+        description="If present ({} is enough), every pod gets parallelism.tensor * parallelism.data GPUs. Otherwise "
+        "the engine runs on CPU.",
     )
     resources: Resources = Field(default_factory=Resources, description="CPU and memory of the engine's container.")
     shared_memory_size: Quantity | None = Field(
         default=None,
-        description="Size of /dev/shm; what is used counts as memory. Default: 8Gi with parallelism.tensor above 1, "
-        "whose processes talk through it, else 1Gi.",
+        description="Size limit of /dev/shm, whose content counts as memory. Default: 8Gi if parallelism.tensor is "
+        "greater than 1, because its processes communicate through it; else 1Gi.",
     )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
-        default=None, description="The runtime's image, by tag or digest. Default: the operator's own choice."
+        default=None, description="Runtime image, with a tag or digest. Default: the operator's setting."
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        default="IfNotPresent", description="When nodes pull the image."
+        default="IfNotPresent", description="Image pull policy."
     )
     image_pull_secrets: list[SecretName] = Field(
-        default=[], max_length=16, description="Secrets for pulling the image."
+        default=[], max_length=16, description="Secrets for the image registry."
     )
     service_account: ServiceAccount = Field(
-        default_factory=ServiceAccount, description="The ServiceAccount that the operator makes for the pods."
+        default_factory=ServiceAccount, description="ServiceAccount of the pods, which the operator creates."
     )
     pod_template: PodTemplate = Field(
-        default_factory=PodTemplate, description="Whatever else the pods need, merged into their template by key."
+        default_factory=PodTemplate, description="Additional fields of the pod template, merged by key."
     )
     common_labels: CommonLabels = Field(
         default={},
-        description="Labels of every object that the operator creates for this resource, pods included. A change "
-        "replaces the pods. Labels of a section, such as podTemplate.metadata.labels, override them. Keys that the "
-        "operator itself sets are reserved.",
+        description="Labels of every object that the operator creates for this resource, including pods. A change "
+        "replaces the pods. Labels of a section, such as podTemplate.metadata.labels, take precedence. "
+        "Keys that the operator sets are reserved.",
     )
     common_annotations: CommonAnnotations = Field(
         default={},
-        description="Annotations of every object that the operator creates for this resource, pods included. A change "
-        "replaces the pods. Annotations of a section, such as service.annotations, override them. Keys that the "
-        "operator itself sets are reserved.",
+        description="Annotations of every object that the operator creates for this resource, including pods. A "
+        "change replaces the pods. Annotations of a section, such as service.annotations, take "
+        "precedence. Keys that the operator sets are reserved.",
     )
     replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=1,
-        description="Pods that serve; the field of the scale subresource. With autoscaling it is the autoscaler's "
-        "output: leave it out of manifests.",
-        json_schema_extra={STORED: True},  # the scale subresource reads it there
+        description="Desired number of pods, as in the scale subresource. The autoscaler sets it if autoscaling is "
+        "present; then omit it from manifests.",
+        json_schema_extra={STORED: True},  # the scale subresource reads the stored value
     )
-    autoscaling: Autoscaling | None = Field(default=None, description="Present: replicas follow the load.")
+    autoscaling: Autoscaling | None = Field(
+        default=None, description="Automatic scaling of replicas, enabled if present."
+    )
     rollout_strategy: RolloutStrategy = Field(
-        default_factory=RolloutStrategy, description="How a new revision replaces the old one."
+        default_factory=RolloutStrategy, description="Limits of a rolling update."
     )
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
-        default=60, description="Seconds that requests in flight have to finish when a pod ends. (--drain-timeout)"
+        default=60, description="Seconds for running requests to finish when a pod terminates. (--drain-timeout)"
     )
     drain_delay_seconds: Annotated[int, Field(ge=0, le=3600)] | None = Field(
         default=None,
-        description="Seconds for which a pod that ends serves on as ever, before that, while load balancers forget its "
-        f"address; those of clouds take minutes. Default: {DRAIN_DELAY}. (--drain-delay)",
+        description="Seconds for which a terminating pod continues normal service before it drains, until load "
+        "balancers have removed its address. Cloud load balancers can take minutes. Default: "
+        f"{DRAIN_DELAY}. (--drain-delay)",
     )
     startup_probe: StartupProbe = Field(
-        default_factory=StartupProbe, description="Time a model may take to load: GET /startup."
+        default_factory=StartupProbe, description="Startup probe (GET /startup), which limits the model load time."
     )
-    readiness_probe: ReadinessProbe = Field(
-        default_factory=ReadinessProbe, description="When a pod gets requests: GET /ready."
-    )
-    liveness_probe: LivenessProbe = Field(
-        default_factory=LivenessProbe, description="When a container is restarted: GET /health."
-    )
-    lora: Lora | None = Field(default=None, description="Present: the service has room for adapters.")
-    model_cache: ModelCache = Field(default_factory=ModelCache, description="Where pods keep downloaded models.")
-    service: Service = Field(default_factory=Service, description="The Kubernetes Service in front of the pods.")
-    auth: Auth | None = Field(default=None, description="Present: clients need a key.")
+    readiness_probe: ReadinessProbe = Field(default_factory=ReadinessProbe, description="Readiness probe (GET /ready).")
+    liveness_probe: LivenessProbe = Field(default_factory=LivenessProbe, description="Liveness probe (GET /health).")
+    lora: Lora | None = Field(default=None, description="LoRA adapters, enabled if present.")
+    model_cache: ModelCache = Field(default_factory=ModelCache, description="Cache of downloaded models.")
+    service: Service = Field(default_factory=Service, description="The Kubernetes Service of the pods.")
+    auth: Auth | None = Field(default=None, description="Requires an API key from clients if present.")
     monitoring: Monitoring = Field(default_factory=Monitoring, description="Metrics for the cluster's Prometheus.")
     pod_disruption_budget: PodDisruptionBudget | None = Field(
         default=None,
-        description="How many pods a drain of nodes may take away at once. Default: maxUnavailable 1, which lets a "
-        "single replica go.",
+        description="Limits of voluntary disruptions. Default: maxUnavailable 1, which also allows the eviction of a "
+        "single replica.",
     )
     network_policy: NetworkPolicy | None = Field(
-        default=None, description="Present (it may be {}): a NetworkPolicy limits who reaches the pods."
+        default=None, description="Restricts access to the pods with a NetworkPolicy if present ({} is enough)."
     )
-    suspend: bool = Field(default=False, description="True: no pod runs, and all else stays.")
+    suspend: bool = Field(default=False, description="Scales to 0 pods if true. All other objects stay.")
 
     @property
     def drain_delay(self) -> int:
-        """Seconds of normal service after SIGTERM."""
+        """Seconds after SIGTERM during which the server accepts new connections."""
         return DRAIN_DELAY if self.drain_delay_seconds is None else self.drain_delay_seconds
 
     @property
     def gpus_per_pod(self) -> int:
-        """GPUs of one pod; 0 for a CPU service."""
+        """Number of GPUs per pod; 0 without `gpu`."""
         return self.parallelism.tensor * self.parallelism.data if self.gpu else 0

@@ -1,1 +1,1 @@
-"""The builtin autoscaler. It keeps its samples in memory and decides; the shell writes ``spec.replicas``."""
+"""The builtin autoscaler: scrapes pods, holds samples in memory and decides the value of ``spec.replicas``."""

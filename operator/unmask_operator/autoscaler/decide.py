@@ -1,4 +1,4 @@
-"""One decision of the builtin autoscaler: a pure function of the rules, the pods' metrics and the history."""
+"""Scaling decisions: a pure function of the rules, a sample of the pods' metrics, and the history."""
 
 import math
 
@@ -6,33 +6,37 @@ from unmask_operator.autoscaler.history import History, Reading, Recommendation,
 from unmask_operator.autoscaler.rules import TOLERANCE, Rules, down_limit, up_limit
 from unmask_operator.plan.observed import Decision
 
-# Messages of status.autoscaling.reason. They have no current figures, because the status is written when a decision
-# changes and not at every poll.
-FITS = "the load fits the replicas"
-IDLE = "minReplicas are enough for the load"
-FULL = "the load needs more than maxReplicas"
+# Messages of status.autoscaling.reason. They contain no metric values: the status is written when a decision changes,
+# not for every sample.
+FITS = "the load matches the number of replicas"
+IDLE = "minReplicas is sufficient for the load"
+FULL = "the load requires more than maxReplicas"
 OUT_OF_BOUNDS = "spec.replicas was outside minReplicas and maxReplicas"
-NOT_READY = "no pod is Ready: replicas stay until a pod reports its load"
-DOWN = "scaled down: the whole stable window needed fewer"
-UP_LIMITED = "more replicas are needed: behavior.scaleUp allows no more now"
-DOWN_LIMITED = "fewer replicas are needed: behavior.scaleDown allows no fewer now"
-YOUNG = "fewer replicas are needed: they stay for one stable window after the operator's start"
-PARTIAL = "fewer replicas may be enough: they stay while metrics of Ready pods are missing"
+NOT_READY = "replicas unchanged: no Ready pod reports its load"
+DOWN = "scaled down: all samples in the stable window required fewer replicas"
+UP_LIMITED = "scale-up limited by behavior.scaleUp"
+DOWN_LIMITED = "scale-down limited by behavior.scaleDown"
+YOUNG = "scale-down deferred: the operator has observed less than one stable window since its start"
+PARTIAL = "scale-down deferred: Ready pods without metrics"
 
-# Factor of the longest load time for the stable window. Otherwise bursts would start and end replicas that never serve.
+# Minimum stable window, in units of the longest model load time. A shorter window would remove replicas before they
+# serve a burst.
 LOAD_TIME_FACTOR = 2
-ROUNDING = 1e-9  # a rounding error of sums must not add a replica
+ROUNDING = 1e-9  # floating-point error that must not add a replica
 
 
 def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, History]:
-    """Returns the decision and the history with this poll.
+    """Decides the desired replicas.
 
-    Each target needs ceil(sum over the pods / target) replicas, and the highest number counts. A Ready pod without
-    metrics may be too busy to answer and counts as fully loaded. Pods that are not Ready count as replicas without
-    load. Replicas that running requests fill are not removed, for any target.
+    Each target requires ceil(sum over the pods / target) replicas; the maximum applies. A Ready pod without metrics may
+    be overloaded and counts as fully loaded. Pods that are not Ready count as replicas without load. Replicas that
+    running requests occupy are retained regardless of the targets.
 
-    Scaling up uses the lowest recommendation of the panic window. Scaling down uses the highest of the stable window,
-    and does not happen while metrics are missing. The stable window is at least twice the longest load time.
+    Scale-up uses the lowest recommendation in the panic window. Scale-down uses the highest one in the stable window,
+    and waits while a Ready pod has no metrics. The stable window is at least twice the longest model load time.
+
+    Returns:
+        The decision, and the history with this sample.
     """
     now = sample.time
     history = history.at(now, rules.polling).with_loads(sample)
@@ -61,7 +65,7 @@ def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, Hi
 
 
 def _down(rules: Rules, sample: Sample, history: History, base: int, highest: int, stable: float) -> tuple[int, str]:
-    """Returns fewer replicas if metrics, history and policies allow it, and the reason."""
+    """Returns the replicas and the reason if the stable window requires fewer than `base`."""
     if sample.failures:
         return base, PARTIAL
     if not history.covers(sample.time, stable):
@@ -79,21 +83,21 @@ def _at_rest(rules: Rules, sample: Sample, history: History, base: int, stable: 
         recommendation.replicas for recommendation in history.within(sample.time, stable) if recommendation.complete
     )
     if max(seen, default=0) < base:
-        return IDLE if base == rules.minimum else PARTIAL  # only pods without metrics need them
+        return IDLE if base == rules.minimum else PARTIAL  # only unread pods justify the current size
     return FITS
 
 
 def _needed(rules: Rules, sample: Sample, base: int) -> int:
-    """Returns the replicas that the load needs, or the current ones without a Ready pod."""
+    """Returns the replicas that the load requires; the current number without a Ready pod."""
     if not (sample.readings or sample.failures):
         return base
     return max(_in_use(sample, base), *(_need(*load, base) for load in _loads(rules, sample).values()))
 
 
 def _in_use(sample: Sample, base: int) -> int:
-    """Returns how many replicas running requests fill, by their number and by their KV cache.
+    """Returns the replicas that running requests occupy, by their number and by KV cache utilization.
 
-    With exactly enough replicas the queue is empty. Without this value they would be removed and added again.
+    Queues are empty while there are just enough replicas. Without this lower bound, replicas would oscillate.
     """
     running = sum(map(_utilization, sample.readings.values()))
     cached = sum(reading.get("kvCacheUtilizationPercent", 0.0) for reading in sample.readings.values()) / 100
@@ -101,16 +105,17 @@ def _in_use(sample: Sample, base: int) -> int:
 
 
 def _utilization(reading: Reading) -> float:
-    """Returns the running requests of a pod relative to its capacity.
+    """Returns the fraction of a pod's request slots in use.
 
-    A pod without a reported capacity, as of an older runtime, counts as full with any request.
+    Only the pod knows its maximum number of running requests. An older runtime does not report it and counts as full
+    with any request.
     """
-    running, capacity = reading.get("runningRequestsPerReplica", 0.0), reading.get("room", 0.0)
+    running, capacity = reading.get("runningRequestsPerReplica", 0.0), reading.get("max_running", 0.0)
     return running / capacity if capacity else float(running > 0)
 
 
 def _loads(rules: Rules, sample: Sample) -> dict[str, tuple[float, float]]:
-    """Returns the load of all pods and the target value, by the target's name."""
+    """Returns the total load of the pods and the target, by target name."""
     return {
         name: (sum(reading[name] for reading in sample.readings.values()) + len(sample.failures) * target, target)
         for name, target in rules.targets.items()
@@ -125,6 +130,6 @@ def _need(load: float, target: float, base: int) -> int:
 
 
 def _driver(rules: Rules, sample: Sample) -> str:
-    """Returns the target that needs the most replicas."""
+    """Returns the name of the target that requires the most replicas."""
     loads = _loads(rules, sample)
     return max(loads, key=lambda name: loads[name][0] / loads[name][1])

@@ -1,4 +1,4 @@
-"""The autoscaler's loop: scrapes the resources that are due, decides, and writes `spec.replicas`."""
+"""The autoscaler's loop: scrapes due resources, decides, and writes `spec.replicas`."""
 
 import asyncio
 import functools
@@ -17,7 +17,7 @@ from unmask_operator.status.status_input import section
 
 log = logging.getLogger(__name__)
 
-LONGEST_SLEEP = 5.0  # seconds until a new resource or a shorter polling interval is noticed
+LONGEST_SLEEP = 5.0  # seconds; upper bound for the detection of new resources and shorter polling intervals
 SHORTEST_SLEEP = 0.05  # seconds
 LONGEST_TICK = 1.0  # seconds that a tick waits for pods
 
@@ -26,14 +26,14 @@ Scrape = Callable[[Mapping[str, str], Collection[str]], Awaitable[tuple[dict[str
 
 @dataclass
 class Autoscaler:
-    """Scales every resource of provider Builtin at its polling interval."""
+    """Scales every resource with provider Builtin at its polling interval."""
 
-    resources: Callable[[], Iterable[tuple[Key, Obj]]]  # every resource as last seen
-    resource: Callable[[Key], Obj | None]  # one of them
-    pods: Callable[[Key], Sequence[Obj]]  # those of a resource, in any phase
-    # Writes `spec.replicas` through the scale subresource. Any exception means that it was not written.
+    resources: Callable[[], Iterable[tuple[Key, Obj]]]  # all cached resources
+    resource: Callable[[Key], Obj | None]  # a cached resource
+    pods: Callable[[Key], Sequence[Obj]]  # cached pods of a resource, in any phase
+    # Writes `spec.replicas` through the scale subresource; raises an exception on failure.
     scale: Callable[[Key, int], Awaitable[None]]
-    decided: Callable[[Key], None]  # called with a resource whose decision changed, so that its status is written
+    decided: Callable[[Key], None]  # called after a change of the decision, to update the status
     scrape: Scrape  # IP addresses by pod, targets -> (readings, failures), see `scrape.scrape`
     now: Callable[[], datetime]  # the clock (UTC)
 
@@ -41,14 +41,14 @@ class Autoscaler:
         self._histories: dict[Key, History] = {}
         self._decisions: dict[Key, Decision] = {}
         self._due: dict[Key, datetime] = {}
-        self._tasks: dict[Key, asyncio.Task[None]] = {}  # services that are being scraped
+        self._tasks: dict[Key, asyncio.Task[None]] = {}  # scrapes in progress
 
     def decision(self, key: Key) -> Decision | None:
-        """Returns the last decision; None before the first poll and for other providers."""
+        """Returns the last decision; None before the first scrape and for other providers."""
         return self._decisions.get(key)
 
     async def run(self) -> None:
-        """Runs until cancelled. The next leader starts without a history."""
+        """Runs until cancelled. A new leader starts with an empty history."""
         try:
             while True:
                 await asyncio.sleep(await self.tick(LONGEST_TICK))
@@ -57,14 +57,14 @@ class Autoscaler:
                 task.cancel()
 
     async def tick(self, timeout: float | None = None) -> float:
-        """Scrapes every service that is due, and decides.
+        """Scrapes every due resource and decides.
 
         Args:
-            timeout: Seconds after which the tick ends. Services whose pods answer slowly are finished later, so that
-                they delay no other service. None: the tick ends with the last of them.
+            timeout: Seconds after which the tick returns. Slow scrapes finish in the background, so they do not delay
+                other resources. None: waits for all scrapes.
 
         Returns:
-            Seconds until the next service is due, at most `LONGEST_SLEEP`.
+            Seconds until the next resource is due, at most `LONGEST_SLEEP`.
         """
         rules = {}
         resources = {}
@@ -90,7 +90,7 @@ class Autoscaler:
 
     def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
         del self._tasks[key]
-        if not task.cancelled() and (error := task.exception()):  # the failure of one resource must not affect others
+        if not task.cancelled() and (error := task.exception()):  # a failure must not affect other resources
             log.error("%s: autoscaling failed", key, exc_info=error)
 
     async def _look(self, key: Key, resource: Obj, rules: Rules) -> None:
@@ -99,31 +99,37 @@ class Autoscaler:
         fresh = self.resource(key)
         fresh_rules = None if fresh is None else Rules.read(section(fresh, "spec"))
         if fresh is None or fresh_rules is None or fresh["metadata"].get("uid") != resource["metadata"].get("uid"):
-            return  # deleted, replaced or no longer scaled since the poll began
+            return  # deleted, recreated or no longer scaled by Builtin during the scrape
         resource, rules = fresh, fresh_rules
         now = self.now()
-        loads = {name(pod): load_seconds(pod, now, readings.get(name(pod), {}).get("loaded", 0.0)) for pod in pods}
+        loads = {
+            name(pod): load_seconds(pod, now, readings.get(name(pod), {}).get("load_seconds", 0.0)) for pod in pods
+        }
         sample = Sample(now, resource["spec"].get("replicas", 1), readings, failures, loads)
         decision, history = decide(rules, sample, self._histories.get(key, History()))
         if decision.desired != sample.replicas:
             try:
                 await self.scale(key, decision.desired)
-            except Exception as error:  # the next poll tries again
-                log.warning("%s: cannot write replicas %d -> %d: %s", key, sample.replicas, decision.desired, error)
-                reason = f"spec.replicas could not be written: {error}"
+            except Exception as error:  # any error of the client; the next tick retries
+                log.warning(
+                    "%s: cannot scale from %d to %d replicas: %s", key, sample.replicas, decision.desired, error
+                )
+                reason = f"cannot write spec.replicas: {error}"
                 decision = replace(decision, reason=reason, healthy=False)
             else:
-                log.info("%s: replicas %d -> %d: %s", key, sample.replicas, decision.desired, decision.reason)
+                log.info(
+                    "%s: scaled from %d to %d replicas: %s", key, sample.replicas, decision.desired, decision.reason
+                )
                 history = history.scaled(sample.time, decision.desired - sample.replicas)
                 decision = replace(decision, last_scale_time=history.last_scale_time)
         self._histories[key] = history
         if history.warming_up and decision.healthy and decision.desired == sample.replicas:
-            return  # no complete poll yet: the last leader's decision stays in the status
+            return  # no complete sample yet: keep the previous leader's status until the metrics are stale
         if self._decisions.get(key) != decision:
             self._decisions[key] = decision
             self.decided(key)
 
 
 def ready_addresses(pods: Sequence[Obj]) -> dict[str, str]:
-    """Returns the IP addresses of the Ready pods, by name."""
+    """Returns the IP addresses of the Ready pods by pod name."""
     return {name(pod): address for pod in pods if is_ready(pod) and (address := pod["status"].get("podIP"))}

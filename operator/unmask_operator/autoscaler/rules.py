@@ -1,4 +1,4 @@
-"""The rules of ``spec.autoscaling``, and the limits of a change now, with the semantics of autoscaling/v2."""
+"""Scaling rules of ``spec.autoscaling`` and their limits of change, with the semantics of autoscaling/v2."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, POLLING_SECONDS, Autoscaling, Behavior, ScalingRules
 from unmask_operator.autoscaler.history import History
 
-TOLERANCE = 0.1  # relative; a load this close to the target changes nothing (as in the HPA controller)
+TOLERANCE = 0.1  # relative deviation from the target without scaling; the HPA controller's default
 
 
 @dataclass(frozen=True)
 class Policy:
-    """At most `value` pods, or percent of the pods, may be added or removed within `period` seconds."""
+    """Allows a change of at most `value` pods or percent within `period` seconds."""
 
     type: str  # Pods | Percent
     value: int
@@ -24,11 +24,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Direction:
-    """Limits of scaling up or of scaling down."""
+    """Scaling rules of one direction."""
 
-    window: int  # seconds over which recommendations are stabilized
+    window: int  # stabilization window in seconds
     policies: tuple[Policy, ...]
-    select: str = "Max"  # the policy with the largest change; Min: the smallest; Disabled: no change
+    select: str = "Max"  # the policy with the largest change; or Min, Disabled
 
     @classmethod
     def read(cls, scaling_rules: ScalingRules | None, default: Self) -> Self:
@@ -46,25 +46,25 @@ DOWN = Direction(300, (Policy("Percent", 100, 15),))
 
 @dataclass(frozen=True)
 class Rules:
-    """`spec.autoscaling` of provider Builtin."""
+    """`spec.autoscaling` with provider Builtin."""
 
     minimum: int = 1
     maximum: int = 1
-    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)  # load per replica
-    up: Direction = UP  # its window is the panic window: replicas are added if a burst lasts that long
-    # Its window is the stable window: replicas are removed if the whole window needed fewer.
+    targets: Mapping[str, float] = field(default_factory=lambda: DEFAULT_TARGETS)  # target load per replica
+    up: Direction = UP  # its window is the panic window: the minimum duration of a burst before scale-up
+    # Its window is the stable window, which a long model load time extends.
     down: Direction = DOWN
-    polling: float = POLLING_SECONDS  # seconds between two polls of the pods
+    polling: float = POLLING_SECONDS  # seconds between samples
 
     def clamp(self, replicas: int) -> int:
         return min(max(replicas, self.minimum), self.maximum)
 
     @classmethod
     def read(cls, spec: Mapping[str, Any]) -> Self | None:
-        """Returns the rules of a spec.
+        """Parses the rules of a spec.
 
-        None: the builtin autoscaler does not scale the resource. That is also the case while it is suspended, or if
-        the section has a value that this operator does not know.
+        Returns:
+            None if the resource is suspended, has another provider, or has a value that this version does not support.
         """
         try:
             scaling = Autoscaling.model_validate(spec.get("autoscaling"), extra="ignore")
@@ -84,7 +84,7 @@ class Rules:
 
 
 def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> int:
-    """Returns the maximum number of replicas now. Percentages are rounded up, so that one replica can grow."""
+    """Returns the maximum allowed replicas. Percentages are rounded up, so that a single replica can scale up."""
     if up.select == "Disabled":
         return replicas
     limits = []
@@ -96,7 +96,7 @@ def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> i
 
 
 def down_limit(replicas: int, down: Direction, history: History, now: datetime) -> int:
-    """Returns the minimum number of replicas now. Percentages are rounded down, so that any replica can be removed."""
+    """Returns the minimum allowed replicas. Percentages are rounded down, so that small numbers can scale down."""
     if down.select == "Disabled":
         return replicas
     limits = []

@@ -1,4 +1,4 @@
-"""Reads the load of a service's Ready pods from their ``/metrics``."""
+"""Scrapes the load of Ready pods from ``/metrics``."""
 
 import asyncio
 import math
@@ -15,11 +15,11 @@ LONGEST_VALUE = 64  # characters of a gauge's value
 
 
 class ScrapeError(PodRequestError):
-    """A gauge of ``/metrics`` is missing or has no usable value."""
+    """A gauge of ``/metrics`` is missing or has an invalid value."""
 
 
 def parse(text: str, targets: Collection[str]) -> Reading:
-    """Reads the named gauges from Prometheus' text format. The rest of the text is not parsed.
+    """Parses the required gauges from Prometheus text format, and no other metrics.
 
     Args:
         text: The body of ``/metrics``.
@@ -29,7 +29,7 @@ def parse(text: str, targets: Collection[str]) -> Reading:
         The load by target, for each gauge in the text.
 
     Raises:
-        ScrapeError: The gauge of a target is missing or has no usable value.
+        ScrapeError: The gauge of a target is missing or has an invalid value.
     """
     text = "\n" + text
     reading = {}
@@ -53,7 +53,7 @@ def _load(gauge: str, text: str) -> float:
     except (IndexError, ValueError):
         raise ScrapeError(f"{gauge} has no value") from None
     if not (math.isfinite(load) and load >= 0):
-        raise ScrapeError(f"{gauge} is not a valid load: {value}")
+        raise ScrapeError(f"{gauge} must be a finite number of at least 0, got {value}")
     return load
 
 
@@ -65,18 +65,18 @@ async def scrape(
     timeout: float = TIMEOUT_SECONDS,
     slots: PodSlots | None = None,
 ) -> tuple[dict[str, Reading], dict[str, str]]:
-    """Reads the pods of one service.
+    """Scrapes the pods of one resource.
 
     Args:
         session: From `pod_session`.
         addresses: IP addresses by pod.
         targets: The targets whose gauges are required.
         port: The pods' port.
-        timeout: Seconds for one pod, from its slot on.
-        slots: The limit that all services share; None for a limit of its own.
+        timeout: Seconds per pod, without the wait for a slot.
+        slots: Concurrency limit of all resources; None for a separate limit.
 
     Returns:
-        Readings by pod, and the causes of failures by pod.
+        Metrics by pod, and error messages by pod.
     """
     readings: dict[str, Reading] = {}
     failures: dict[str, str] = {}

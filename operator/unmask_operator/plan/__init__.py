@@ -1,1 +1,1 @@
-"""What is observed of a resource, what is planned for it, and how a live object differs from it: plain data."""
+"""Observed state, planned children, and drift detection, as plain data without API calls."""

@@ -1,7 +1,7 @@
-"""Adoption of children that have lost their owner.
+"""Adoption of orphaned children: the resource becomes their controller again.
 
-`kubectl delete --cascade=orphan` and backups leave children without owner references. They are adopted only if the
-resource has the annotation, because their names and labels do not prove that they belong to this resource.
+`kubectl delete --cascade=orphan` and backups leave children without owner references. Only an annotation on the
+resource enables adoption, since a name and labels do not prove that the objects belong to the resource.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ _MANAGED_BY = "app.kubernetes.io/managed-by"
 
 
 def asks_for_adoption(resource: Mapping[str, Any]) -> bool:
-    """Returns whether the resource's annotation is "true"."""
+    """Returns whether the resource has the annotation with the value "true"."""
     return bool((resource["metadata"].get("annotations") or {}).get(ADOPT) == "true")
 
 
 def is_orphan(child: Mapping[str, Any], name: str) -> bool:
-    """Returns whether the resource `name` may adopt the object, by its kind, name, labels and owners."""
+    """Returns whether the resource `name` can adopt an object, by its kind, name, labels and owners."""
     meta = child["metadata"]
     labels = meta.get("labels") or {}
     return (
@@ -57,16 +57,16 @@ def orphans(observed: Observed) -> list[Obj]:
 
 
 def owner_reference(name: str, uid: str) -> Obj:
-    """Returns the owner reference that makes the resource an object's controller."""
+    """Returns the owner reference that makes the resource the controller of an object."""
     owner: Obj = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": uid}
     return owner | {"controller": True, "blockOwnerDeletion": True}
 
 
 def adopted_revision(observed: Observed, settings: Settings) -> Revision | None:
-    """Returns the revision of an adopted Deployment whose ControllerRevisions are lost, or None.
+    """Returns a revision for an adopted Deployment without ControllerRevisions; None if there is none.
 
-    It holds the running template, so that adoption replaces no pod. If this operator renders an equal template, the
-    revision holds the rendered one, which lacks the API server's defaults.
+    It has the live template, so adoption replaces no pod. If this operator renders the same template, it has the
+    rendered one, without the defaults that the API server added.
     """
     resource = observed.resource
     meta = resource["metadata"]

@@ -1,4 +1,4 @@
-"""Drift: does a live object still say everything that we want of it?"""
+"""Drift detection: compares live objects with desired ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -9,7 +9,7 @@ from unmask_operator.render import merge
 
 
 class ListKey(NamedTuple):
-    """The entry of a list that is a map: the member that is its key, and the key."""
+    """Identifies an entry of an associative list (`x-kubernetes-list-type: map`): its key member and the key."""
 
     member: str
     value: Any
@@ -17,7 +17,7 @@ class ListKey(NamedTuple):
 
 FieldPath = tuple[str | ListKey, ...]
 
-# Members whose lists are maps to the API server: it may order and extend them.
+# Keys of associative lists, which the API server may reorder and extend.
 LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     **{member: (key,) for member, key in merge.LIST_KEYS.items()},
     "ports": ("containerPort", "port"),  # of a container, of a Service
@@ -34,16 +34,16 @@ _SUFFIXES = {
 }
 _QUANTITIES = {"sizeLimit", "averageValue", "divisor"}  # members that hold a quantity
 _QUANTITY_MAPS = {"limits", "requests"}  # members that map names to quantities
-# Whole or wrong: one entry more in a Service's selector selects nothing, one selector more in a peer lets others in.
+# Compared exactly: another entry in a Service's selector selects no pod, another selector in a peer admits other pods.
 _EXACT = {"selector", "podSelector", "namespaceSelector", "from"}
 _FALSE_BY_WORD = {"automountServiceAccountToken", "enableServiceLinks", "allowPrivilegeEscalation", "hostUsers"}
 _ZERO_BY_DEFAULT = {"initialDelaySeconds", "minReadySeconds", "hostPort"}
-# Maps that the API server leaves out if they are empty. An empty struct, such as emptyDir, is something.
+# Maps that the API server omits if they are empty. An empty struct, such as emptyDir, has a meaning.
 _NO_EMPTY_MAPS = {
     *("annotations", "labels", "matchLabels", "data", "binaryData"),
     *("nodeSelector", "limits", "requests", "overhead", "volumeAttributes", "options"),
 }
-# Members of pods that the API server sets to a default if they are "" or 0.
+# Members of pods for which the API server replaces "" or 0 by a default.
 _DEFAULTED = {
     *("schedulerName", "dnsPolicy", "restartPolicy", "imagePullPolicy", "protocol", "scheme", "path"),
     *("terminationMessagePath", "terminationMessagePolicy"),
@@ -52,12 +52,11 @@ _DEFAULTED = {
 
 
 def differs(desired: Any, live: Any) -> bool:
-    """Whether `live` lacks something of `desired`: a member, a list's entry or a value.
+    """Returns whether `live` lacks a member, a list entry or a value of `desired`.
 
-    What others added to `live` (defaults of the API server, fields of other managers) is no difference, nor is another
-    spelling of a quantity ("1000m" and 1). A value that is the same as nothing ("", [], and certain falses and zeros)
-    may be absent, or a default in its place. Only selectors and peers must be equal: there an addition changes the
-    meaning, and the API server adds nothing.
+    Additions to `live` are no difference: defaults of the API server and fields of other managers. Equal quantities
+    ("1000m" and 1) are no difference either. An empty value ("", [], some false and 0 values) may be absent or replaced
+    by a default. Selectors and peers must be equal, because an addition changes their meaning.
     """
     return next(differences(desired, live), None) is not None
 
@@ -65,16 +64,16 @@ def differs(desired: Any, live: Any) -> bool:
 def differences(
     desired: Any, live: Any, path: FieldPath = (), member: str = "", quantities: bool = False
 ) -> Iterator[FieldPath]:
-    """The paths of all fields in which `live` lacks something of `desired`, as `differs` defines it.
+    """Yields the paths of all differences, as defined by `differs`.
 
     Args:
-        desired: a value that was, or is to be, written.
-        live: the value that the API server has.
+        desired: the value to write.
+        live: the value of the API server.
         path: path of both values.
-        member: name of the member that has them.
-        quantities: whether they are quantities, or maps of such.
+        member: name of the member with these values.
+        quantities: whether the values are quantities or maps of quantities.
     """
-    if desired == live:  # most parts are, and this is quick
+    if desired == live:  # fast path
         return
     if member in _DEFAULTED and desired in ("", 0):
         return
@@ -109,7 +108,7 @@ def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], 
 
 
 class Clash(NamedTuple):
-    """A value that server-side apply cannot repair: JSON pointer, live and desired value."""
+    """A live value that server-side apply cannot repair: its JSON pointer and the desired value."""
 
     pointer: str
     live: Any
@@ -117,10 +116,10 @@ class Clash(NamedTuple):
 
 
 def clashes(desired: Obj, live: Obj) -> Iterator[Clash]:
-    """The values in which another client's alternative excludes a desired member.
+    """Yields the values in which another client set an alternative that excludes a desired member.
 
-    Server-side apply keeps the fields of other managers: it adds a second port of the same name, an httpGet to an exec,
-    an emptyDir to a hostPath. The API server refuses both together.
+    Server-side apply retains fields of other managers. For example, it would combine an httpGet with an exec, an
+    emptyDir with a hostPath, or two ports of one name, and the API server rejects such an object.
     """
     parents = dict.fromkeys(path[:-1] for path in differences(desired, live) if _is_alternative(path, desired["kind"]))
     for parent in parents:
@@ -146,7 +145,7 @@ def _is_alternative(path: FieldPath, kind: str) -> bool:
 
 
 def _inner(value: Any, part: str | ListKey) -> tuple[Any, str | int]:
-    """Returns a part of a value, and its member or index."""
+    """Returns a part of a value and its member name or list index."""
     if isinstance(part, str):
         return value[part], part
     index = next(i for i, entry in enumerate(value) if entry[part.member] == part.value)
@@ -154,7 +153,7 @@ def _inner(value: Any, part: str | ListKey) -> tuple[Any, str | int]:
 
 
 def field_name(path: FieldPath) -> str:
-    """Returns the path as text: spec.template.spec.containers[main].image."""
+    """Formats a path, such as spec.template.spec.containers[main].image."""
     text = ""
     for part in path:
         match part:
@@ -168,22 +167,22 @@ def field_name(path: FieldPath) -> str:
 
 
 def _is_map(entries: Sequence[Any], key: str) -> bool:
-    """Returns whether each entry has a distinct `key`."""
+    """Returns whether each entry has a unique `key`."""
     keys = [entry[key] for entry in entries if isinstance(entry, dict) and key in entry]
     return len(keys) == len(entries) == len(set(keys))
 
 
 def _same_as_nothing(member: str, value: Any) -> bool:
-    """Returns whether the API server removes the member if it has this value."""
+    """Returns whether the API server may omit a member with this value."""
     if value is False:
-        return member not in _FALSE_BY_WORD  # these are true, or as good as, where they are missing
+        return member not in _FALSE_BY_WORD  # an absent value means true or unset
     if value == {}:
         return member in _NO_EMPTY_MAPS
     return value is None or value == "" or value == [] or (value == 0 and member in _ZERO_BY_DEFAULT)
 
 
 def quantity(value: Any) -> Decimal | None:
-    """Returns the value of a Kubernetes quantity ("500m", "2Gi", 4, "1e3"), or None if it is not one."""
+    """Parses a Kubernetes quantity ("500m", "2Gi", 4, "1e3"); None if the value is invalid."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text, factor = str(value), Decimal(1)
@@ -193,6 +192,6 @@ def quantity(value: Any) -> Decimal | None:
             break
     try:
         number = Decimal(text) * factor
-    except ArithmeticError:  # no number, or an exponent that Decimal cannot hold
+    except ArithmeticError:  # no number, or an exponent out of the range of Decimal
         return None
     return number if number.is_finite() else None

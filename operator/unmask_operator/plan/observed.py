@@ -1,4 +1,4 @@
-"""The observed state of a resource: the resource, its children and pods, and what pods and autoscaler reported."""
+"""Input of a reconcile: the resource, its children and pods, and data from the pods' HTTP endpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from unmask_operator.objects import Obj, Ref
 
 @dataclass(frozen=True)
 class Load:
-    """A pod's answer to ``/startup`` while its model loads: the phase, and the progress in percent."""
+    """Model load progress of a pod, from ``/startup``: the phase and the percentage (0 to 100)."""
 
     phase: str
     percent: float
@@ -17,7 +17,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The state of an adapter as a Ready pod reports it: its source, whether it is served, and the error."""
+    """State of an adapter on a Ready pod: its location, state and error message."""
 
     uri: str
     state: str  # "ready", "failed", "loading", "leaving"
@@ -26,33 +26,33 @@ class Adapter:
 
 @dataclass(frozen=True)
 class PodEvent:
-    """An Event of a pod: reason, note, whether it is a Warning, and the container that it refers to."""
+    """An Event of a pod: its reason and note, whether it is a Warning, and the container."""
 
     reason: str
     note: str
     warning: bool
-    container: str = ""  # "": the pod, or no container is named
+    container: str = ""  # "": the pod, or unknown
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The last decision of the builtin autoscaler: replicas, reason, and time of the last change."""
+    """Decision of the builtin autoscaler: the desired replicas, the reason, and the time of the last change."""
 
     desired: int
     reason: str
-    healthy: bool  # False: metrics are missing, which `reason` names
+    healthy: bool  # False: metrics are missing, as `reason` says
     last_scale_time: datetime | None = None
 
 
 @dataclass(frozen=True)
 class FieldConflict:
-    """A field of a child that something else changes after every write.
+    """A field of a child that another client reverts after every write.
 
     Attributes:
         ref: the child.
-        field: path of the field; "" if something else keeps deleting the child.
+        field: path of the field; "" if another client keeps deleting the child.
         manager: the other field manager; "" if `managedFields` names none.
-        by_admission: whether the API server's answer to a write differs already from what was sent.
+        by_admission: whether the API server's response to a write already differs from the request.
     """
 
     ref: Ref
@@ -63,25 +63,25 @@ class FieldConflict:
 
 @dataclass(frozen=True)
 class Observed:
-    """All input of `plan` and `status`, as plain data."""
+    """Complete input of `plan` and `status`, as plain data that tests can construct or load from a file."""
 
     resource: Obj  # the resource as last read
-    now: datetime  # UTC, one time for the whole reconcile
-    # Live objects with the service label, and objects in the namespace that have the name of a planned child.
+    now: datetime  # time of the reconcile (UTC)
+    # Live objects with the service label, and other objects in the namespace that have the name of a planned child.
     children: Mapping[Ref, Obj] = field(default_factory=dict)
-    pods: Sequence[Obj] = ()  # that the service label selects, in any phase
-    apis: frozenset[str] = frozenset()  # served optional kinds, as "group/version/Kind"
-    nodes: Sequence[Obj] | None = None  # all, while a pod is unschedulable and the operator may read nodes
-    # By pod uid: the progress, the loaded commit of the hub ("": none), the adapters by name, and the Events, oldest
-    # first, of a pod whose status does not explain why it is not Ready.
+    pods: Sequence[Obj] = ()  # selected by the service label, in any phase
+    apis: frozenset[str] = frozenset()  # optional kinds of the API server, as "group/version/Kind"
+    nodes: Sequence[Obj] | None = None  # all nodes, while a pod is unschedulable and the operator may list nodes
+    # By pod uid: load progress; the loaded commit of an hf:// model ("" if unreported); adapters by name; and Events,
+    # oldest first, of a pod that does not start and whose status has no cause.
     loads: Mapping[str, Load] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, Mapping[str, Adapter]] = field(default_factory=dict)
     pod_events: Mapping[str, Sequence[PodEvent]] = field(default_factory=dict)
     decision: Decision | None = None
-    # The API server's message for a planned child that it refused, in a dry run or a write, and for one whose request
-    # failed otherwise, as while an admission webhook is unavailable.
+    # Error messages of the API server: for children that it rejected (in a dry run or a write), and for children whose
+    # write failed otherwise, such as while an admission webhook is unavailable.
     refusals: Mapping[Ref, str] = field(default_factory=dict)
     failures: Mapping[Ref, str] = field(default_factory=dict)
-    not_adopted: Mapping[Ref, str] = field(default_factory=dict)  # the same for adoptions
-    conflicts: Sequence[FieldConflict] = ()  # found by the writes so far
+    not_adopted: Mapping[Ref, str] = field(default_factory=dict)  # error messages for objects that could not be adopted
+    conflicts: Sequence[FieldConflict] = ()  # detected by earlier writes

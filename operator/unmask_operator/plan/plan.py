@@ -24,48 +24,56 @@ from unmask_operator.render.revision import (
 from unmask_operator.render.workload import replicas
 from unmask_operator.settings import Settings
 
-CONFLICT_SECONDS = 30.0  # no watch reports the deletion of objects without the service label
-NODES_SECONDS = 30.0  # nodes are not watched: validity of a list of them
+CONFLICT_SECONDS = 30.0  # requeue period: no watch covers objects of other owners
+NODES_SECONDS = 30.0  # requeue period: nodes are listed, not watched
 MISSING_CRD = "MissingCRD"  # a condition's reason
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a part of the spec cannot be applied. It becomes the reason and message of a condition."""
+    """A part of the spec that cannot be applied, reported as a condition.
 
-    condition: str  # the condition's type; "Accepted" keeps the children of the last accepted spec
+    Attributes:
+        condition: the type. With "Accepted", the children are those of the last accepted spec.
+        reason: of the condition.
+        message: names the field and the fix.
+    """
+
+    condition: str
     reason: str
-    message: str  # names the field and the fix
+    message: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The children to write and to delete.
+    """The actions of a reconcile.
 
-    All children pass a dry run before the first write, because the revision among them records that its spec was
+    All children are applied as a dry run before the first write, because the stored revision records that its spec was
     accepted.
     """
 
-    children: tuple[Obj, ...] = ()  # complete objects, in the order of their creation, each controlled by the resource
-    delete: tuple[Ref, ...] = ()  # controlled objects that are no longer planned
-    problems: tuple[Problem, ...] = ()  # the most important first
-    # 0 while suspended, and within the autoscaler's bounds. They are written even if nothing else of the Deployment can
-    # be planned or written.
+    children: tuple[Obj, ...] = ()  # complete objects with owner references, in creation order
+    delete: tuple[Ref, ...] = ()  # children that are no longer needed
+    problems: tuple[Problem, ...] = ()  # in descending order of importance
+    # 0 while suspended, else clamped to the autoscaler's bounds. Applied to the Deployment even if no other field of it
+    # can be planned or written.
     replicas: int = 1
-    up_to_date: bool = True  # False: this operator would render another pod template
-    ignored: tuple[str, ...] = ()  # fields of the spec that this operator does not know
-    # Sections with a value that this operator does not know, and a message. Their children stay unchanged.
+    up_to_date: bool = True  # False: this operator would render another pod template than the revision's
+    ignored: tuple[str, ...] = ()  # unknown fields of the spec
+    # Error messages by section, for sections with an unsupported value; their children stay unchanged.
     unread: Mapping[str, str] = field(default_factory=dict)
-    requeue_seconds: float | None = None  # seconds until the next reconcile; None: no need
+    requeue_seconds: float | None = None  # None: no periodic reconcile needed
 
 
 def plan(observed: Observed, settings: Settings) -> Plan:
-    """Plans the children of the spec, or those of the last accepted spec if this one is not accepted."""
+    """Plans the children of the resource; those of its last accepted spec if the current one is not accepted."""
     earlier = _revisions(observed)
     newest = earlier[0] if earlier else None
     if newest is None:
         newest = adopted_revision(observed, settings)
-    held, unsupported = (newest, ()) if not isinstance(newest, UnsupportedRevision) else _as_they_run(observed, newest)
+    held, unsupported = (
+        (newest, ()) if not isinstance(newest, UnsupportedRevision) else _running_revision(observed, newest)
+    )
     try:
         resource, revision = resolve_revision(observed.resource, held, newest.number + 1 if newest else 1, settings)
     except SpecError as error:
@@ -81,26 +89,26 @@ def plan(observed: Observed, settings: Settings) -> Plan:
         up_to_date=_up_to_date(revision, observed, settings),
         ignored=resource.ignored,
         unread={section: str(error) for section, error in resource.unread.items()},
-        requeue_seconds=_again(observed),
+        requeue_seconds=_requeue_seconds(observed),
     )
 
 
 def last_accepted(observed: Observed, settings: Settings, *problems: Problem) -> Plan:
-    """Plans the children of the last accepted spec, which the newest revision holds.
+    """Plans a resource that is not accepted from the spec of its current revision.
 
-    Scaling, suspending and repairs still work. Objects of other owners are left out, and nothing is deleted. Without a
-    revision that this operator can read, only the replicas of a live Deployment follow the spec.
+    Scaling, suspension and drift repair continue. Objects of other owners are skipped, and nothing is deleted. Without
+    a readable revision, only the replicas of a live Deployment are updated.
     """
-    metadata, asked = observed.resource["metadata"], observed.resource.get("spec") or {}
-    requeue = _again(observed, *problems)
+    metadata, spec_data = observed.resource["metadata"], observed.resource.get("spec") or {}
+    requeue = _requeue_seconds(observed, *problems)
     nothing = Plan(problems=problems, replicas=_replicas_alone(observed), requeue_seconds=requeue)
     revision = next(iter(_revisions(observed)), None)
     if not isinstance(revision, Revision):
         return nothing
     spec = dict(revision.spec or {})
-    for member, kind in (("replicas", int), ("suspend", bool)):  # these apply even if another field is wrong
-        if type(asked.get(member)) is kind:
-            spec[member] = asked[member]
+    for member, kind in (("replicas", int), ("suspend", bool)):  # scaling and suspension work despite other errors
+        if type(spec_data.get(member)) is kind:
+            spec[member] = spec_data[member]
     try:
         resource = parse({"metadata": metadata, "spec": spec}, pods_are_pinned=True)
     except SpecError:
@@ -117,12 +125,12 @@ def last_accepted(observed: Observed, settings: Settings, *problems: Problem) ->
 
 
 def _replicas_alone(observed: Observed) -> int:
-    """Returns the replicas of a spec that cannot be parsed, or those of the Deployment if it has none."""
-    meta, asked = observed.resource["metadata"], observed.resource.get("spec") or {}
+    """Returns the replicas of a spec that is otherwise unusable; those of the Deployment if the spec has none."""
+    meta, spec_data = observed.resource["metadata"], observed.resource.get("spec") or {}
     live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
-    if live is None or controller_uid(live) != meta["uid"] or asked.get("suspend") is True:
+    if live is None or controller_uid(live) != meta["uid"] or spec_data.get("suspend") is True:
         return 0
-    count, scaling = asked.get("replicas"), asked.get("autoscaling")
+    count, scaling = spec_data.get("replicas"), spec_data.get("autoscaling")
     if type(count) is not int or count < 0:
         return int((live.get("spec") or {}).get("replicas") or 1)
     bounds = scaling if isinstance(scaling, Mapping) else {}
@@ -135,8 +143,8 @@ def _revisions(observed: Observed) -> list[Revision | UnsupportedRevision]:
     return controlled_revisions(observed.children.values(), observed.resource["metadata"]["uid"])
 
 
-def _as_they_run(observed: Observed, newest: UnsupportedRevision) -> tuple[Revision | None, tuple[Problem, ...]]:
-    """Returns a revision of the running template instead of an unsupported one, and a problem; None without pods."""
+def _running_revision(observed: Observed, newest: UnsupportedRevision) -> tuple[Revision | None, tuple[Problem, ...]]:
+    """Returns a revision of the running pods in place of an unreadable one, and its problem; None without pods."""
     meta = observed.resource["metadata"]
     live = observed.children.get(Ref("apps/v1", "Deployment", meta["name"]))
     if live is None or controller_uid(live) != meta["uid"]:
@@ -145,16 +153,16 @@ def _as_they_run(observed: Observed, newest: UnsupportedRevision) -> tuple[Revis
     image = next((str(c["image"]) for c in template["spec"]["containers"] if c["name"] == MAIN), "")
     restarted_at = (template["metadata"].get("annotations") or {}).get(RESTARTED_AT, "")
     sentence = (
-        f"ControllerRevision {revision_name(meta['name'], newest.number)} is of format {newest.format}, which this "
-        "operator does not know: the pods keep their template and ignore the spec; upgrade the operator, or set the "
-        f"annotation {RESTARTED_AT} to a new value to replace the pods by those of the spec"
+        f"ControllerRevision {revision_name(meta['name'], newest.number)} has format {newest.format}, which this "
+        "operator does not support: edits of the spec do not change the pods; upgrade the operator, or set the "
+        f"annotation {RESTARTED_AT} to a new value to recreate the pods from the spec"
     )
     revision = Revision(newest.number, None, restarted_at, RenderedPod(image, template))
     return revision, (Problem("UpToDate", "UnknownPin", sentence),)
 
 
-def _again(observed: Observed, *problems: Problem) -> float | None:
-    """Returns seconds until the next check of objects that are not watched; None if there are none."""
+def _requeue_seconds(observed: Observed, *problems: Problem) -> float | None:
+    """Returns the requeue period for state that no watch covers; None if the plan does not depend on such state."""
     if any(problem.reason == "NameConflict" for problem in problems):
         return CONFLICT_SECONDS
     return None if observed.nodes is None else NODES_SECONDS
@@ -170,7 +178,7 @@ def _up_to_date(revision: Revision, observed: Observed, settings: Settings) -> b
 def _children(
     resource: DiffusionLMService, observed: Observed, settings: Settings, revision: Revision
 ) -> tuple[list[Obj], tuple[Problem, ...]]:
-    """Returns the children of served kinds, and a problem for each kind that the cluster lacks."""
+    """Returns the children to write, and a problem for each child whose kind the cluster lacks."""
     children, problems = [], []
     left = {CHILD_OF.get(section) for section in resource.unread}
     for child in render(resource, settings, revision, _commits(observed, revision)):
@@ -181,8 +189,8 @@ def _children(
             child["spec"] = {**child["spec"], "strategy": live.get("strategy", child["spec"]["strategy"])}
         if child["kind"] == "PodMonitor" and PODMONITOR not in observed.apis:
             sentence = (
-                "spec.monitoring.podMonitor: the cluster has no CustomResourceDefinition "
-                "podmonitors.monitoring.coreos.com; install the Prometheus operator or remove the field"
+                "spec.monitoring.podMonitor: the CustomResourceDefinition podmonitors.monitoring.coreos.com is not "
+                "installed; install the Prometheus operator or remove the field"
             )
             problems.append(Problem("UpToDate", MISSING_CRD, sentence))
         else:
@@ -191,7 +199,7 @@ def _children(
 
 
 def _commits(observed: Observed, revision: Revision) -> dict[str, str]:
-    """Returns the resolved commits of hub models in all revisions, by key; "" until a pod reports one."""
+    """Returns the commits of hf:// models of all revisions by key; "" until a pod reports one."""
     meta = observed.resource["metadata"]
     live = observed.children.get(Ref("v1", "ConfigMap", model_config(meta["name"])), {})
     known = recorded(live) if live and controller_uid(live) == meta["uid"] else {}
@@ -207,7 +215,7 @@ def _commits(observed: Observed, revision: Revision) -> dict[str, str]:
 
 
 def _owned(child: Obj, resource: DiffusionLMService) -> Obj:
-    """Returns the child with the resource as its controller."""
+    """Adds the resource as the controller of `child`."""
     owners = [owner_reference(resource.name, resource.uid)]
     return {**child, "metadata": {**child["metadata"], "ownerReferences": owners}}
 
@@ -218,15 +226,15 @@ def _is_foreign(child: Obj, observed: Observed, uid: str) -> bool:
 
 
 def _conflicts(children: Sequence[Obj], observed: Observed, uid: str) -> list[Problem]:
-    """Returns one problem that names all children that other owners control, or none."""
+    """Returns one problem that names all children with another owner; empty if there are none."""
     foreign = [f"{c['kind']} {c['metadata']['name']}" for c in children if _is_foreign(c, observed, uid)]
     if not foreign:
         return []
     names, them = ", ".join(foreign), "it" if len(foreign) == 1 else "them"
     verb = "exists and is" if len(foreign) == 1 else "exist and are"
     sentence = (
-        f"{names} {verb} not controlled by this resource; {_adoption(children, observed)}delete {them}, or give this "
-        "resource another name"
+        f"{names} {verb} not controlled by this resource; {_adoption(children, observed)}delete {them}, or rename this "
+        "resource"
     )
     return [Problem("Accepted", "NameConflict", sentence)]
 
@@ -235,12 +243,16 @@ def _adoption(children: Sequence[Obj], observed: Observed) -> str:
     """Returns the part of the message about adoption; "" if no object can be adopted."""
     if observed.not_adopted:
         ref, reason = min(observed.not_adopted.items())
-        grant = "; if it lacks the right to delete, set rbac.adoption of the chart" if "forbidden" in reason else ""
-        return f"the API server refused to let it adopt {ref.kind} {ref.name} ({reason}){grant}; "
+        grant = (
+            "; if the operator lacks the right to delete, set rbac.adoption of the chart"
+            if "forbidden" in reason
+            else ""
+        )
+        return f"the API server rejected the adoption of {ref.kind} {ref.name} ({reason}){grant}; "
     name = observed.resource["metadata"]["name"]
     present = filter(None, (observed.children.get(Ref.of(child)) for child in children))
     if any(is_orphan(live, name) for live in present):
-        return f'annotate this resource with {ADOPT}: "true" to adopt what is its own, '
+        return f'annotate this resource with {ADOPT}: "true" to adopt its orphaned children, '
     return ""
 
 
@@ -250,11 +262,14 @@ def _superfluous(
     resource: DiffusionLMService,
     newest_first: Sequence[Revision | UnsupportedRevision],
 ) -> tuple[Ref, ...]:
-    """Returns controlled objects to delete: not planned, not terminating, and not a revision to keep."""
+    """Returns the children to delete: controlled by the resource, not planned and not terminating.
+
+    Revisions to retain, and an adapter list that a pod mounts, are not deleted.
+    """
     planned = {Ref.of(child) for child in children}
     stay = {("ControllerRevision", revision_name(resource.name, number)) for number in revisions_to_keep(newest_first)}
     templates = [revision.rendered_pod.template for revision in newest_first[:1] if isinstance(revision, Revision)]
-    if any(map(follows, (*templates, *observed.pods))):  # even if the section has an unknown value
+    if any(map(follows, (*templates, *observed.pods))):  # even if the section cannot be read
         stay.add(("ConfigMap", adapters_config(resource.name)))
     left = {CHILD_OF.get(section) for section in resource.unread}
 

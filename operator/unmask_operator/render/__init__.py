@@ -1,4 +1,4 @@
-"""Rendering: the children of a resource, as plain objects without owners."""
+"""Renders the children of a resource, as dictionaries without owner references."""
 
 from collections.abc import Mapping
 
@@ -14,13 +14,13 @@ from unmask_operator.settings import Settings
 def render(
     resource: DiffusionLMService, settings: Settings, revision: Revision, commits: Mapping[str, str]
 ) -> list[Obj]:
-    """Renders the children of the spec in the order of their creation: objects that pods need come first.
+    """Renders all children in creation order: the objects that pods need precede the Deployment.
 
     Args:
-        resource: The parsed resource.
-        settings: The operator's settings.
-        revision: The revision with the pod template. Its ControllerRevision is created before the Deployment.
-        commits: The resolved commits of hub models, by key.
+        resource: the parsed resource.
+        settings: the operator's settings.
+        revision: holds the pod template. Its ControllerRevision precedes the Deployment.
+        commits: resolved commits of hf:// models, by key.
     """
     rendered = [
         children.serviceaccount(resource),

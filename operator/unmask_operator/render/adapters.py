@@ -1,7 +1,7 @@
-"""LoRA adapters: the list is a ConfigMap, mounted as a directory that the engine watches.
+"""Adapters that requests select. Their list is a ConfigMap, mounted as a directory that the engine watches.
 
-The list is not part of the pod template, so that it may change while pods serve. The limits for adapters and the claims
-that hold them are part of it. An adapter that is merged into the weights is part of the template, as the model is.
+The list is not part of the pod template, so it can change while pods serve. Adapter limits and claims are part of the
+template, and so is an adapter that is merged into the weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,18 +22,18 @@ def are_followed(spec: Spec) -> bool:
 
 
 def arguments(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yields the engine's arguments, each with the field of the spec that it comes from."""
+    """Yields the field of the spec and the engine argument derived from it."""
     if are_followed(spec):
         yield "spec.lora", f"--lora-config={MOUNT}"
     for merged in spec.lora.adapters if spec.lora and spec.lora.pre_merge else ():
-        yield "spec.lora.adapters[0].name", f"--served-model-name={merged.name}"  # besides the model's own
+        yield "spec.lora.adapters[0].name", f"--served-model-name={merged.name}"  # in addition to the model's name
         yield "spec.lora.adapters[0].uri", f"--lora-path={model_source.adapter(merged)}"
         yield "spec.lora.adapters[0]", "--use-lora=true"
         yield "spec.lora.preMerge", "--pre-merge-lora=true"
 
 
 def config_map(resource: DiffusionLMService) -> Obj | None:
-    """Returns the ConfigMap with the URIs of adapters by name, or None."""
+    """Returns the ConfigMap with the location of each adapter by name; None without a list."""
     spec = resource.spec
     if not spec.lora or not are_followed(spec):
         return None
@@ -42,11 +42,11 @@ def config_map(resource: DiffusionLMService) -> Obj | None:
 
 
 def listed(children: Mapping[Ref, Obj], name: str) -> dict[str, str]:
-    """Returns the data of the live ConfigMap of the resource `name`."""
+    """Returns the adapter locations by name in the live ConfigMap of the resource `name`."""
     live = children.get(Ref("v1", "ConfigMap", adapters_config(name)), {})
     return live.get("data") or {}
 
 
 def follows(pod: Mapping[str, Any]) -> bool:
-    """Returns whether a pod or a pod template mounts the list."""
+    """Returns whether a pod or pod template mounts an adapter list."""
     return any(volume["name"] == VOLUME and "configMap" in volume for volume in pod["spec"].get("volumes") or ())

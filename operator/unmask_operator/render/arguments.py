@@ -1,6 +1,6 @@
-"""The engine's command line: what the spec sets, in the words of the runtime's own flag table.
+"""Renders the engine's command line from the spec and the runtime's flag table.
 
-Only flags that the spec sets are written, so that older images of the runtime, which lack newer flags, go on working.
+Only flags that the spec sets are rendered, because older runtime images do not support newer flags.
 """
 
 import dataclasses
@@ -21,14 +21,17 @@ _EXTRA = "spec.engine.extraArgs"
 _AUTH = "spec.auth"
 _FLAG_NAMES = {spelling: flag.name for flag in FLAGS for spelling in flag.spellings}
 _FREE = {*_FLAG_NAMES.values()} - {*RESERVED}
-_OVERRIDABLE = {"device", "log-format"}  # a pretend GPU runs on CPU; logs are the reader's taste
+_OVERRIDABLE = {"device", "log-format"}  # tests run simulated GPUs on CPU; the log format is a user preference
 
 
 def engine_arguments(resource: DiffusionLMService, settings: Settings) -> list[str]:
-    """The arguments of ``python -m runtime.server``, the spec's fields first and extraArgs last.
+    """Returns the arguments of ``python -m runtime.server``, those of the spec's fields before extraArgs.
 
-    SpecError where an extra argument repeats a flag that the spec sets elsewhere, or where the runtime's own parser
-    refuses the whole line; the latter is only asked for an image of the operator's own version, whose flags it knows.
+    The runtime's parser checks the arguments only if the image has the operator's version, whose flags are known.
+
+    Raises:
+        SpecError: an extra argument is reserved or repeats a flag that another field sets, or the runtime's parser
+            rejects the arguments.
     """
     written = dict(_written(resource))
     extra = resource.spec.engine.extra_args
@@ -36,13 +39,15 @@ def engine_arguments(resource: DiffusionLMService, settings: Settings) -> list[s
     _refuse_repetitions(extra, written)
     image = resource.spec.image or settings.runtime_image
     if extra and dataclasses.replace(settings, runtime_image=image).runtime_is_own_version:
-        here = (argument for field, argument in written.items() if field != _AUTH)  # the keys' file is in the pod alone
-        _ask_the_runtime([*here, *extra])
+        local = (
+            argument for field, argument in written.items() if field != _AUTH
+        )  # the key file exists only in the pod
+        _parse_with_runtime([*local, *extra])
     return [*written.values(), *extra]
 
 
 def _written(resource: DiffusionLMService) -> Iterator[tuple[str, str]]:
-    """The field of the spec, or the flag where it follows from several, and its argument."""
+    """Yields the field of the spec (or the flag, if it has no field) and the argument."""
     spec = resource.spec
     if path := model_source.model(spec):
         yield "spec.model.uri", f"--model={path}"
@@ -65,7 +70,7 @@ def _written(resource: DiffusionLMService) -> Iterator[tuple[str, str]]:
 
 
 def _fields(section: BaseModel, path: str) -> Iterator[tuple[str, str]]:
-    """The fields of a section, and of those inside it, that stand for a flag and are set."""
+    """Yields the path and argument of each field of a section and its subsections that sets a flag."""
     for name, field in type(section).model_fields.items():
         value, where = getattr(section, name), f"{path}.{field.alias}"
         flag = flag_of(field)
@@ -76,7 +81,7 @@ def _fields(section: BaseModel, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _name(argument: str) -> str | None:
-    """The flag that an argument sets, under its first spelling; None for a value."""
+    """Returns the name of the flag that an argument sets; None for a value."""
     spelling = argument.removeprefix("--").split("=", 1)[0]
     return _FLAG_NAMES.get(spelling, spelling) if argument.startswith("--") else None
 
@@ -86,12 +91,15 @@ def _refuse_repetitions(extra: list[str], written: dict[str, str]) -> None:
     for argument in extra:
         name = _name(argument)
         if name in setters and name not in _OVERRIDABLE:
-            raise SpecError(_EXTRA, f"--{name} is set by {setters[name]} too; keep one of them")
+            raise SpecError(_EXTRA, f"--{name} is set by {setters[name]} too; remove one of them")
 
 
 def _refuse_reserved(extra: list[str]) -> None:
-    """Raises SpecError for a reserved flag, which a CustomResourceDefinition of another version may not know, and for
-    the beginning of one. Our runtimes take none, but an image of another version must not be led round by one."""
+    """Rejects reserved flags and their abbreviations.
+
+    The CustomResourceDefinition may have another version, whose rule lacks newer reserved flags. The runtime accepts no
+    abbreviations, but an image of another version might.
+    """
     for argument in extra:
         name = argument.split("=", 1)[0]
         spelling = name.removeprefix("--").replace("_", "-")
@@ -99,13 +107,13 @@ def _refuse_reserved(extra: list[str]) -> None:
             continue
         if reserved := next((flag for flag in RESERVED if flag.startswith(spelling)), None):
             verb = "is" if reserved == spelling else f"abbreviates --{reserved}, which is"
-            raise SpecError(_EXTRA, f"{name} {verb} the operator's own; remove it")
+            raise SpecError(_EXTRA, f"{name} {verb} reserved for the operator; remove it")
 
 
-def _ask_the_runtime(arguments: list[str]) -> None:
+def _parse_with_runtime(arguments: list[str]) -> None:
     try:
         parse(arguments, {})
     except ConfigError as error:
         raise SpecError(_EXTRA, str(error)) from None
-    except SystemExit:  # a flag that prints something and ends
-        raise SpecError(_EXTRA, "the runtime would print something and end; remove the flag that asks for it") from None
+    except SystemExit:  # a flag that prints and exits
+        raise SpecError(_EXTRA, "a flag makes the runtime print and exit; remove it") from None

@@ -1,7 +1,7 @@
-"""What engines trust where the chart names a ConfigMap of authorities: the public roots and those, in one file.
+"""CA bundle of engines if the chart sets a ConfigMap of CA certificates: public roots and these certificates.
 
-Everything that speaks TLS in an engine reads SSL_CERT_FILE or REQUESTS_CA_BUNDLE, and trusts what is in there alone. So
-an init container, of the engine's own image, whatever its version, writes one file of both before the engine starts.
+TLS clients of the engine read SSL_CERT_FILE or REQUESTS_CA_BUNDLE and trust only the certificates in that file. An init
+container with the engine's image therefore writes both sets of certificates to one file before the engine starts.
 """
 
 from unmask_operator.objects import Obj
@@ -25,17 +25,17 @@ pathlib.Path(bundle).write_bytes(b"\\n".join(both))
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Of the engine."""
+    """Returns the environment variables of the engine's container."""
     return dict.fromkeys(VARIABLES, _BUNDLE) if settings.ca_config_map else {}
 
 
 def mounts(settings: Settings) -> list[Obj]:
-    """Of the engine."""
+    """Returns the volume mounts of the engine's container."""
     return [{"name": "trust", "mountPath": _TRUST, "readOnly": True}] if settings.ca_config_map else []
 
 
 def volumes(settings: Settings) -> list[Obj]:
-    """A ConfigMap without the key is told by the kubelet, before anything starts."""
+    """Returns the volumes of the pod. The kubelet reports a ConfigMap without the key and starts no container."""
     if not settings.ca_config_map:
         return []
     key = {"key": "ca.crt", "path": "ca.crt"}
@@ -46,14 +46,20 @@ def volumes(settings: Settings) -> list[Obj]:
 
 
 def init_containers(engine: Obj, settings: Settings, resources: Obj) -> list[Obj]:
-    """`engine` lends what is the same: image, security context. `resources`: the spec's own, for a quota may ask."""
+    """Returns the init container.
+
+    Args:
+        engine: the engine's container, whose image and security settings are copied.
+        settings: the operator's settings.
+        resources: of the container, since a ResourceQuota may require them.
+    """
     if not settings.ca_config_map:
         return []
-    lent = ("image", "imagePullPolicy", "securityContext", "terminationMessagePolicy")
+    copied = ("image", "imagePullPolicy", "securityContext", "terminationMessagePolicy")
     return [
         {
             "name": INIT_CONTAINER,
-            **{member: engine[member] for member in lent},
+            **{member: engine[member] for member in copied},
             "command": ["python", "-c", _WRITE, f"{_OWN}/ca.crt", _BUNDLE, settings.ca_config_map],
             "resources": resources,
             "volumeMounts": [

@@ -1,4 +1,4 @@
-"""The children that stand beside the pods, each from a section of the spec that no pod is made of."""
+"""Renders the children that are configured by sections outside the pod template."""
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES, Targets
@@ -6,23 +6,23 @@ from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj
 from unmask_operator.render.labels import PORT, PORT_NAME, annotate, child, engine_name, labels, selector
 from unmask_operator.settings import Settings
 
-PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # as `Observed.apis` has it
+PODMONITOR = "monitoring.coreos.com/v1/PodMonitor"  # an entry of `Observed.apis`
 
 
 def serviceaccount(resource: DiffusionLMService) -> Obj:
-    """Of the pods: an identity for clouds and policies, without permissions or a token."""
+    """Renders the ServiceAccount of the pods, without permissions or a mounted token."""
     made = child(resource, "v1", "ServiceAccount", engine_name(resource.name), automountServiceAccountToken=False)
     annotate(made, resource.spec.service_account.annotations)
     return made
 
 
 def service(owner: DiffusionLMService) -> Obj:
-    """In front of the engine's pods."""
+    """Renders the Service of the engine's pods."""
     requested = owner.spec.service
     port = {
         "name": PORT_NAME,
         "port": requested.port,
-        "targetPort": PORT_NAME,  # by name: pods of an older form may listen elsewhere
+        "targetPort": PORT_NAME,  # by name, since pods of an older revision may use another port
         "protocol": "TCP",
         "appProtocol": "http",
     }
@@ -45,19 +45,21 @@ def service(owner: DiffusionLMService) -> Obj:
 
 
 def networkpolicy(resource: DiffusionLMService, settings: Settings) -> Obj | None:
-    """Who may reach the pods: clients, the operator (it reads load and progress) and collectors; nothing of where pods
-    may reach. None unless the spec asks."""
-    asked = resource.spec.network_policy
-    if asked is None:
+    """Renders the NetworkPolicy; None if the spec has none.
+
+    It restricts ingress only. It admits clients, metrics collectors and the operator, which reads load and progress.
+    """
+    policy = resource.spec.network_policy
+    if policy is None:
         return None
     any_pod: list[Obj] = [{"namespaceSelector": {}}]
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.namespace}},
         "podSelector": {"matchLabels": dict(settings.operator_selector)},
     }
-    # Defaults are left out, so that an empty selector stays {}: it selects everything.
-    clients = [peer.model_dump(by_alias=True, exclude_defaults=True) for peer in asked.from_] or any_pod
-    collectors = [peer.model_dump(by_alias=True, exclude_defaults=True) for peer in asked.metrics_from]
+    # Without defaults, an empty selector stays {}, which selects everything.
+    clients = [peer.model_dump(by_alias=True, exclude_defaults=True) for peer in policy.from_] or any_pod
+    collectors = [peer.model_dump(by_alias=True, exclude_defaults=True) for peer in policy.metrics_from]
     spec = {
         "podSelector": {"matchLabels": selector(resource.name)},
         "policyTypes": ["Ingress"],
@@ -67,40 +69,41 @@ def networkpolicy(resource: DiffusionLMService, settings: Settings) -> Obj | Non
 
 
 def pdb(resource: DiffusionLMService) -> Obj | None:
-    """How many pods a drain of nodes may take at once; None while suspended. By default a single replica may go."""
-    asked = resource.spec.pod_disruption_budget
+    """Renders the PodDisruptionBudget; None while suspended. The default allows the eviction of a single replica."""
+    section = resource.spec.pod_disruption_budget
     if resource.spec.suspend:
         return None
-    budget = asked.model_dump(by_alias=True, exclude_none=True) if asked else {}
-    requested = {
+    budget = section.model_dump(by_alias=True, exclude_none=True) if section else {}
+    spec = {
         **(budget or {"maxUnavailable": 1}),
         "selector": {"matchLabels": selector(resource.name)},
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a pod that serves nobody never holds a drain up
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",  # an unready pod must not block a drain
     }
-    return child(resource, "policy/v1", "PodDisruptionBudget", engine_name(resource.name), spec=requested)
+    return child(resource, "policy/v1", "PodDisruptionBudget", engine_name(resource.name), spec=spec)
 
 
 def podmonitor(resource: DiffusionLMService) -> Obj | None:
-    """What tells Prometheus where to collect; None unless the spec asks. Whether the cluster has the kind is the plan's
-    question."""
-    asked = resource.spec.monitoring.pod_monitor
-    if asked is None:
+    """Renders the PodMonitor; None if the spec has none. `plan` checks whether the cluster has the kind."""
+    monitor = resource.spec.monitoring.pod_monitor
+    if monitor is None:
         return None
-    endpoint = {"port": PORT_NAME, "path": "/metrics", "interval": asked.interval}
+    endpoint = {"port": PORT_NAME, "path": "/metrics", "interval": monitor.interval}
     spec = {
         "selector": {"matchLabels": selector(resource.name)},
-        "jobLabel": SERVICE_LABEL,  # the metrics' `job` is the resource's name
+        "jobLabel": SERVICE_LABEL,  # label `job` of the metrics is the resource's name
         "podMetricsEndpoints": [endpoint],
     }
     api_version, _, kind = PODMONITOR.rpartition("/")
     made = child(resource, api_version, kind, engine_name(resource.name), spec=spec)
-    made["metadata"]["labels"] = {**resource.spec.common_labels, **asked.labels, **labels(resource.name)}
+    made["metadata"]["labels"] = {**resource.spec.common_labels, **monitor.labels, **labels(resource.name)}
     return made
 
 
 def hpa(resource: DiffusionLMService) -> Obj | None:
-    """It scales the resource itself, whose replicas the operator copies to the workload; None unless the spec asks for
-    that provider."""
+    """Renders the HorizontalPodAutoscaler; None for another provider.
+
+    It scales the custom resource, and the operator copies the replicas to the Deployment.
+    """
     scaling = resource.spec.autoscaling
     if scaling is None or scaling.provider != "HPA":
         return None
@@ -116,7 +119,7 @@ def hpa(resource: DiffusionLMService) -> Obj | None:
 
 
 def _metrics(targets: Targets) -> list[Obj]:
-    """One a target, by the runtime's gauge; a percentage is its share in thousandths."""
+    """Renders one metric per target. Percentages are converted to milli-units of the gauge."""
     requested: dict[str, int] = targets.model_dump(by_alias=True, exclude_none=True) or DEFAULT_TARGETS
     return [
         {

@@ -1,4 +1,4 @@
-"""The engine's container: image, arguments, variables, probes, resources and mounts."""
+"""Renders the engine's container: image, arguments, variables, probes, resources and mounts."""
 
 from unmask_operator.api import DiffusionLMService
 from unmask_operator.api.pod import CACHE_SIZE, LivenessProbe, ReadinessProbe, StartupProbe
@@ -32,13 +32,13 @@ def main(resource: DiffusionLMService, settings: Settings, image: str, restarted
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # the runtime's last line says why it ended
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the runtime's last log line has the cause of its exit
         "volumeMounts": _mounts(resource, settings),
     }
 
 
 def _env(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
-    """The chart's variables first: what the engine needs to run in this pod has the last word."""
+    """Returns the environment. Variables that the engine requires override those of the chart."""
     values = {
         **settings.engine_env,
         "HOME": "/tmp",
@@ -49,8 +49,8 @@ def _env(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
         **ca_bundle.environment(settings),
     }
     env: list[Obj] = [{"name": name, "value": values[name]} for name in sorted(values)]
-    # As many threads as the CPU limit grants, rounded up; the node's cores where there is none. Else torch takes a
-    # thread for each core of the node, and pods that share it starve each other.
+    # Number of threads: the CPU limit, rounded up, or the node's cores without a limit. By default, torch starts one
+    # thread per core of the node, which slows down all pods on it.
     threads = {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
     env.append({"name": "OMP_NUM_THREADS", "valueFrom": threads})
     if token := resource.spec.model.token_secret_ref:
@@ -63,7 +63,7 @@ def _resources(resource: DiffusionLMService) -> Obj:
     if resource.spec.gpu:
         limits[resource.spec.gpu.resource_name] = resource.spec.gpus_per_pod
     size = resource.spec.model_cache.empty_dir.size_limit
-    # what was stored before, as the default of an older schema, nobody has asked for
+    # older schemas stored the default in the object, so it is not an explicit request
     if size not in (None, CACHE_SIZE) and _DISK not in {*limits, *requests}:
         requests[_DISK] = size
     return {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
@@ -81,7 +81,7 @@ def _mounts(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
     read_only = model_source.mounts(resource.spec)
-    if adapters.are_followed(resource.spec):  # as directories, both: what is mounted by subPath never changes
+    if adapters.are_followed(resource.spec):  # both as directories: the kubelet does not update subPath mounts
         read_only[adapters.MOUNT] = adapters.VOLUME
     if resource.spec.auth:
         read_only[KEYS_MOUNT] = "api-keys"

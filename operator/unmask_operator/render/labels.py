@@ -1,4 +1,4 @@
-"""Names, labels, ports and paths that several children share."""
+"""Names, labels and constants that several children use."""
 
 import re
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import FIELD_MANAGER, SERVICE_LABEL, Obj, Ref
 
 PORT = 8000  # the runtime's HTTP port
-PORT_NAME = "http"  # its name on the container, by which Service and PodMonitor find it
+PORT_NAME = "http"  # name of the container port; Service and PodMonitor refer to it
 MAIN = "main"  # the engine's container
 KEYS_MOUNT = "/etc/unmask/keys"  # where the Secret of spec.auth is mounted
-KEYS_FILE = "keys"  # its file there, whatever the Secret calls it
+KEYS_FILE = "keys"  # name of the file there, for any key of the Secret
 
 
 def labels(name: str) -> dict[str, str]:
-    """Returns the labels of every child of the resource `name`, and of its pods."""
+    """Returns the labels of every child of the resource `name` and of its pods."""
     return {
         "app.kubernetes.io/name": "unmask",
         "app.kubernetes.io/instance": name,
@@ -25,22 +25,22 @@ def labels(name: str) -> dict[str, str]:
 
 
 def selector(name: str) -> dict[str, str]:
-    """Returns the selector of the engine's pods: only the service label, so that other labels may change."""
+    """Returns the selector of the engine's pods: only the service label, so that other labels can change."""
     return {SERVICE_LABEL: name}
 
 
 def engine_name(name: str) -> str:
-    """Returns the name of children other than the workload and the Service, which have the resource's name."""
+    """Returns the name of most children. Only the Deployment and the Service have the resource's name."""
     return f"{name}-engine"
 
 
 def model_config(name: str) -> str:
-    """Returns the name of the ConfigMap with the resolved commits of hub models."""
+    """Returns the name of the ConfigMap with the resolved commits of hf:// models."""
     return f"{name}-model"
 
 
 def adapters_config(name: str) -> str:
-    """Returns the name of the ConfigMap with the list of adapters."""
+    """Returns the name of the ConfigMap with the adapter list."""
     return f"{name}-adapters"
 
 
@@ -50,7 +50,7 @@ def revision_name(name: str, number: int) -> str:
 
 
 def is_own(ref: Ref, name: str) -> bool:
-    """Returns whether the resource `name` may have a child of this kind and name."""
+    """Returns whether the resource `name` can have a child of this kind and name."""
     match ref.kind:
         case "Deployment" | "Service":
             return ref.name == name
@@ -62,12 +62,12 @@ def is_own(ref: Ref, name: str) -> bool:
 
 
 def url(name: str, namespace: str, port: int = 80) -> str:
-    """The base URL for OpenAI clients inside the cluster."""
+    """Returns the base URL for OpenAI clients inside the cluster."""
     return f"http://{name}.{namespace}.svc{'' if port == 80 else f':{port}'}/v1"
 
 
 def child(resource: DiffusionLMService, api_version: str, kind: str, name: str, **fields: object) -> Obj:
-    """An object of a resource with its common labels and annotations; `fields` are its members beside metadata."""
+    """Returns a child with the common labels and annotations; `fields` are its members except metadata."""
     spec = resource.spec
     metadata: Obj = {
         "name": name,
@@ -80,11 +80,11 @@ def child(resource: DiffusionLMService, api_version: str, kind: str, name: str, 
 
 
 def annotate(made: Obj, annotations: Mapping[str, str]) -> None:
-    """Adds annotations of a section of the spec to a child; they override the common ones."""
+    """Adds the annotations of a section to a child. They override common annotations."""
     if annotations:
         made["metadata"]["annotations"] = {**made["metadata"].get("annotations", {}), **annotations}
 
 
 def pod_url(address: str, path: str, port: int = PORT) -> str:
-    """Where one engine pod, by its IPv4 or IPv6 address, answers."""
+    """Returns the URL of a path on the engine pod with this IPv4 or IPv6 address."""
     return f"http://{f'[{address}]' if ':' in address else address}:{port}{path}"

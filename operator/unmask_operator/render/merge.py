@@ -1,4 +1,4 @@
-"""The podTemplate of a resource, merged over the rendered one: maps by member, lists of objects by their key."""
+"""Merges the podTemplate of a resource into the rendered pod template: maps by member, lists of objects by key."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,16 +24,18 @@ _NEEDED = {f"{ROOT}.metadata.labels", f"{ROOT}.spec.containers", f"{ROOT}.spec.c
 
 
 def merge_template(base: Obj, patch: Mapping[str, Any]) -> Obj:
-    """The pod template `base` with the resource's podTemplate merged over it; neither is changed.
+    """Returns the rendered template `base` merged with the podTemplate `patch`. Neither is modified.
 
-    Maps merge member by member and ``null`` deletes a member. Entries of containers, initContainers, volumes, env,
-    imagePullSecrets (by name), volumeMounts (by mountPath) and ports (by containerPort) merge with the entry of the
-    same key, new ones follow; an entry that ``null`` leaves with its key alone goes. Where an entry or a probe can be
-    of one kind only, the given kind replaces the rendered one. Tolerations are added. Other lists are replaced.
+    * Maps merge by member; ``null`` deletes a member.
+    * Entries of containers, initContainers, volumes, env, imagePullSecrets (by name), volumeMounts (by mountPath) and
+      ports (by containerPort) merge by key. New entries are appended. An entry is removed if ``null`` leaves only its
+      key.
+    * The source of a variable or volume and the handler of a probe replace the rendered ones.
+    * Tolerations are appended. Other lists are replaced.
 
     Raises:
-        SpecError: an entry without its key, two with the same, a member of the wrong type, or one of the reserved
-            things: the selector's label, and main's command, args, image and port.
+        SpecError: an entry lacks its key or repeats one, a member has the wrong type, or `patch` sets a reserved one.
+            Reserved are the selector's label, and command, args, image and port of the container main.
     """
     metadata, spec = patch.get("metadata", {}), patch.get("spec", {})
     _refuse_reserved_metadata(metadata, f"{ROOT}.metadata")
@@ -47,7 +49,7 @@ def merge_template(base: Obj, patch: Mapping[str, Any]) -> Obj:
 def _refuse_reserved_metadata(metadata: Mapping[str, Any], where: str) -> None:
     for member, value in metadata.items():
         if member not in ("labels", "annotations"):
-            raise SpecError(f"{where}.{member}", "only labels and annotations reach the pods; remove it")
+            raise SpecError(f"{where}.{member}", "only labels and annotations can be set; remove it")
         if member == "labels" and isinstance(value, Mapping) and SERVICE_LABEL in value:
             raise SpecError(f"{where}.labels", f"{SERVICE_LABEL} selects the engine's pods; remove it")
 
@@ -55,10 +57,12 @@ def _refuse_reserved_metadata(metadata: Mapping[str, Any], where: str) -> None:
 def _refuse_reserved_main(main: Mapping[str, Any], where: str) -> None:
     for member, field in (("command", "image"), ("args", "engine"), ("image", "image")):
         if member in main:
-            raise SpecError(f"{where}.{member}", f"is the operator's to set; remove it and use spec.{field}")
+            raise SpecError(f"{where}.{member}", f"is set by the operator; remove it and use spec.{field}")
     for port in main.get("ports", ()):
         if port["containerPort"] == PORT or port.get("name") == PORT_NAME:
-            raise SpecError(f"{where}.ports", f"port {PORT}, named {PORT_NAME}, is the engine's; take another one")
+            raise SpecError(
+                f"{where}.ports", f"port {PORT}, named {PORT_NAME}, is reserved for the engine; use another port"
+            )
 
 
 def _merge_maps(base: Mapping[str, Any], patch: Mapping[str, Any], where: str) -> Obj:
@@ -68,7 +72,7 @@ def _merge_maps(base: Mapping[str, Any], patch: Mapping[str, Any], where: str) -
         if value is not None:
             merged[member] = _merge_member(member, merged.get(member), value, path)
         elif path in _NEEDED:
-            raise SpecError(path, "the engine needs it; remove the null")
+            raise SpecError(path, "the engine requires it; remove the null")
         else:
             merged.pop(member, None)
     return merged
@@ -98,11 +102,11 @@ def _merge_entries(member: str, base: list[Any], patch: list[Any], where: str) -
     merged: dict[str | int, Obj] = {entry[key]: entry for entry in base}  # keeps the order of the first appearance
     for index, entry in enumerate(patch):
         if not isinstance(entry, Mapping) or not isinstance(name := entry.get(key), str | int):
-            raise SpecError(f"{where}[{index}]", f"has no {key}; give it one, entries merge by it")
+            raise SpecError(f"{where}[{index}]", f"has no {key}, by which entries merge; add one")
         if any(entry[key] == name for entry in patch[:index]):
-            raise SpecError(f"{where}[{index}]", f"is the second entry with {key} {name}; make them one")
+            raise SpecError(f"{where}[{index}]", f"is the second entry with {key} {name}; combine them")
         old = merged.get(name, {})
-        if entry.keys() != {key}:  # a variable and a volume are of one kind: the given one
+        if entry.keys() != {key}:  # a variable or volume has one source, that of the patch
             if member == "env":
                 old = {}
             elif member == "volumes":
@@ -116,7 +120,7 @@ def _merge_entries(member: str, base: list[Any], patch: list[Any], where: str) -
 
 
 def _clean(value: Any) -> Any:
-    """A copy without the members that are null."""
+    """Copies a value without members that are null."""
     if isinstance(value, Mapping):
         return {k: _clean(v) for k, v in value.items() if v is not None}
     return [_clean(v) for v in value] if isinstance(value, list) else value

@@ -1,9 +1,11 @@
-"""The commit of an `hf://` model without a revision: the first pod resolves it, and all later ones get the same.
+"""Commit of an `hf://` model without a revision. The first pod resolves it, and all later pods use the same commit.
 
-Pods cannot learn it from their template, which must not change for it. Its `--model` ends in a variable that a key of
-a ConfigMap holds: empty at first, so that the engine takes the repository's main branch, and "@COMMIT" once a pod has
-said what it loaded. The key follows from the model and the restart annotation: an edit of something else keeps the
-commit, going back to an earlier model restores its own, and a restart resolves it anew.
+The commit is not part of the pod template, because a change of the template would restart pods. Instead, `--model` ends
+in a variable with the value of a ConfigMap key. The value is empty at first, so the engine loads the main branch. It is
+"@COMMIT" after a pod has reported the loaded commit.
+
+The key depends on the model and the restart annotation. Other edits retain the commit, a return to an earlier model
+restores the commit of that model, and a restart resolves the commit again.
 """
 
 import hashlib
@@ -15,12 +17,12 @@ from unmask_operator.api import DiffusionLMService
 from unmask_operator.objects import Obj
 from unmask_operator.render.labels import MAIN, child, model_config
 
-VARIABLE = "MODEL_REVISION"  # not UNMASK_: the runtime refuses what is no flag of its own
+VARIABLE = "MODEL_REVISION"  # without the prefix UNMASK_, for which the runtime rejects variables that are no flags
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def key(resource: DiffusionLMService, restarted_at: str) -> str | None:
-    """The ConfigMap's key for the pods of `resource`; None for a model that has no commit to resolve."""
+    """Returns the ConfigMap key for the pods of `resource`; None if the model has no commit to resolve."""
     model = resource.spec.model
     if not model.uri.startswith("hf://") or model.revision:
         return None
@@ -28,14 +30,14 @@ def key(resource: DiffusionLMService, restarted_at: str) -> str | None:
 
 
 def variable(resource: DiffusionLMService, restarted_at: str) -> list[Obj]:
-    """The engine's variable with the commit."""
+    """Returns the environment variable with the commit; empty if there is no commit to resolve."""
     if (found := key(resource, restarted_at)) is None:
         return []
     return [{"name": VARIABLE, "valueFrom": {"configMapKeyRef": {"name": model_config(resource.name), "key": found}}}]
 
 
 def key_of(pod: Mapping[str, Any]) -> str | None:
-    """The key that a pod, or a pod template, reads the commit from."""
+    """Returns the ConfigMap key that a pod or pod template refers to; None without one."""
     for container in pod["spec"]["containers"]:
         for one in container.get("env", ()) if container["name"] == MAIN else ():
             if one["name"] == VARIABLE:
@@ -45,7 +47,7 @@ def key_of(pod: Mapping[str, Any]) -> str | None:
 
 
 def config_map(resource: DiffusionLMService, commits: Mapping[str, str]) -> Obj | None:
-    """The ConfigMap of the commits by key ("": not known yet); None where there is no key."""
+    """Returns the ConfigMap of the commits by key ("" if unresolved); None without keys."""
     if not commits:
         return None
     data = {name: f"@{commit}" if commit else "" for name, commit in commits.items()}
@@ -53,6 +55,6 @@ def config_map(resource: DiffusionLMService, commits: Mapping[str, str]) -> Obj 
 
 
 def recorded(live: Mapping[str, Any]) -> dict[str, str]:
-    """The commits that a ConfigMap holds."""
+    """Returns the resolved commits of a ConfigMap by key."""
     data = live.get("data") or {}
     return {name: value[1:] for name, value in data.items() if value[:1] == "@" and COMMIT.fullmatch(value[1:])}

@@ -1,30 +1,33 @@
-"""Where the engine finds what a uri of the spec names: a model, an adapter."""
+"""Maps the uri of a model or an adapter to volumes, mounts and the location in the pod."""
 
 from unmask_operator.api import Spec, SpecError
 from unmask_operator.api.lora import Adapter
 from unmask_operator.render.model_revision import VARIABLE
 
-MODEL_MOUNT = "/mnt/model"  # of the claim of a pvc:// model
-CLAIMS_MOUNT = "/mnt/adapters"  # below it are the claims that adapters lie on, each under its name
+MODEL_MOUNT = "/mnt/model"  # mount path of the claim of a pvc:// model
+CLAIMS_MOUNT = "/mnt/adapters"  # parent of the mount paths of claims with adapters
 
 
 def volumes(spec: Spec) -> dict[str, str]:
-    """The claims of the pods, by their volumes' names."""
+    """Returns the PersistentVolumeClaims of the pods by volume name."""
     named = enumerate(spec.lora.claim_names if spec.lora else ())
     own = {"model": _on_claim(spec.model.uri)[0]} if spec.model.uri.startswith("pvc://") else {}
     return own | {f"adapters-{i}": claim for i, claim in named}
 
 
 def mounts(spec: Spec) -> dict[str, str]:
-    """The volumes by the paths where they are mounted. Adapters find every claim, the model's own too, by its name."""
+    """Returns volume names by mount path. With adapters, each claim is also mounted by name, including the model's."""
     found = volumes(spec)
     by_name = {f"{CLAIMS_MOUNT}/{claim}": volume for volume, claim in found.items()} if spec.lora else {}
     return ({MODEL_MOUNT: "model"} if "model" in found else {}) | by_name
 
 
 def model(spec: Spec) -> str | None:
-    """``--model``: None for demo://, which the runtime serves without that flag. SpecError for a scheme that only
-    another version knows."""
+    """Returns the value of ``--model``; None for demo://, the runtime's default.
+
+    Raises:
+        SpecError: the scheme is not supported by this version.
+    """
     uri, revision = spec.model.uri, spec.model.revision
     match uri.partition("://")[0]:
         case "hf":
@@ -34,16 +37,18 @@ def model(spec: Spec) -> str | None:
         case "demo":
             return None
         case scheme:
-            raise SpecError("spec.model.uri", f"this operator knows demo://, hf:// and pvc://, and not {scheme}://")
+            raise SpecError(
+                "spec.model.uri", f"{scheme}:// is not supported by this operator; use demo://, hf:// or pvc://"
+            )
 
 
 def adapter(lora_adapter: Adapter) -> str:
-    """As the runtime takes it. A scheme that only another version knows is its to refuse, for that adapter alone."""
+    """Returns the location of an adapter for the runtime, which rejects unknown schemes per adapter."""
     if lora_adapter.uri.startswith("pvc://"):
         return "/".join((CLAIMS_MOUNT, *_on_claim(lora_adapter.uri)))
     return lora_adapter.uri + (f"@{lora_adapter.revision}" if lora_adapter.revision else "")
 
 
 def _on_claim(uri: str) -> list[str]:
-    """The claim of a pvc:// uri and the names that lead to a directory on it."""
+    """Splits a pvc:// uri into the claim and the path components."""
     return uri.removeprefix("pvc://").rstrip("/").split("/")

@@ -1,4 +1,4 @@
-"""The pod template: everything about a pod but its containers' insides, which container.py has."""
+"""Renders the pod template. `container.py` renders its container."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,27 @@ from unmask_operator.render.merge import merge_template
 from unmask_operator.settings import Settings
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-END_SECONDS = 10  # for the process to end after its last request
+END_SECONDS = 10  # for the process to exit after its last request
 
 
 @dataclass(frozen=True)
 class RenderedPod:
-    """What pods are made of: the resolved image and the whole pod template."""
+    """The resolved image and the pod template."""
 
     image: str
     template: Obj
 
 
 def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: str = "") -> RenderedPod:
-    """The form that this operator gives the pods of `resource`, restarted when the annotation said so last ("": never).
+    """Renders the pod template of `resource`.
 
-    SpecError: a wrong podTemplate or extraArgs.
+    Args:
+        resource: the parsed resource.
+        settings: the operator's settings.
+        restarted_at: last value of the restart annotation; "" without one.
+
+    Raises:
+        SpecError: podTemplate, extraArgs or the model's uri is invalid.
     """
     image = resource.spec.image or settings.runtime_image
     base = {"metadata": _metadata(resource, restarted_at), "spec": _spec(resource, settings, image, restarted_at)}
@@ -37,7 +43,7 @@ def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: s
 
 def _metadata(resource: DiffusionLMService, restarted_at: str) -> Obj:
     marks = {RESTARTED_AT: restarted_at} if restarted_at else {}
-    # cluster-autoscaler keeps a node with a pod that has emptyDirs, unless the pod says that it may go.
+    # cluster-autoscaler does not remove a node that runs a pod with emptyDirs, unless the pod has this annotation.
     own = {"kubectl.kubernetes.io/default-container": MAIN, SAFE_TO_EVICT: "true"}
     return {
         "labels": {**resource.spec.common_labels, **labels(resource.name)},
@@ -50,7 +56,7 @@ def _spec(resource: DiffusionLMService, settings: Settings, image: str, restarte
     ending = (resource.spec.drain_delay, resource.spec.drain_timeout_seconds, END_SECONDS)
     spec: Obj = {
         "serviceAccountName": engine_name(resource.name),
-        "automountServiceAccountToken": False,  # the engine never talks to the API server
+        "automountServiceAccountToken": False,  # the engine does not access the API server
         "enableServiceLinks": False,  # a Service called "unmask" would inject UNMASK_PORT, which the runtime reads
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": sum(ending),
@@ -76,7 +82,7 @@ def _spec(resource: DiffusionLMService, settings: Settings, image: str, restarte
 
 
 def _scheduling(resource: DiffusionLMService, settings: Settings) -> Obj:
-    """What the chart sets for all engines and for those with GPUs; empty values add no member."""
+    """Returns the scheduling settings of the chart, for all engines and for engines with GPUs; without empty values."""
     has_gpu = resource.spec.gpu is not None
     members: Obj = {
         "nodeSelector": {**settings.engine_node_selector, **(settings.gpu_node_selector if has_gpu else {})},

@@ -1,9 +1,15 @@
-"""ControllerRevisions hold the pod template, so that only a change of the pods restarts an engine.
+"""Revisions of the pod template, stored as ControllerRevisions, so that only an edit of the engine restarts it.
 
-The newest revision holds its spec, the resolved image and the pod template. Pods are made from it, and not from what
-this operator would render. If this operator renders an edited spec to the same template, the new revision keeps the old
-template. Only an edit that changes the template, or the restart annotation, applies this operator's template. Scaling
-and suspending create no revision. Earlier revisions show what ran before, for a manual rollback.
+The newest revision contains its spec, the resolved image and the pod template. Pods use the stored template, not the
+one that this operator version would render.
+
+* If this operator renders the same template for an edited spec as for the stored one, the new revision has the stored
+  template.
+* If the edit changes the rendered template, or the restart annotation changes, the new revision has the newly rendered
+  template.
+* Scaling and suspending create no revision.
+
+Older revisions document earlier templates for a manual rollback.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,17 +30,25 @@ REVISION_HISTORY_LIMIT = 3  # templates
 
 @dataclass(frozen=True)
 class Revision:
-    """One ControllerRevision. Its content was accepted once and is not validated again."""
+    """A ControllerRevision. Its content was accepted before and is not validated again.
 
-    number: int  # counts the revisions of a resource; the highest is the newest
-    # Without `replicas` and `suspend`. None: it holds the running template, because the stored revision cannot be read.
+    Attributes:
+        number: sequence number per resource; the highest one is current.
+        spec: the spec without `replicas` and `suspend`. None: the revision represents the running pods, because their
+            stored revision cannot be read.
+        restarted_at: last value of the restart annotation; "" without one.
+        rendered_pod: image and template.
+        stored: the immutable data in the cluster; None for a new revision.
+    """
+
+    number: int
     spec: Mapping[str, Any] | None
-    restarted_at: str  # the restart annotation's last value; "": none
+    restarted_at: str
     rendered_pod: RenderedPod
-    stored: Obj | None = None  # the immutable data in the cluster; None: not created yet
+    stored: Obj | None = None
 
     def rendered(self, metadata: Mapping[str, Any], settings: Settings) -> RenderedPod | None:
-        """Renders the revision's spec with this operator. None: this operator does not accept the spec."""
+        """Renders the revision's spec with this operator version; None if this version rejects the spec."""
         try:
             resource = parse({"metadata": metadata, "spec": self.spec}, runs=True)
             return render_pod(resource, settings, self.restarted_at)
@@ -44,7 +58,7 @@ class Revision:
 
 @dataclass(frozen=True)
 class UnsupportedRevision:
-    """A revision that another version wrote in a format that this operator does not know."""
+    """A revision that another operator version wrote in a format that this version does not support."""
 
     number: int
     format: object
@@ -58,7 +72,7 @@ def controlled_revisions(children: Iterable[Obj], uid: str) -> list[Revision | U
 
 def _read(obj: Obj) -> Revision | UnsupportedRevision:
     data = obj.get("data") or {}
-    known = data.get("format", FORMAT)  # the first revisions have none
+    known = data.get("format", FORMAT)  # the first version wrote no format
     if known != FORMAT or not {"spec", "restartedAt", "image", "template"} <= data.keys():
         return UnsupportedRevision(obj["revision"], known)
     rendered = RenderedPod(data["image"], data["template"])
@@ -68,24 +82,24 @@ def _read(obj: Obj) -> Revision | UnsupportedRevision:
 def resolve_revision(
     obj: Obj, held: Revision | None, number: int, settings: Settings
 ) -> tuple[DiffusionLMService, Revision]:
-    """Returns the parsed resource and the revision for its pods.
+    """Parses the resource and determines the revision of its pods.
 
     Args:
-        obj: The resource.
-        held: The newest revision; None: there is none.
-        number: Number of a new revision.
-        settings: The operator's settings.
+        obj: the resource.
+        held: the current revision; None without one.
+        number: number of a new revision.
+        settings: the operator's settings.
 
     Returns:
-        The resource, and `held` if the spec is unchanged, else a new revision. The new one keeps the template of `held`
-        unless the edit changes it or the restart annotation has a new value.
+        The parsed resource and its revision. This is `held` if no recorded section was edited. Otherwise it is a new
+        revision, which reuses the template of `held` unless the edit or the restart annotation changes the template.
 
     Raises:
-        SpecError: The spec is invalid. Sections that `held` covers are not validated, because their pods run.
+        SpecError: the spec is invalid. Sections that `held` covers are not validated again.
     """
     spec: Obj = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
     annotated = (obj["metadata"].get("annotations") or {}).get(RESTARTED_AT)
-    restarted_at = annotated or (held.restarted_at if held else "")  # removing the annotation restarts nothing
+    restarted_at = annotated or (held.restarted_at if held else "")  # removal of the annotation is no restart
     if (
         held
         and restarted_at == held.restarted_at
@@ -105,13 +119,16 @@ def _same_pods(held: Revision, number: int, spec: Mapping[str, Any]) -> Revision
 
 
 def first_revision(obj: Mapping[str, Any], restarted_at: str, found: RenderedPod) -> Revision:
-    """Returns the first revision of a resource whose pods run with the template `found`."""
+    """Returns the first revision of a resource, for running pods with the template `found`."""
     spec = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
     return Revision(1, _inputs(spec), restarted_at, found)
 
 
 def revisions_to_keep(newest_first: Sequence[Revision | UnsupportedRevision]) -> set[int]:
-    """Returns the numbers of revisions to keep: the last one of each recent template, and unsupported ones."""
+    """Returns the numbers of the revisions to retain.
+
+    These are the newest revision of each of the newest `REVISION_HISTORY_LIMIT` templates, and all unsupported ones.
+    """
     templates: list[Obj] = []
     numbers = set()
     for revision in newest_first:
@@ -124,7 +141,7 @@ def revisions_to_keep(newest_first: Sequence[Revision | UnsupportedRevision]) ->
 
 
 def controller_revision(resource: DiffusionLMService, revision: Revision) -> Obj | None:
-    """Returns the ControllerRevision object, or None for a revision that replaces an unsupported one."""
+    """Renders the ControllerRevision of `revision`; None if it represents an unreadable one."""
     if revision.spec is None:
         return None
     data = revision.stored or {

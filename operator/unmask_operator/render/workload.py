@@ -1,4 +1,4 @@
-"""The Deployment of the engine's pods."""
+"""Renders the Deployment of the engine's pods."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from unmask_operator.objects import Obj
 from unmask_operator.render.labels import MAIN, child, selector
 
 _PROBE_PERIOD, _PROBE_FAILURES = 10, 3  # Kubernetes' own defaults
-_PROGRESS_SLACK = 600  # seconds for scheduling and pulling, beside the startup budget
+_PROGRESS_SLACK = 600  # seconds for scheduling and image pull, in addition to the startup budget
 
 
 def replicas(resource: DiffusionLMService) -> int:
-    """Engine pods asked for now: 0 while suspended, within the autoscaler's bounds where there is one."""
+    """Returns the desired number of pods: 0 while suspended, else `replicas` within the autoscaler's bounds."""
     spec = resource.spec
     if spec.suspend:
         return 0
@@ -39,17 +39,17 @@ def deployment(resource: DiffusionLMService, template: Obj) -> Obj:
 
 
 def progress_deadline(pod: Mapping[str, Any]) -> int:
-    """Seconds in which a pod, or one of a template, should have become Ready."""
+    """Returns the seconds within which a pod, or a pod of a template, must become Ready."""
     return startup_budget(pod) + _PROGRESS_SLACK
 
 
 def startup_budget(template: Mapping[str, Any]) -> int:
-    """Seconds that the engine's container of a pod template may take to start; 0 without a startup probe."""
+    """Returns the seconds that the startup probe allows the engine's container; 0 without a probe."""
     probe = next((c.get("startupProbe") for c in template["spec"]["containers"] if c["name"] == MAIN), None)
     if not probe:
         return 0
 
-    def number(member: str, default: int) -> int:  # the podTemplate may hold anything; the API server refuses it later
+    def number(member: str, default: int) -> int:  # the API server validates the podTemplate later
         return value if isinstance(value := probe.get(member), int) else default
 
     checks = number("failureThreshold", _PROBE_FAILURES) * number("periodSeconds", _PROBE_PERIOD)

@@ -53,7 +53,7 @@ class Simulation:
             "queuedRequestsPerReplica": share,
             "runningRequestsPerReplica": share if running is None else running / max(len(ready), 1),
             "kvCacheUtilizationPercent": kv_percent,
-            "room": self.room,
+            "max_running": self.room,
         }
         whole = self.births[: max(len(self.births) - self.broken, 0)]
         view = Sample(

@@ -127,7 +127,7 @@ def test_a_write_that_fails_is_said_and_tried_again() -> None:
     decision = autoscaler.decision("a")
     assert decision is not None
     assert not decision.healthy
-    assert decision.reason == "spec.replicas could not be written: no way"
+    assert decision.reason == "cannot write spec.replicas: no way"
     assert decision.last_scale_time is None
     world.refuse = False
     _tick(world, autoscaler, 15)
@@ -211,7 +211,7 @@ def test_a_new_leader_believes_the_engine_rather_than_a_readiness_that_came_back
     """The pods were Ready again after 50 minutes, and have loaded in one: five minutes without load are enough."""
     world = World({"a": _service(3, pollingIntervalSeconds=60)})
     world.load = {f"a#{n}": 0 for n in range(3)}
-    world.loaded, world.besides = 3000, {"loaded": 60}
+    world.loaded, world.besides = 3000, {"load_seconds": 60}
     autoscaler = _autoscaler(world)
     for _ in range(7):
         _tick(world, autoscaler, 60)

@@ -61,11 +61,11 @@ def test_the_runtimes_own_metrics_are_read() -> None:
     assert parse(metrics.text().decode(), GAUGES) == LOADS | {
         "queuedRequestsPerReplica": 7,
         "runningRequestsPerReplica": 5,
-        "room": 8,
-        "loaded": 90,
+        "max_running": 8,
+        "load_seconds": 90,
     }
     metrics.figures.live = [12, 3]  # engines of one pod
-    assert parse(metrics.text().decode(), GAUGES)["room"] == 16
+    assert parse(metrics.text().decode(), GAUGES)["max_running"] == 16
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_the_runtimes_own_metrics_are_read() -> None:
     [
         (TEXT.replace("unmask_requests_running 12.0\n", ""), "/metrics lacks unmask_requests_running"),
         (TEXT.replace("12.0", "many"), "unmask_requests_running has no value"),
-        (TEXT.replace("0.25", "NaN"), "unmask_kv_usage_ratio is not a valid load: NaN"),
-        (TEXT.replace("3.0", "-3"), "unmask_requests_waiting is not a valid load: -3"),
+        (TEXT.replace("0.25", "NaN"), "unmask_kv_usage_ratio must be a finite number of at least 0, got NaN"),
+        (TEXT.replace("3.0", "-3"), "unmask_requests_waiting must be a finite number of at least 0, got -3"),
         ("", "/metrics lacks unmask_requests_waiting"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_right_that_adoption_lacks_is_named(admin, namespace, operator):
     again["metadata"]["annotations"] = {ADOPT: "true"}
     again = admin.create(again)
     found = wait_condition(admin, again, "Accepted", "False", "NameConflict", says="rbac.adoption of the chart")
-    assert "refused to let it adopt Deployment demo" in found["message"]
+    assert "rejected the adoption of Deployment demo" in found["message"]
 
 
 def test_a_foreign_object_of_the_name_is_left_alone(admin, namespace, operator):

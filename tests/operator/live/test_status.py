@@ -120,4 +120,4 @@ def test_the_builtin_autoscaler_moves_replicas_up_and_down(admin, namespace):
         admin.wait("the Deployment", lambda: read(admin, resource)["status"]["replicas"] == 1)
     notes = [event["note"] for event in admin.events(namespace, "Scaled", at_least=2)]
     assert any(note.endswith("to 3 replicas: scaled up for queuedRequestsPerReplica") for note in notes)
-    assert "from 3 to 1 replicas: scaled down: the whole stable window needed fewer" in notes
+    assert "from 3 to 1 replicas: scaled down: all samples in the stable window required fewer replicas" in notes
