@@ -102,7 +102,7 @@ def _other_causes(
     capacity: _Capacity | None,
     sentence: str,
 ) -> Condition:
-    """Returns the condition if, besides missing GPUs, nodes are excluded or lack other resources."""
+    """Returns the condition if GPUs are missing and nodes are excluded or lack other resources."""
     resource = short.text.removeprefix("Insufficient ")
     hint, need = _rollout_hint(inputs), _needed(pod, resource)
     if capacity and not causes and need > capacity.largest:
