@@ -1,1 +1,4 @@
-"""The Kubernetes operator. Its folder `operator/` is no package, so that Python's own `operator` module still wins."""
+"""The Kubernetes operator.
+
+Its folder `operator/` is not a package, so that imports of `operator` still find Python's standard module.
+"""

@@ -1,4 +1,4 @@
-"""The operator as a process: ``python -m unmask_operator``."""
+"""The entry point of the operator: ``python -m unmask_operator``."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ class Operator:
         self._cache = Cache()
         self._queue: WorkQueue[Key] = WorkQueue()
         self._metrics = Metrics(self._cache, lambda: len(self._queue))
-        self._identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # a restarted container is another one
+        self._identity = f"{settings.pod_name}_{uuid.uuid4().hex[:8]}"  # differs after a restart of the container
         lease = Lease(self._identity)
         self._elector = LeaderElector(self._client, settings.namespace, settings.lease_name, lease, settings.deployment)
         self._client.may_write = self._elector.in_time
@@ -53,7 +53,7 @@ class Operator:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs until SIGTERM or SIGINT; any task's failure ends the process."""
+        """Runs until SIGTERM or SIGINT. The failure of any task ends the process."""
         client = self._client
         await self._credentials.load()
         app = health.application(self._metrics.registry, lambda: time.monotonic() - client.last_answer, self._is_up)
@@ -99,7 +99,7 @@ class Operator:
             clusterwide=not settings.watch_namespaces,
             namespaces=settings.watch_namespaces,
         )
-        self._handle_signals()  # kopf has installed its own
+        self._handle_signals()  # kopf has replaced the handlers
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -122,7 +122,7 @@ class Operator:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first of the errors that a task group has collected."""
+    """Returns the first error of a task group's exception group."""
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 

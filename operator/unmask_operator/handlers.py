@@ -1,8 +1,8 @@
-"""Every kopf handler of the operator.
+"""The kopf handlers of the operator.
 
-A handler updates the cache and enqueues the resource concerned; the work queue's workers reconcile. kopf exits when a
-kind that it watches disappears, so it does not watch PodMonitors, whose CustomResourceDefinition may be absent:
-`controller/resync.py` lists them.
+A handler updates the cache and enqueues the resource. Workers of the work queue reconcile it. kopf exits when a watched
+kind disappears. So it does not watch PodMonitors, whose CustomResourceDefinition is optional: `controller/resync.py`
+lists them.
 """
 
 from typing import Any
@@ -19,7 +19,13 @@ LOGIN_RETRY_SECONDS = 5.0
 
 
 def make_registry(events: EventHandler, login: WatchLogin, own: Settings) -> kopf.OperatorRegistry:
-    """Returns the registry for `kopf.operator`."""
+    """Returns the registry of handlers.
+
+    Args:
+        events: Receives the events of all watches.
+        login: Opens the session of the watches.
+        own: The operator's settings.
+    """
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)

@@ -1,4 +1,4 @@
-"""``/healthz``, ``/readyz`` and ``/metrics`` on the operator's port."""
+"""Serves ``/healthz``, ``/readyz`` and ``/metrics`` on the operator's port."""
 
 import errno
 import socket
@@ -47,10 +47,10 @@ async def serve(app: web.Application, port: int, host: str | None = None) -> web
     Args:
         app: The application.
         port: The port to listen on; 0 selects a free one.
-        host: The address to listen on; None is every IPv6 and IPv4 address.
+        host: The address to listen on; None: all IPv6 and IPv4 addresses.
 
     Returns:
-        The runner, whose `cleanup()` ends it.
+        The runner. Its `cleanup()` stops the server.
     """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

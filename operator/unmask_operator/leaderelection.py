@@ -37,7 +37,7 @@ class Lease:
     def __init__(self, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.identity = identity
         self.clock = clock
-        self._seen: tuple[str, str] | None = None  # holder and renewTime last seen
+        self._seen: tuple[str, str] | None = None  # last observed holder and renewTime
         self._seen_at = 0.0
         self._runs_out = 0.0
         self.renewed_at: float | None = None  # None: not the leader

@@ -9,6 +9,8 @@ from unmask_operator.settings import Settings
 
 
 class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object."""
+
     def format(self, record: logging.LogRecord) -> str:
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -32,4 +34,4 @@ def configure(settings: Settings) -> None:
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.getLogger("kopf").setLevel(logging.WARNING)  # below that it logs each event and each handler
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # at lower levels it logs each event and each handler

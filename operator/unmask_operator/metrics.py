@@ -11,7 +11,7 @@ from unmask_operator.kube.cache import Cache
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _MINUTES = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0)
-_STOPPED = ("Suspended", "NoReplicas")  # reasons of Available=False that the spec asks for
+_STOPPED = ("Suspended", "NoReplicas")  # reasons of Available=False that the spec requests
 
 
 class Metrics(Collector):

@@ -13,16 +13,16 @@ import aiohttp
 
 from unmask_operator.render.labels import PORT, pod_url
 
-LARGEST_BODY = 256 << 10  # bytes; the runtime's largest answers have a tenth of it
+LARGEST_BODY = 256 << 10  # bytes; the runtime's largest answers have a tenth of this size
 MAX_CHUNKS = 512  # of a body with chunked transfer coding; the parser needs as long for one as for 1 KiB of body
 RECEIVE_BUFFER = 8 << 10  # bytes; limits the input of the parser per callback of the event loop
-TIMEOUT_SECONDS = 2.0  # for one pod
-PODS_AT_ONCE = 32  # of all services
+TIMEOUT_SECONDS = 2.0  # per request
+PODS_AT_ONCE = 32  # concurrent, of all services
 PODS_PER_SERVICE = 8  # concurrent; slow pods of one service delay those of others little
 
 HEADERS = {
-    "Connection": "close",  # a poll's pause is as long as a server keeps idle connections
-    "Accept-Encoding": "identity",  # a compressed body has no bound
+    "Connection": "close",  # the poll interval is as long as a server's keep-alive timeout
+    "Accept-Encoding": "identity",  # the decompressed size of a body is not bounded
 }
 
 
@@ -82,7 +82,7 @@ async def get_text(
             return await _read(answer.content, path)
     except TimeoutError:
         raise PodRequestError(f"{path} took longer than {timeout:g} s") from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: what aiohttp cannot parse
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: aiohttp cannot parse the answer
         raise PodRequestError(f"{path}: {type(error).__name__}") from error
 
 
@@ -99,7 +99,7 @@ async def _read(content: aiohttp.StreamReader, path: str) -> str:
 
 
 class PodSlots:
-    """Limits concurrent requests: of all services together, and of each service."""
+    """Limits concurrent requests in total and per service."""
 
     def __init__(self, total: int = PODS_AT_ONCE, per_service: int = PODS_PER_SERVICE) -> None:
         self._total = asyncio.Semaphore(total)
@@ -111,7 +111,7 @@ class PodSlots:
 
 
 class ServiceSlots:
-    """An asynchronous context manager that holds one slot."""
+    """An asynchronous context manager that holds one slot of the service and one of the total."""
 
     def __init__(self, total: asyncio.Semaphore, own: asyncio.Semaphore) -> None:
         self._total = total

@@ -638,7 +638,7 @@ def test_a_container_that_was_added_to_the_deployment_is_named(with_pods: bool) 
 def test_pods_as_they_were_made_say_so() -> None:
     observed = running()
     _, found = judged(replace(observed, pods=[pod_of(observed)]))
-    assert found["message"] == "the pods are as this operator makes them"
+    assert found["message"] == "the pods match the template that this operator renders"
 
 
 def test_the_resolved_image_is_that_of_the_newest_pod_of_the_newest_template() -> None:

@@ -272,12 +272,13 @@ def failed(message: str, reason: str = "Evicted") -> tuple[str, str]:
         (
             "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. Container main was "
             "using 12Gi, request is 0, has larger consumption of memory. ",
-            "set spec.resources.requests.memory to what container main needs",
+            "set spec.resources.requests.memory to the memory that container main needs",
         ),
         (
             "The node was low on resource: memory. Container istio-proxy was using 2Gi, request is 40Mi, has larger "
             "consumption of memory. ",
-            "set spec.podTemplate.spec.containers[name=istio-proxy].resources.requests.memory to what container",
+            "set spec.podTemplate.spec.containers[name=istio-proxy].resources.requests.memory to the memory that "
+            "container",
         ),
         (
             "The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 512Mi.",

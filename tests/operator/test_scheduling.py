@@ -106,7 +106,7 @@ def test_a_node_with_gpus_that_excludes_the_pod_is_not_called_busy(message: str,
         ("1 node(s) had volume node affinity conflict", "the volume of a PersistentVolumeClaim is in a zone"),
         ("1 node(s) had no available volume zone", "the volume of a PersistentVolumeClaim is in a zone"),
         ("1 node(s) didn't find available persistent volumes to bind", "no PersistentVolume fits the claim"),
-        ("1 node(s) exceed max volume count", "as many volumes as it may"),
+        ("1 node(s) exceed max volume count", "maximum number of volumes"),
         ("1 node(s) didn't have free ports for the requested pod ports", "remove hostPort"),
         ("1 node(s) didn't match pod topology spread constraints", "spec.podTemplate.spec.topologySpreadConstraints"),
         ("1 node(s) didn't match pod anti-affinity rules", "spec.podTemplate.spec.affinity.podAntiAffinity"),
@@ -316,7 +316,7 @@ def test_a_rollout_that_finds_no_cpu_or_memory_names_the_rollout_strategy(resour
     for condition in ("Scheduled", "RolloutComplete", "Ready"):
         assert found[condition]["reason"] == "Unschedulable"
         assert (
-            "the old pods serve on: set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy"
+            "the old pods still serve: set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy"
             in found[condition]["message"]
         )
 

@@ -165,9 +165,9 @@ def test_the_same_again_is_no_change(state: str) -> None:
 @pytest.mark.parametrize(
     ("nodes", "need", "words", "hint"),
     [
-        (True, "2", "needs 2 nvidia.com/gpu and the largest node has 4, not all free; the old pods serve on", True),
+        (True, "2", "needs 2 nvidia.com/gpu and the largest node has 4, not all free; the old pods still serve", True),
         (True, "8", "needs 8 nvidia.com/gpu and the largest node has 4: it never fits", False),
-        (False, "2", "needs 2 nvidia.com/gpu; the old pods serve on", True),
+        (False, "2", "needs 2 nvidia.com/gpu; the old pods still serve", True),
     ],
 )
 def test_too_few_gpus_for_a_rollout(nodes: bool, need: str, words: str, hint: bool) -> None:
@@ -241,7 +241,7 @@ def test_a_rollout_waits_for_the_new_pods_while_the_old_serve() -> None:
     assert found["Available"]["status"] == "True"
     assert _says(found["RolloutComplete"])[1:] == (
         "Progressing",
-        "1 of 1 pods are of the newest template, 1 of the old one serve on",
+        "1 of 1 pods are of the newest template, 1 of the old one still serve",
     )
     assert found["Ready"]["reason"] == "Starting"
 

@@ -1,1 +1,1 @@
-"""The controller: resync, queue and workers, and each step of one reconcile. It runs in the pod that leads."""
+"""The controller of the leader: resync, work queue, workers, and each step of a reconcile."""

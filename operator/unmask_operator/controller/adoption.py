@@ -1,4 +1,4 @@
-"""Writes the owner reference of objects that a resource adopts."""
+"""Adopts objects: adds the owner reference of the resource."""
 
 import logging
 from dataclasses import replace
@@ -38,7 +38,7 @@ async def adopt(client: Client, cache: Cache, observed: Observed) -> tuple[Obser
             if error.general:
                 raise
             key = Key(meta["namespace"], meta["name"])
-            log.warning("%s %s was not adopted: %s", ref.kind, ref.name, error, extra={"service": key})
+            log.warning("cannot adopt %s %s: %s", ref.kind, ref.name, error, extra={"service": key})
             if not (error.not_found or error.conflict):
                 failed[ref] = error.message
             continue

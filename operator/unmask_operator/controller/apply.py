@@ -31,7 +31,7 @@ ATOMIC_GROUP = ("ControllerRevision", "Deployment")
 # limit is above the number of children.
 MAX_RETRIES = 20
 
-# The API server's validation of a value with two alternatives.
+# Validation errors of the API server for a field of which only one alternative may be set.
 CLASH = re.compile("Duplicate value|may not specify more than|may not be specified when|cannot be both set")
 
 log = logging.getLogger(__name__)
@@ -290,7 +290,7 @@ class Applier:
             if error.exists or error.conflict:
                 return _Conflict(children={ref: await self._read(ref, child["metadata"]["namespace"])})
             if error.refusal:
-                log.warning("%s %s was refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
+                log.warning("%s %s refused: %s", ref.kind, ref.name, error, extra={"service": outcome.key})
                 outcome.refused.setdefault(ref, []).append(child)
                 if not dry_run:
                     self.refused_writes.setdefault(outcome.key, set()).add(ref)
@@ -308,7 +308,7 @@ class Applier:
         return None
 
     async def _apply_child(self, child: Obj, live: Obj, dry_run: bool) -> Obj:
-        """Applies a child, and replaces what another client's alternative keeps the API server from accepting."""
+        """Applies a child. If another client set the alternative of a field, the field is replaced first."""
         uid = live["metadata"]["uid"]
         try:
             return await self.client.apply(child, uid, dry_run)
@@ -323,17 +323,18 @@ class Applier:
         return await self.client.apply(child, uid)
 
     async def _note_managers(self, key: Key, child: Obj) -> None:
-        """Reads who manages the child's fields, of which the store has nothing. Without an answer nobody is named."""
+        """Reads the field managers of a child, which are not in the cache. After an error they stay unknown."""
         kind, meta = kind_of(child["apiVersion"], child["kind"]), child["metadata"]
         try:
             live = await self.client.get(kind, meta["namespace"], meta["name"])
         except ApiError as error:
-            log.info("field managers of %s %s not read: %s", child["kind"], meta["name"], error, extra={"service": key})
+            sentence = "cannot read the field managers of %s %s: %s"
+            log.info(sentence, child["kind"], meta["name"], error, extra={"service": key})
         else:
             self.conflicts.note_managers(key, child, live)
 
     async def _read(self, ref: Ref, namespace: str) -> Obj | None:
-        """The object that made a write fail, as it is now; None when it is gone."""
+        """Returns the object that made a write fail, or None if it does not exist."""
         kind = kind_of(ref.api_version, ref.kind)
         try:
             return await self.client.get(kind, namespace, ref.name)
@@ -348,11 +349,11 @@ def _written_form(child: Obj) -> Obj:
 
 
 def _ordered(changes: list[Obj], observed: Observed, refused: Collection[Ref]) -> list[Obj]:
-    """The order of writing changes.
+    """Returns the changes in the order of their writes.
 
-    Creating a resource keeps the order of rendering: what pods need comes before them. In an edit what pods need is
-    followed by the pin and the Deployment, the most likely ones to be refused: then nothing else was changed yet.
-    Children in `refused` come before all others, the pin and the Deployment together.
+    For a new resource this is the order of rendering: dependencies of pods precede the Deployment. In an edit the
+    revision and the Deployment follow these dependencies directly. They are the most likely ones to be refused, and no
+    other child has changed then. Children in `refused` precede all others, the revision and the Deployment together.
     """
     name = observed.resource["metadata"]["name"]
     is_edit = Ref("apps/v1", "Deployment", name) in observed.children

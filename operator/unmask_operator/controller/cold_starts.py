@@ -11,7 +11,7 @@ class ColdStarts:
     """Reports the time of each pod once, in seconds.
 
     A pod that is Ready when this process first sees it was reported by an earlier leader, unless it was created after
-    `since`: a pod may become Ready between two looks.
+    `since`: a pod may become Ready between two calls of `look`.
     """
 
     def __init__(self, observe: Callable[[float], None], since: datetime) -> None:

@@ -1,4 +1,4 @@
-"""Applies what lists and watches return to the cache, and enqueues the resources concerned."""
+"""Updates the cache with objects of lists and watches, and enqueues their resources."""
 
 from collections.abc import Callable, Set
 
@@ -14,7 +14,7 @@ DEBOUNCE_READY_SECONDS = 0.25
 
 
 class EventHandler:
-    """Updates the cache and enqueues.
+    """Updates the cache and enqueues resources.
 
     Args:
         cache: The cache.
@@ -26,7 +26,7 @@ class EventHandler:
         self._enqueue = enqueue
 
     def on_event(self, kind: ApiKind, change: str | None, obj: Obj) -> None:
-        """Applies one object.
+        """Updates the cache with one object and enqueues its resource.
 
         Args:
             kind: The object's kind.
@@ -41,11 +41,11 @@ class EventHandler:
             self._enqueue(key, debounce_seconds(kind, obj))
 
     def on_list(self, kind: ApiKind, namespace: str | None, found: Set[tuple[Key, str]], version: int) -> None:
-        """Removes what a complete list did not contain.
+        """Removes objects that a complete list did not contain, and enqueues their resources.
 
         Args:
             kind: The kind that was listed.
-            namespace: Where; None is the cluster.
+            namespace: The listed namespace; None: all.
             found: Names and uids of the list's objects.
             version: The list's resource version.
         """
@@ -59,7 +59,7 @@ class EventHandler:
 
 
 def debounce_seconds(kind: ApiKind, obj: Obj) -> float:
-    """The debounce pause after a change of an object, in seconds: none for a resource itself."""
+    """Returns the debounce pause after a change of an object, in seconds; 0 for the resource itself."""
     if kind is DLMS:
         return 0.0
     return DEBOUNCE_READY_SECONDS if kind is PODS and is_ready(obj) else DEBOUNCE_SECONDS

@@ -1,8 +1,8 @@
-"""Fields of children that something else keeps changing: detects them, and repairs them less and less often.
+"""Detects fields of children that another client keeps changing, and repairs them at increasing intervals.
 
-A repair writes a field again that was as planned before. Several repairs of one field within half an hour are a
-conflict with another field manager. A write whose own answer differs from what was sent is a conflict with admission: a
-mutating webhook has no field manager. Everything here is in memory and belongs to one leader.
+A repair is another write of a field that matched the plan before. Several repairs of one field within half an hour are
+a conflict with another field manager. If the answer to a write differs from the request, the conflict is with
+admission: a mutating webhook has no field manager. The state is in memory, per leader.
 """
 
 import json
@@ -15,38 +15,38 @@ from unmask_operator.objects import FIELD_MANAGER, GROUP, Key, Obj, Ref, digest
 from unmask_operator.plan.drift import FieldPath, ListKey, differences, field_name
 from unmask_operator.plan.observed import FieldConflict
 
-APPLIED = f"{GROUP}/applied"  # annotation of a child: a digest of what was last written to it
+APPLIED = f"{GROUP}/applied"  # annotation of a child: digest of the last written form
 
-REPAIRS = 3  # of one field, within WINDOW_SECONDS, make a conflict
+REPAIRS = 3  # repairs of one field within WINDOW_SECONDS that make a conflict
 WINDOW_SECONDS = 1800.0  # GitOps tools correct drift every 3 to 10 minutes
-# Between repairs of a field in conflict; each pause is twice the one before, as from 1 s after the first repair.
+# Pauses between repairs of a field in conflict. Each is twice the previous one, as if the first had been 1 s.
 FIRST_PAUSE_SECONDS = 2.0 ** (REPAIRS - 1)
 LAST_PAUSE_SECONDS = 300.0
-# With admission, which does the same to every write: it is tried again only to notice that it has stopped.
+# Pauses in a conflict with admission, which changes every write. Retries only detect that it has stopped.
 FIRST_ADMISSION_PAUSE_SECONDS = 30.0
 LAST_ADMISSION_PAUSE_SECONDS = 3600.0
-# A conflict ends once the field has stayed as written for so long, or for three times what the other one took to change
-# it again, if that is longer.
+# A conflict ends once the field has stayed unchanged for this time, or for three times the other client's reaction time
+# if that is longer.
 SETTLED_SECONDS = 60.0
 
-SHORTEST_LOOK_SECONDS = 0.1  # until the next reconcile for a conflict
+SHORTEST_LOOK_SECONDS = 0.1  # minimum until the next reconcile for a conflict
 
 REPLICAS: FieldPath = ("spec", "replicas")  # of a Deployment
-OBJECT: FieldPath = ()  # stands for the object itself, which something else keeps deleting
+OBJECT: FieldPath = ()  # the object itself, which another client keeps deleting
 
 
 @dataclass(slots=True)
 class _Field:
-    """What is known of one field.
+    """The state of one field.
 
     Attributes:
         repairs: times of the repairs within the window.
         written: time of the last write.
-        pause: seconds without repairs after the last one; 0 without a conflict.
+        pause: seconds from the last write to the next repair; 0: no conflict.
         reaction: the longest time from a write until the field was found changed.
-        changed: whether it was changed when last looked at.
-        manager: the other field manager, "" while none is known.
-        by_admission: whether the answer to the last write differed from what was sent.
+        changed: whether the field differed at the last comparison.
+        manager: the other field manager; "" if unknown.
+        by_admission: whether the answer to the last write differed from the request.
     """
 
     repairs: list[float] = field(default_factory=list)
@@ -68,30 +68,36 @@ class _Field:
 
 @dataclass(slots=True)
 class _Child:
-    written: str = ""  # digest of what was last written
+    written: str = ""  # digest of the last written form
     fields: dict[FieldPath, _Field] = field(default_factory=dict)
 
 
 class FieldConflicts:
-    """The memory of repairs, by resource. `clock` returns seconds."""
+    """The state of repairs and conflicts by resource.
+
+    Args:
+        clock: Returns monotonic seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._children: dict[Key, dict[Ref, _Child]] = {}
 
     def forget(self, key: Key) -> None:
+        """Removes the state of a resource."""
         self._children.pop(key, None)
 
     def look(
         self, key: Key, planned: Iterable[Obj], live: Mapping[Ref, Obj], written_form: Callable[[Obj], Obj]
     ) -> None:
-        """Compares the fields in memory with the live objects, before anything is written.
+        """Compares the fields in memory with the live objects, before the writes of a reconcile.
 
         Args:
             key: the resource.
-            planned: its children.
-            live: the objects of the cluster.
-            written_form: returns a child as it is sent. It is called only for a child that has fields in memory.
+            planned: the planned children.
+            live: the live objects.
+            written_form: returns a child in the form that is sent. It is called only for children with fields in
+                memory.
         """
         now, known = self._clock(), self._children.get(key)
         if not known:
@@ -102,7 +108,7 @@ class FieldConflicts:
                 del known[ref]
                 continue
             if not known[ref].fields:
-                continue  # most children, and comparing them takes time in each reconcile
+                continue  # as for most children; comparing them would cost time in each reconcile
             changed = {OBJECT} if ref not in live else set(differences(written_form(desired[ref]), live[ref]))
             for path, one in list(known[ref].fields.items()):
                 if path in changed and not one.changed:
@@ -114,9 +120,9 @@ class FieldConflicts:
                     del known[ref].fields[path]
 
     def is_held(self, key: Key, child: Obj, live: Obj) -> bool:
-        """Whether the child is not to be written now: all that differs are fields in conflict, repaired just before.
+        """Returns whether to skip the write of a child: it differs only in fields whose conflict pause has not ended.
 
-        A child that is planned otherwise than it was last written is never held.
+        A child whose plan has changed since the last write is never skipped.
         """
         known = self._children.get(key, {}).get(Ref.of(child))
         if known is None or not self._was_written(known, child, live):
@@ -126,7 +132,7 @@ class FieldConflicts:
         return all(one is not None and one.pause and now < one.due for one in fields)
 
     def is_contested(self, key: Key, child: Obj, live: Obj) -> bool:
-        """Whether the next write of the child makes, or continues, a conflict: then the managers are of interest."""
+        """Returns whether the next write of the child starts or continues a conflict, which needs the managers."""
         known = self._children.get(key, {}).get(Ref.of(child))
         if known is None or not self._was_written(known, child, live):
             return False
@@ -134,20 +140,20 @@ class FieldConflicts:
         return any(one is not None and len(self._recent(one)) + 1 >= REPAIRS for one in fields)
 
     def note_managers(self, key: Key, child: Obj, live: Obj) -> None:
-        """Takes the other field managers from the `managedFields` of a live object as the API server has it."""
+        """Records the other field managers, from the `managedFields` of the live object on the API server."""
         known = self._children[key][Ref.of(child)]
         for path in differences(child, live):
             if path in known.fields:
                 known.fields[path].manager = other_manager(live, path) or known.fields[path].manager
 
     def note_write(self, key: Key, child: Obj, live: Obj | None, answer: Obj) -> None:
-        """Takes in a write of a child.
+        """Records a write of a child.
 
         Args:
             key: the resource.
-            child: what was sent.
-            live: the object before; None if it was created.
-            answer: the object after, as the API server answered.
+            child: the object that was sent.
+            live: the object before the write; None if it was created.
+            answer: the object in the API server's answer.
         """
         now, known = self._clock(), self._children.setdefault(key, {}).setdefault(Ref.of(child), _Child())
         rejected = set(differences(child, answer))
@@ -159,7 +165,7 @@ class FieldConflicts:
         fields = {*known.fields, *repaired, *rejected}
         for path in fields | {OBJECT} if live is None else fields - {OBJECT}:
             if path in known.fields and known.fields[path].by_admission and path not in rejected:
-                del known.fields[path]  # admission lets it pass now
+                del known.fields[path]  # admission no longer changes it
                 continue
             one = known.fields.setdefault(path, _Field())
             if path in repaired:
@@ -175,11 +181,11 @@ class FieldConflicts:
             one.written = now
 
     def note_delete(self, key: Key, ref: Ref) -> None:
-        """Takes in a deletion by the operator."""
+        """Records a deletion by the operator."""
         self._children.get(key, {}).pop(ref, None)
 
     def note_scale(self, key: Key, ref: Ref, replicas: int) -> None:
-        """Takes in a write of a Deployment's replicas alone."""
+        """Records a write of only a Deployment's replicas."""
         now = self._clock()
         known = self._children.setdefault(key, {}).setdefault(ref, _Child())
         one = known.fields.setdefault(REPLICAS, _Field())
@@ -191,13 +197,13 @@ class FieldConflicts:
         known.written, one.written, one.changed = again, now, False
 
     def is_scale_held(self, key: Key, ref: Ref, replicas: int) -> bool:
-        """Whether these replicas are not to be written now: something else has changed them again and again."""
+        """Returns whether to skip a write of these replicas: they are in conflict and the pause has not ended."""
         known = self._children.get(key, {}).get(ref)
         one = known.fields.get(REPLICAS) if known and known.written == f"replicas {replicas}" else None
         return one is not None and bool(one.pause) and self._clock() < one.due
 
     def of(self, key: Key) -> Sequence[FieldConflict]:
-        """The conflicts of a resource."""
+        """Returns the conflicts of a resource."""
         return [
             FieldConflict(ref, field_name(path), one.manager, one.by_admission)
             for ref, known in sorted(self._children.get(key, {}).items())
@@ -206,20 +212,20 @@ class FieldConflicts:
         ]
 
     def next_look(self, key: Key) -> float | None:
-        """Seconds until a repair is due again or a conflict may have ended; None without a conflict."""
+        """Returns seconds until the next repair or the possible end of a conflict, or None without a conflict."""
         now = self._clock()
         contested = [
             one for child in self._children.get(key, {}).values() for one in child.fields.values() if one.pause
         ]
-        looks = ((one.due if one.changed else one.settles) - now for one in contested)
-        return min((max(seconds, SHORTEST_LOOK_SECONDS) for seconds in looks), default=None)
+        delays = ((one.due if one.changed else one.settles) - now for one in contested)
+        return min((max(seconds, SHORTEST_LOOK_SECONDS) for seconds in delays), default=None)
 
     def _recent(self, one: _Field) -> list[float]:
         return [at for at in one.repairs if at > self._clock() - WINDOW_SECONDS]
 
     @staticmethod
     def _was_written(known: _Child, child: Obj, live: Obj) -> bool:
-        """Whether this form of the child was written before, so that a difference is no edit."""
+        """Returns whether this form of the child was written before, so that a difference is not an edit."""
         stamp = (live["metadata"].get("annotations") or {}).get(APPLIED)
         return _digest(child) in (known.written, stamp)
 
@@ -229,9 +235,9 @@ def _digest(child: Obj) -> str:
 
 
 def other_manager(live: Mapping[str, Any], path: FieldPath) -> str:
-    """The field manager, other than the operator, that owns a field; "" if `managedFields` has none.
+    """Returns the field manager, other than the operator, that owns a field; "" if `managedFields` has none.
 
-    A field that was removed has no owner: then it is the other manager that wrote after the operator.
+    A removed field has no owner. Then the result is the other manager that wrote last after the operator.
     """
     entries = live["metadata"].get("managedFields") or ()
     others = [e for e in entries if e.get("manager") not in (None, FIELD_MANAGER) and e.get("subresource") != "status"]
@@ -246,7 +252,7 @@ def other_manager(live: Mapping[str, Any], path: FieldPath) -> str:
 
 
 def _owns(fields: Mapping[str, Any], path: FieldPath) -> bool:
-    """Whether a set of fields (FieldsV1) holds a path, or an atomic parent or a part of it."""
+    """Returns whether a set of fields (FieldsV1) contains a path, an atomic parent or a part of it."""
     for part in path:
         names = [name for name in fields if _matches(name, part)]
         if not names:

@@ -34,12 +34,12 @@ POLL_SECONDS = 5.0  # between polls of pods that are loading
 log = logging.getLogger(__name__)
 
 
-# Watches every kind until it fails or is cancelled. It reports each event to the first and each list to the second.
+# Watches every kind until it fails or is cancelled. Events go to the EventHandler, reports of lists to the Resync.
 Watch = Callable[[EventHandler, Resync], Awaitable[None]]
 
 
 class Manager:
-    """Runs everything that a leader does. The cache starts from lists."""
+    """Runs the controllers of one leader. The cache is filled by lists first."""
 
     def __init__(
         self, client: Client, cache: Cache, queue: WorkQueue[Key], settings: Settings, metrics: Metrics, watch: Watch
@@ -51,7 +51,7 @@ class Manager:
         self._watch = watch
         self._events = EventHandler(cache, queue.add)
         self._resync = Resync(client, cache, self._events, settings, metrics)
-        self.synced = self._resync.synced  # nothing is written before
+        self.synced = self._resync.synced  # reconciles start afterwards
         self._nodes = Nodes(client, settings.read_nodes, queue.add)
         self._slots = PodSlots()
         self._pod_progress = PodProgress(
@@ -83,7 +83,7 @@ class Manager:
                 await self._watch(self._events, self._resync)
 
     async def _discovered(self) -> None:
-        """Waits until discovery shows the resource's kind. kopf reads it once and never watches what is missing."""
+        """Waits until discovery lists the resource's kind. kopf reads discovery once and ignores kinds added later."""
         for pause in Backoffs():
             try:
                 if await self._client.discovers(DLMS):

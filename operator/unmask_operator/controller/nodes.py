@@ -40,8 +40,8 @@ class Nodes:
 
         If the list fails, the previous one is returned: a less precise condition must not block the reconcile.
         """
-        homeless = [pod for pod in pods if condition(pod, "PodScheduled").get("reason") == "Unschedulable"]
-        if not (self.granted and homeless):
+        unschedulable = [pod for pod in pods if condition(pod, "PodScheduled").get("reason") == "Unschedulable"]
+        if not (self.granted and unschedulable):
             return None
         async with self._listing:
             if self.clock() - self._requested_at > NODES_SECONDS:
@@ -50,15 +50,15 @@ class Nodes:
                     self._nodes, _ = await self.client.list(NODES, transform=slim, page=PAGE)
                 except ApiError as error:
                     log.warning("cannot list nodes: %s", error)
-        if self._nodes is None and (key := owner_key(homeless[0])):
+        if self._nodes is None and (key := owner_key(unschedulable[0])):
             self.requeue(key, NODES_SECONDS)
         return self._nodes
 
 
 def slim(node: Obj) -> Obj:
-    """Returns what status reads of a node: labels, device plugins' resources, and what excludes pods from it.
+    """Returns the part of a node that the status needs: labels, resources of device plugins, and what excludes pods.
 
-    Names of images are the largest part of a node and are left out.
+    The names of images are the largest part of a node and are left out.
     """
     labels = {sys.intern(name): value for name, value in (node["metadata"].get("labels") or {}).items()}
     status, spec = node.get("status") or {}, node.get("spec") or {}

@@ -16,10 +16,8 @@ from unmask_operator.status.pods.event_messages import is_silent
 AGAIN_SECONDS = 30.0  # between the first two reads for a pod; each pause is twice the previous one
 LONGEST_SECONDS = 240.0  # longest pause; many pods have no explanation while a large image is pulled
 
-REPORTERS = (
-    "kubelet",
-    "attachdetach-controller",
-)  # components that start and stop pods; other Events explain nothing here
+# Components that start and stop pods. Events of others do not explain why a pod does not start.
+REPORTERS = ("kubelet", "attachdetach-controller")
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class PodEvents:
             try:
                 events, _ = await self.client.list(EVENTS, key.namespace, fields=f"regarding.uid={uid}")
             except ApiError as error:
-                log.warning("Events of a pod cannot be read: %s", error)
+                log.warning("cannot list the Events of a pod: %s", error)
                 continue
             if (found := in_order(events)) != self.events.get(uid, ()):
                 self.events = {**self.events, uid: found}

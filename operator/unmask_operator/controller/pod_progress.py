@@ -80,7 +80,7 @@ class PodProgress:
             try:
                 async with asyncio.timeout_at(end), limits.setdefault(key, slots.of_service()):
                     report = await startup(session, pod["status"]["podIP"], self.port, expected, self._parsing)
-            except TimeoutError:  # other pods of its service were slow
+            except TimeoutError:  # other pods of the service were slow
                 return None
             pause = (
                 min(2 * pause, LONGEST_SECONDS)
@@ -153,8 +153,8 @@ async def startup(
         session: From `pod_session`.
         address: The pod's IP address.
         port: The pod's port.
-        adapters: Names of the adapters whose state is of interest.
-        parsing: Held while the answer is parsed, so that one answer per iteration of the event loop is.
+        adapters: Names of the adapters whose state is read.
+        parsing: Held while an answer is parsed, so that one iteration of the event loop parses at most one.
 
     Returns:
         What the pod reports; None without a usable answer.

@@ -98,14 +98,14 @@ class Reconciler:
         observed = await self._observe(resource, children, self._cache.pods(key))
         observed, adopted = await adoption.adopt(self._client, self._cache, observed)
         if adopted:
-            log.info("%d objects adopted", len(adopted), extra={"service": key})
+            log.info("adopted %d objects", len(adopted), extra={"service": key})
             self._metrics.writes.labels("adopt").inc(len(adopted))
             await self._write_events(key, resource, [adoption.event(adopted)], observed.now)
         outcome = await self._applier.apply(
             lambda known: plan(known, self._settings), lambda known: last_accepted(known, self._settings), observed
         )
         if outcome.writes:
-            log.info("%d writes to children", outcome.writes, extra={"service": key})
+            log.info("wrote or deleted %d children", outcome.writes, extra={"service": key})
         for ref, error in outcome.failures.items():
             log.warning("cannot write %s %s: %s", ref.kind, ref.name, error, extra={"service": key})
             if first_attempt:

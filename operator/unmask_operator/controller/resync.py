@@ -25,20 +25,21 @@ from unmask_operator.settings import Settings
 NEEDED = {DLMS, PODS, REVISIONS, kind_of("apps/v1", "Deployment")}
 LISTS_AT_ONCE = 2  # each holds a page in memory
 PERIOD_SECONDS = 600.0  # between two lists of a kind
-AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to the next list here
+AFTER_KOPF_SECONDS = 30.0  # from a list by kopf, which reports no deletions, to the next list by the resync
 LONGEST_RETRY_SECONDS = 30.0
-# kopf does not watch the kinds of OPTIONAL: it exits when a kind that it watches disappears. They are listed this often
-# while a resource uses them, and this often while a resource waits for their CustomResourceDefinition.
+# kopf does not watch the kinds of OPTIONAL, because it exits when a watched kind disappears. They are listed every
+# OPTIONAL_SECONDS while the cache has any, and every DISCOVERY_SECONDS while a resource waits for their
+# CustomResourceDefinition.
 OPTIONAL_SECONDS = 60.0
 DISCOVERY_SECONDS = 15.0
-STEP_SECONDS = 5.0  # between two checks of whether a list is due
+STEP_SECONDS = 5.0  # between checks of whether a list is due
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Source:
-    """One kind in one namespace (None: the cluster)."""
+    """One kind in one namespace (None: all), and the state of its lists."""
 
     kind: ApiKind
     namespace: str | None
@@ -50,7 +51,7 @@ class Source:
 
 
 class Resync:
-    """Lists all kinds: before anything is written, after each list by kopf, after failures, and every 10 minutes."""
+    """Lists all kinds: at the start, after each list by kopf, after failures, and every 10 minutes."""
 
     def __init__(
         self, client: Client, cache: Cache, events: EventHandler, settings: Settings, metrics: Metrics
@@ -60,8 +61,8 @@ class Resync:
         self._events = events
         self._metrics = metrics
         self._slots = asyncio.Semaphore(LISTS_AT_ONCE)
-        self.synced = asyncio.Event()  # every kind was tried and those of NEEDED were listed
-        self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that are served (ApiKind.api)
+        self.synced = asyncio.Event()  # set once all kinds were tried and those of NEEDED were listed
+        self.apis: frozenset[str] = frozenset()  # the kinds of OPTIONAL that the API server serves (ApiKind.api)
         selectors = {DLMS: ",".join(settings.watch_selector)}
         self._sources = {
             kind.path(namespace): Source(kind, namespace, selectors.get(kind, SERVICE_LABEL))
@@ -76,7 +77,11 @@ class Resync:
                 group.create_task(self._repeat(source))
 
     def kopf_has_listed(self, path: str) -> None:
-        """Requests a list of a kind that kopf has just listed, by the URL's path."""
+        """Schedules a list of a kind that kopf has just listed.
+
+        Args:
+            path: The path of the list's URL.
+        """
         if source := self._sources.get(path):
             due = asyncio.get_running_loop().time() + AFTER_KOPF_SECONDS
             source.requested = min(source.requested, due)
@@ -91,7 +96,7 @@ class Resync:
                 await asyncio.sleep(min(left, STEP_SECONDS))
 
     def _pause(self, source: Source) -> float:
-        """Seconds between two lists, as of now."""
+        """Returns the current pause between two lists, in seconds."""
         if source.failures:
             return min(2.0 ** (source.failures - 1), LONGEST_RETRY_SECONDS)
         if source.kind not in OPTIONAL:
@@ -134,7 +139,7 @@ class Resync:
         log.warning("cannot list %s: %s%s", source.kind.plural, error, hint)
 
     def _set_served(self, kind: ApiKind, served: bool) -> None:
-        """Records whether the API server has a kind of OPTIONAL. Plans depend on it."""
+        """Records whether the API server serves a kind of OPTIONAL, on which plans depend."""
         apis = self.apis | {kind.api} if served else self.apis - {kind.api}
         if apis != self.apis:
             self.apis = apis
@@ -142,6 +147,6 @@ class Resync:
 
 
 def lacks_crd(resource: Obj) -> bool:
-    """Whether a resource's status reports a missing CustomResourceDefinition."""
+    """Returns whether a resource's status reports a missing CustomResourceDefinition."""
     conditions = (resource.get("status") or {}).get("conditions") or ()
     return any(c["reason"] == MISSING_CRD for c in conditions)

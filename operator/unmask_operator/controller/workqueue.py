@@ -13,7 +13,11 @@ K = TypeVar("K")
 
 
 class WorkQueue(Generic[K]):
-    """A queue for several workers on one event loop. `clock` is the loop's time in seconds."""
+    """A queue for several workers on one event loop.
+
+    Args:
+        clock: Returns monotonic seconds; by default the event loop's time.
+    """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or asyncio.get_running_loop().time
@@ -41,7 +45,7 @@ class WorkQueue(Generic[K]):
             if self._due.get(key) != due:
                 continue  # an outdated entry: the key ran, or is due earlier
             if key in self._running:
-                self._dirty.add(key)  # `done` puts it back
+                self._dirty.add(key)  # `done` or `add_rate_limited` adds it again
                 continue
             del self._due[key]
             self._running.add(key)

@@ -1,1 +1,1 @@
-"""Requests to the API server, and the cache of what it returned last. Nothing here knows of plans."""
+"""The client of the API server, and the cache of its objects."""

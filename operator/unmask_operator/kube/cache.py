@@ -1,4 +1,4 @@
-"""The last seen state of resources, children and pods, filled by lists, by watches and by our own writes."""
+"""A cache of resources, children and pods. Lists, watches and the operator's own writes update it."""
 
 import sys
 import time
@@ -10,20 +10,22 @@ from unmask_operator.api.nulls import without_nulls
 from unmask_operator.kube.kinds import DLMS, PODS, ApiKind
 from unmask_operator.objects import SERVICE_LABEL, Key, Obj, Ref
 
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # the whole resource again, as text
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # annotation with a copy of the resource as text
 _OF_A_MANAGER = ("manager", "operation", "subresource")
-MAX_TOMBSTONES = 5_000  # deletions remembered, so that no late answer brings a deleted object back
+MAX_TOMBSTONES = 5_000  # deletions in memory, so that no delayed answer restores a deleted object
 
 
 class Cache:
-    """Objects by kind, namespace and name. Whatever is older than what it has is ignored, so order does not matter."""
+    """Objects by kind, namespace and name.
+
+    Objects with an older resource version than the cached one are ignored, so updates may arrive in any order.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._objects: dict[str, dict[Key, Obj]] = defaultdict(dict)  # by ApiKind.api
-        self._by_resource: dict[Key, dict[tuple[str, str], Obj]] = defaultdict(
-            dict
-        )  # a service's, by ApiKind.api and name
+        # Objects of each resource, by ApiKind.api and name.
+        self._by_resource: dict[Key, dict[tuple[str, str], Obj]] = defaultdict(dict)
         self._tombstones: OrderedDict[str, int] = OrderedDict()  # uid -> resource version of its deletion
         self._last_seen: dict[str, float] = {}
 
@@ -118,7 +120,7 @@ class Cache:
     def ages(self) -> dict[str, float]:
         """Returns the seconds since the API server last reported on each kind."""
         now = self._clock()
-        return {api: now - mark_seen for api, mark_seen in self._last_seen.items()}
+        return {api: now - last_seen for api, last_seen in self._last_seen.items()}
 
     def _index(self, kind: ApiKind, name: Key, cached: Obj | None, slimmed: Obj) -> Key | None:
         if kind is DLMS:
@@ -171,7 +173,7 @@ def slim(kind: ApiKind, obj: Mapping[str, Any]) -> Obj:
         obj = {**obj, "spec": without_nulls(obj["spec"])}
     fields = meta.pop("managedFields", None)
     if fields and kind not in (DLMS, PODS):
-        meta["managedFields"] = [{k: f[k] for k in _OF_A_MANAGER if k in f} for f in fields]  # all: places count
+        meta["managedFields"] = [{k: f[k] for k in _OF_A_MANAGER if k in f} for f in fields]  # a patch uses the index
     if LAST_APPLIED in (annotations := meta.get("annotations") or {}):
         meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
     slimmed: Obj = _shared({"apiVersion": kind.api_version, "kind": kind.kind, **obj, "metadata": meta})

@@ -1,4 +1,4 @@
-"""Requests to the API server, sent by the official client: plain objects in, plain objects out."""
+"""Sends requests to the API server with the official client. Objects are dictionaries."""
 
 import asyncio
 import json
@@ -17,17 +17,17 @@ from unmask_operator.kube.kinds import DLMS, LEASES, PODS, REVISIONS, ApiKind, k
 from unmask_operator.objects import FIELD_MANAGER, Obj
 from unmask_operator.plan.drift import Clash
 
-PAGE = 100  # objects of one answer to a list: parsing it must neither hold the event loop up nor take much memory
-LIST_TRIES = 5  # how often a list is begun
+PAGE = 100  # objects per page of a list: a page must not block the event loop for long or take much memory
+LIST_TRIES = 5  # attempts per list; each one starts with the first page
 TIMEOUT_SECONDS = 30.0
-THROTTLED_TRIES = 4  # how often a request is sent that the server throttles (429)
-LONGEST_WAIT_SECONDS = 30.0  # the longest Retry-After that is waited for here; the work queue waits longer ones
+THROTTLED_TRIES = 4  # attempts per request that the API server throttles (429)
+LONGEST_WAIT_SECONDS = 30.0  # longest Retry-After that the client waits; after a longer one the work queue retries
 
 JSON = "application/json"
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-# The official client sends text as it is, but for media types that it encodes by itself: those with "json" in their
-# name and exactly application/apply-patch+yaml, for which its escapes of characters beyond the BMP are no YAML.
+# The official client sends a text body unchanged unless it encodes the media type itself: names with "json", and
+# exactly application/apply-patch+yaml. For the latter it escapes characters beyond the BMP in a form that is not YAML.
 YAML = "application/yaml"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
 
@@ -35,19 +35,20 @@ _ESCAPED = re.compile("[<>&\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 class WriteWithheld(Exception):
-    """A write was withheld: another pod may lead."""
+    """A write was not sent because another pod may lead."""
 
 
 class Client:
     """Reads and writes objects.
 
-    Every method raises ApiError when the server refuses or does not answer. A 429 is waited for and sent again here,
-    since the server did nothing yet. Nothing else is repeated: only the caller knows what a second time would do.
+    Every method raises ApiError if the API server answers with an error or not at all. The client retries a throttled
+    request (429), which had no effect, and a request whose refused credentials (401) could be renewed. All other
+    retries are the caller's, because only the caller knows the effect of a second write.
 
     Attributes:
         last_answer: Monotonic seconds of the last answer below 500.
-        may_write: Called when the first byte of a write is about to be sent, but for writes of Leases. False withholds
-            the write.
+        may_write: Called before the first byte of a write is sent, except for writes of Leases. False withholds the
+            write.
     """
 
     def __init__(self, credentials: Credentials, user_agent: str = FIELD_MANAGER) -> None:
@@ -75,7 +76,16 @@ class Client:
         content_type: str = JSON,
         timeout: float = TIMEOUT_SECONDS,
     ) -> Obj:
-        """Sends a request and returns the object of its answer. A write needs a body, which the fence can withhold."""
+        """Sends a request and returns the object of its answer.
+
+        Args:
+            method: The HTTP method.
+            path: The URL's path.
+            params: The query.
+            body: The object to send. Every write needs one, because the fence withholds the body.
+            content_type: The media type of the body.
+            timeout: Seconds per attempt.
+        """
         assert method == "GET" or body is not None
         for _ in range(THROTTLED_TRIES - 1):
             identity = self._credentials.current
@@ -124,7 +134,7 @@ class Client:
 
     async def _unanswered(self, api: ApiClient, method: str, path: str, error: Exception) -> ApiError:
         if isinstance(error, aiohttp.ClientSSLError) and api is self._api:
-            await self.close()  # the cluster's CA may have been replaced: the next connection reads it again
+            await self.close()  # the cluster's CA may have been replaced; the next connection reads it again
         sentence = f"{method} {path}: no answer from the API server: {str(error) or type(error).__name__}"
         return ApiError(0, "Unreachable", sentence)
 
@@ -151,12 +161,12 @@ class Client:
     async def _fence(
         self, session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestChunkSentParams
     ) -> None:
-        """Withholds a write unless this pod leads. aiohttp calls it in the very step that sends the body's chunk.
+        """Withholds a write unless this pod leads. aiohttp calls it in the iteration that sends the body's chunk.
 
-        A process that was frozen resumes wherever it was, before any of its tasks can learn that another pod leads.
-        Between the call of a request and its first byte lie several steps of the event loop, also without a new
-        connection: a check at the call is too early. aiohttp sends the headers together with the body's first chunk,
-        and the API server ignores a request without its complete body. So every write has a body.
+        A frozen process resumes at any point, before one of its tasks can notice that another pod leads. A check when
+        the request starts is too early: several iterations of the event loop pass before the first byte is sent, even
+        on an open connection. aiohttp sends the headers with the first chunk of the body, and the API server ignores a
+        request with an incomplete body. So every write has a body.
         """
         if f"{LEASES.root}/" not in params.url.path and not self.may_write():
             raise WriteWithheld
@@ -173,10 +183,18 @@ class Client:
         transform: Callable[[Obj], Obj] = lambda item: item,
         page: int = PAGE,
     ) -> tuple[Sequence[Obj], int]:
-        """The objects of a namespace (of the cluster for None), as they are now, and the list's resource version.
+        """Lists objects page by page. A list that expires before its last page (410) is started again.
 
-        They come page by page, and of each only what `transform` makes of it is held on to. A list that the server
-        could not keep until its last page (410) is begun anew.
+        Args:
+            kind: The kind.
+            namespace: The namespace; None: all.
+            selector: The label selector.
+            fields: The field selector.
+            transform: Called with each object. Only its results are stored, which limits memory.
+            page: Objects per page.
+
+        Returns:
+            The transformed objects and the list's resource version.
         """
         query = {"labelSelector": selector, "fieldSelector": fields, "limit": str(page)}
         query = {name: text for name, text in query.items() if text}
@@ -203,10 +221,11 @@ class Client:
             continuation = {"continue": meta["continue"]}
 
     async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
-        """A POST, which takes over nothing that exists. Unknown fields are refused.
+        """Creates an object with a POST, which fails if the name exists. Unknown fields are refused.
 
-        A revision's data is immutable, and the API server refuses a later patch, be it of a label, if its encoding of
-        the data differs from the stored bytes. It stores JSON as it arrived and encodes YAML by itself.
+        The data of a ControllerRevision is immutable. The API server refuses every later patch, even of a label, if its
+        own encoding of the data differs from the stored bytes. It stores JSON as received but encodes YAML itself, so
+        revisions are sent as YAML.
         """
         kind = kind_of(obj["apiVersion"], obj["kind"])
         path = kind.path(obj["metadata"]["namespace"])
@@ -302,29 +321,28 @@ class Client:
         return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
 
     async def patch_deployment_scale(self, namespace: str, name: str, uid: str, replicas: int) -> Obj:
-        """Writes `spec.replicas` of the Deployment with that uid through its scale subresource, and nothing else.
+        """Writes only `spec.replicas` of the Deployment, through its scale subresource.
 
-        Validation and admission of the Deployment's other fields do not apply to it. ApiError.conflict if the uid is
-        another one.
+        Validation and admission of the Deployment's other fields do not apply. ApiError.conflict: the uid differs.
         """
         path = kind_of("apps/v1", "Deployment").path(namespace, name, "scale")
         body = {"metadata": {"uid": uid}, "spec": {"replicas": replicas}}
         return await self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, MERGE)
 
     async def update_lease(self, lease: Obj, timeout: float) -> Obj:
-        """A PUT, which fails with ApiError.conflict when the Lease has changed since it was read."""
+        """Replaces the Lease with a PUT. ApiError.conflict: the Lease has changed since it was read."""
         meta = lease["metadata"]
         path = LEASES.path(meta["namespace"], meta["name"])
         return await self.request("PUT", path, body=lease, timeout=timeout)
 
 
 def is_created_entry(entry: Mapping[str, Any]) -> bool:
-    """Whether a managedFields entry is what our POST left."""
+    """Returns whether a managedFields entry was made by the operator's POST."""
     return _is_own_entry(entry, "Update")
 
 
 def is_applied_entry(entry: Mapping[str, Any]) -> bool:
-    """Whether a managedFields entry is what our apply left."""
+    """Returns whether a managedFields entry was made by the operator's server-side apply."""
     return _is_own_entry(entry, "Apply")
 
 
@@ -339,16 +357,16 @@ def _strict(dry_run: bool) -> dict[str, str]:
 
 
 def encode(body: Any) -> str:
-    """Encodes JSON that is YAML too, as the API server encodes JSON: members sorted, no spaces, <, > and & escaped.
+    """Encodes JSON that is valid YAML, in the API server's form: members sorted, no spaces, <, > and & escaped.
 
-    Control characters and byte order marks are escaped as well: YAML does not allow them.
+    Control characters and byte order marks are escaped too, because YAML does not allow them.
     """
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _was_withheld(error: BaseException | None) -> bool:
-    """Whether the fence caused an error of aiohttp."""
+    """Returns whether the fence caused an error of aiohttp."""
     while error is not None and not isinstance(error, WriteWithheld):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,4 +1,4 @@
-"""The operator's credentials at the API server: a pod's service account, or a kubeconfig with any of its methods."""
+"""Loads the credentials for the API server: the pod's service account, or a kubeconfig with any login method."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, incluster_config, load_incluster_config, load_kube_config
 from kubernetes.aio.config.kube_config import KubeConfigLoader
 
-REFRESH_SECONDS = 60.0  # between two reads of a token's file. An exec plug-in runs again when its token expires.
-LOGIN_SECONDS = 30.0  # that an exec plug-in may take
-BEARER = "BearerToken"  # the official client's name of the Authorization header's value
+REFRESH_SECONDS = 60.0  # between reads of a token file; an exec plug-in runs again when its token expires
+LOGIN_SECONDS = 30.0  # time limit of an exec plug-in
+BEARER = "BearerToken"  # the official client's key for the value of the Authorization header
 
 _UNREADABLE = (ConfigException, OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError)
 
@@ -28,24 +28,24 @@ class LoginError(Exception):
 
 @dataclass(frozen=True)
 class Identity:
-    """What the API server knows a client by."""
+    """The credentials by which the API server identifies the client."""
 
-    authorization: str = field(default="", repr=False)  # the header's value; "" without a token
-    tls: tuple[bytes, ...] = field(default=(), repr=False)  # the CA's, the client's certificate and its key
+    authorization: str = field(default="", repr=False)  # value of the header; "" without a token
+    tls: tuple[bytes, ...] = field(default=(), repr=False)  # CA certificate, client certificate and its key
 
 
 class Credentials:
-    """The official client's configuration, read again while the process runs.
+    """The configuration of the official client, updated while the process runs.
 
     Attributes:
         configuration: For `ApiClient`. `load` and `refresh` change it.
-        current: The identity that was read last.
+        current: The identity of the last read.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.configuration = Configuration(
-            connection_pool_maxsize=0,  # unlimited: the work queue's workers are the limit
-            client_session_kwargs={"trust_env": False},  # a proxy is the kubeconfig's to name
+            connection_pool_maxsize=0,  # unlimited: the number of workers limits the connections
+            client_session_kwargs={"trust_env": False},  # only the kubeconfig configures a proxy
         )
         self.current = Identity()
         self._clock = clock
@@ -54,16 +54,16 @@ class Credentials:
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
-        """Reads the credentials, and runs the exec plug-in if the kubeconfig names one.
+        """Reads the credentials, and runs the exec plug-in if the kubeconfig has one.
 
         Raises:
-            LoginError: There are none, or they cannot be read.
+            LoginError: There are no credentials, or they cannot be read.
         """
         async with self._lock:
             await self._load(None)
 
     async def refresh(self) -> None:
-        """Reads the credentials again if they are a minute old. A failure leaves them as they are."""
+        """Reads the credentials again if they are a minute old. After a failure the last ones stay in use."""
         if self._clock() - self._loaded_at < REFRESH_SECONDS or self._lock.locked():
             return
         async with self._lock:
@@ -73,7 +73,7 @@ class Credentials:
                 log.warning("using the last credentials: %s", error)
 
     async def renew(self, refused: Identity) -> bool:
-        """Replaces an identity that the API server refused. Returns whether there is another one.
+        """Reads the credentials again if the current identity is the refused one. Returns whether it has changed.
 
         Raises:
             LoginError: As `load`.
@@ -84,7 +84,7 @@ class Credentials:
             return self.current != refused
 
     async def _load(self, loader: KubeConfigLoader | None) -> None:
-        self._loaded_at = self._clock()  # a failure is tried again as late as a success
+        self._loaded_at = self._clock()  # the next read after a failure waits as long as after a success
         if Path(incluster_config.SERVICE_TOKEN_FILENAME).exists():
             self._load_service_account()
         else:
@@ -106,7 +106,10 @@ class Credentials:
     async def _load_kubeconfig(self, loader: KubeConfigLoader | None) -> None:
         file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
         if not os.environ.get("KUBECONFIG") and not Path(file).exists():
-            raise LoginError("found neither a service account's token (in a pod) nor a kubeconfig (KUBECONFIG)")
+            raise LoginError(
+                "no credentials: there is neither a service account's token nor a kubeconfig; run the operator in a "
+                "pod with a service account, or set KUBECONFIG"
+            )
         try:
             async with asyncio.timeout(LOGIN_SECONDS):
                 if loader is not None and hasattr(loader, "exec_plugin_expiry"):

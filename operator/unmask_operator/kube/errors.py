@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Mapping
 
-# Statuses with which the API server rejects the request itself: bad request, forbidden (admission, quota, RBAC), method
-# or media type not supported, too large, invalid.
+# HTTP statuses of refusals: bad request, forbidden (admission, quota, RBAC), method or media type not supported, too
+# large, invalid.
 REFUSAL_STATUSES = frozenset((400, 403, 405, 406, 413, 415, 422))
 
-# Admission chooses the status of a denial freely (a webhook's response.status.code, a policy's reason), so only the
-# sentence identifies one: admission/plugin/webhook/errors and admission/plugin/policy of k8s.io/apiserver.
+# Admission may use any status for a denial (a webhook's response.status.code, a policy's reason), so only the message
+# identifies it: admission/plugin/webhook/errors and admission/plugin/policy of k8s.io/apiserver.
 _DENIALS = (
     r'admission webhook ".*?" (denied the request|does not support dry run)',
     r"(ValidatingAdmissionPolicy|MutatingAdmissionPolicy|policy) ['\"].*?['\"]( with binding '.*?')? denied request",
@@ -59,14 +59,21 @@ def is_refusal(status: int, message: str) -> bool:
 
 
 class ApiError(Exception):
-    """A request that the API server refused, or that did not reach it."""
+    """A request failed: the API server answered with an error or not at all.
+
+    Args:
+        status: HTTP status; 0 without an answer.
+        reason: The API's CamelCase reason ("AlreadyExists"); "Unreachable" without an answer.
+        message: The API server's message.
+        retry_after: Seconds of the Retry-After header; None without one.
+    """
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(f"{message} ({status} {reason})" if status else message)
-        self.status = status  # of HTTP; 0 when no answer came
-        self.reason = reason  # the API's CamelCase word ("AlreadyExists"), "Unreachable" when no answer came
-        self.message = message  # the server's sentence
-        self.retry_after = retry_after  # seconds of the Retry-After header; None without one
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
 
     @property
     def not_found(self) -> bool:
@@ -74,32 +81,32 @@ class ApiError(Exception):
 
     @property
     def exists(self) -> bool:
-        """A create met an object of that name."""
+        """Whether a create failed because the name exists."""
         return self.status == 409 and self.reason == "AlreadyExists" and not self.refusal
 
     @property
     def conflict(self) -> bool:
-        """The object is another than the one we knew: a uid or resourceVersion that does not hold any more."""
+        """Whether a precondition failed: the object has another uid or resourceVersion."""
         return self.status == 409 and self.reason != "AlreadyExists" and not self.refusal
 
     @property
     def refusal(self) -> bool:
-        """The API server rejected the request itself, and would do so again: admission, validation, quota, RBAC."""
+        """Whether the API server refused the request itself (admission, validation, quota, RBAC) and would again."""
         return is_refusal(self.status, self.message)
 
     @property
     def denied(self) -> bool:
-        """Admission rejected the request."""
+        """Whether admission denied the request."""
         return bool(_DENIAL.match(self.message))
 
     @property
     def general(self) -> bool:
-        """Other requests fail as well: no answer, throttled, not logged in or not leading."""
+        """Whether other requests fail as well: no answer, throttled, not logged in or not leading."""
         return self.status in (0, 401, 429) and not self.refusal
 
 
 def api_error(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
-    """From an HTTP answer: a Status object where the API server itself speaks, else plain text (a proxy in between)."""
+    """Returns the error of an HTTP answer. The body is a Status of the API server, or the text of a proxy."""
     retry_after = _seconds(headers.get("Retry-After"))
     try:
         status_object = json.loads(body)

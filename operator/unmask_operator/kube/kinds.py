@@ -1,4 +1,4 @@
-"""The kinds the operator deals with, and where the API server keeps them."""
+"""The kinds that the operator reads and writes, and their URLs."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from unmask_operator.objects import API_VERSION, KIND, PLURAL
 
 @dataclass(frozen=True)
 class ApiKind:
-    """A namespaced kind of object: its apiVersion, kind, and the plural its URL has."""
+    """A kind of object: its apiVersion, kind, and the plural in its URL."""
 
     api_version: str
     kind: str
@@ -19,12 +19,12 @@ class ApiKind:
 
     @property
     def resource(self) -> tuple[str, str, str]:
-        """Group, version and plural, as kopf identifies a kind."""
+        """Group, version and plural, by which kopf identifies a kind."""
         return self.group, self.api_version.rpartition("/")[2], self.plural
 
     @property
     def api(self) -> str:
-        """As `Observed.apis` names it."""
+        """apiVersion and kind, the form of `Observed.apis`."""
         return f"{self.api_version}/{self.kind}"
 
     @property
@@ -32,7 +32,13 @@ class ApiKind:
         return f"/{'apis' if self.group else 'api'}/{self.api_version}"
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """The URL of a namespace's collection, of an object or of its subresource; of the whole cluster for None."""
+        """Returns the path of a collection, of an object or of its subresource.
+
+        Args:
+            namespace: The namespace; None: the collection of all namespaces, or an object of a cluster-scoped kind.
+            name: The object's name; "": the collection.
+            subresource: The subresource of the object; "": the object itself.
+        """
         parts = [self.root]
         if namespace is not None:
             parts += ["namespaces", namespace]
@@ -48,7 +54,7 @@ EVENTS = ApiKind("events.k8s.io/v1", "Event", "events")
 REVISIONS = ApiKind("apps/v1", "ControllerRevision", "controllerrevisions")
 POD_MONITORS = ApiKind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 
-# What a resource's children may be. Those of OPTIONAL are there only when their CustomResourceDefinition is.
+# The kinds of children. Those of OPTIONAL exist only if their CustomResourceDefinition is installed.
 CHILDREN = (
     ApiKind("v1", "Service", "services"),
     ApiKind("v1", "ServiceAccount", "serviceaccounts"),
@@ -68,5 +74,9 @@ _BY_NAME = {(k.api_version, k.kind): k for k in (*CACHED, NODES, EVENTS)}
 
 
 def kind_of(api_version: str, kind: str) -> ApiKind:
-    """The entry of an object's kind. KeyError for one that the operator does not deal with."""
+    """Returns the entry of an object's kind.
+
+    Raises:
+        KeyError: The operator does not use the kind.
+    """
     return _BY_NAME[api_version, kind]

@@ -4,7 +4,7 @@ from unmask_operator.objects import Obj
 
 
 def merge_patch(old: Obj, new: Obj) -> Obj:
-    """The patch that turns `old` into `new`; {} when they are equal."""
+    """Returns the patch that changes `old` to `new`; {} if they are equal."""
     patch: Obj = {member: None for member in old if member not in new}
     for member, value in new.items():
         before = old.get(member)

@@ -1,4 +1,4 @@
-"""The HTTP session of kopf's watches: the operator's own credentials, and reports of lists and failures."""
+"""Opens the HTTP session of kopf's watches, which uses the operator's credentials and reports lists and failures."""
 
 import asyncio
 import logging
@@ -13,21 +13,22 @@ from yarl import URL
 
 from unmask_operator.kube.credentials import Credentials, Identity
 
-LONGEST_PAUSE_SECONDS = 30.0  # between logins with credentials that were refused
-FORGET_SECONDS = 300.0  # after which a refusal says nothing about the next login
+LONGEST_PAUSE_SECONDS = 30.0  # longest pause between logins with refused credentials
+FORGET_SECONDS = 300.0  # a refusal does not delay a login after this time
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class WatchLogin:
-    """Opens a session per login. kopf requests a new one whenever the API server refuses the last one's credentials.
+    """Opens one session per login. kopf logs in again whenever the API server refuses the credentials.
 
     Args:
-        credentials: The operator's, which its own requests use too.
-        user_agent: The header of each request.
-        on_list: Called with the path of a URL whose objects were listed.
-        on_error: Called with the HTTP status of a request that failed; 0 without an answer.
+        credentials: The operator's credentials.
+        user_agent: The User-Agent header of each request.
+        on_list: Called with the path of the URL after each list.
+        on_error: Called with the HTTP status of each failed request; 0 without an answer.
+        clock: Returns monotonic seconds.
     """
 
     credentials: Credentials
@@ -42,11 +43,11 @@ class WatchLogin:
     async def open(self) -> tuple[str, aiohttp.ClientSession]:
         """Logs in.
 
-        Credentials that have not changed since the last login are tried again after a growing pause: their file may be
-        about to be replaced.
+        Credentials that have not changed since the last login are used again after an increasing pause, because their
+        file may be replaced soon.
 
         Returns:
-            The API server's address and the session, which kopf closes.
+            The API server's address, and the session. kopf closes it.
 
         Raises:
             LoginError: There are no credentials, or they cannot be read.
@@ -54,7 +55,7 @@ class WatchLogin:
         await self.credentials.load()
         recent = self.clock() - self._opened_at < FORGET_SECONDS
         if self.credentials.current == self._last and recent:
-            log.warning("the API server refused the credentials of a watch")
+            log.warning("the API server refused the credentials of a watch, logging in again")
             await asyncio.sleep(min(2.0 ** min(self._refusals, 10), LONGEST_PAUSE_SECONDS))
             self._refusals += 1
             await self.credentials.load()
@@ -66,7 +67,7 @@ class WatchLogin:
     def _session(self) -> aiohttp.ClientSession:
         configuration = self.credentials.configuration
         return aiohttp.ClientSession(
-            # Each watch occupies a connection, so their number is not limited.
+            # Unlimited, because each watch occupies a connection.
             connector=aiohttp.TCPConnector(limit=0, ssl=RESTClientObject(configuration).ssl_context),
             headers={"User-Agent": self.user_agent},
             middlewares=(self._authenticate,),
@@ -77,7 +78,7 @@ class WatchLogin:
     async def _authenticate(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Adds the token of the moment: a session lives longer than a token."""
+        """Adds the current token, because a session outlives a token."""
         await self.credentials.refresh()
         if authorization := self.credentials.current.authorization:
             request.headers["Authorization"] = authorization
@@ -100,7 +101,7 @@ class WatchLogin:
             if isinstance(params.exception, (aiohttp.ClientError, OSError)):
                 self.on_error(0)
             if isinstance(params.exception, aiohttp.ClientSSLError):
-                await session.close()  # the cluster's CA may have been replaced: kopf logs in again, which reads it
+                await session.close()  # the cluster's CA may have been replaced; kopf's next login reads it
 
         trace = aiohttp.TraceConfig()
         trace.on_request_end.append(answered)

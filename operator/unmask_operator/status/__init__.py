@@ -53,7 +53,7 @@ def status(observed: Observed, plan: Plan) -> Obj:
         "observedGeneration": metadata["generation"],
         "conditions": _conditions(inputs),
         "replicas": number(inputs.status, "replicas"),
-        "readyReplicas": inputs.ready_pods,  # the conditions count these too
+        "readyReplicas": inputs.ready_pods,  # the same count as in the conditions
         "updatedReplicas": number(inputs.status, "updatedReplicas"),
         "selector": f"{SERVICE_LABEL}={metadata['name']}",
         "url": address,
@@ -70,8 +70,8 @@ def status(observed: Observed, plan: Plan) -> Obj:
 
 def _conditions(inputs: StatusInput) -> list[Obj]:
     found_conditions: dict[str, Condition] = {}
-    for kind, judge in CONDITIONS.items():
-        found = judge(inputs)
+    for kind, evaluate in CONDITIONS.items():
+        found = evaluate(inputs)
         if problems := inputs.problems(kind):
             found = false(problems[0].reason, "; ".join(dict.fromkeys(problem.message for problem in problems)))
         if found:

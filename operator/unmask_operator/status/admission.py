@@ -1,4 +1,4 @@
-"""What others made of the objects that the operator wrote: fields in conflict, and changed containers of pods."""
+"""Reports changes that other clients and admission make to children: fields in conflict, and containers of pods."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.render.labels import MAIN
 
 FIELD_CONFLICT = "FieldConflict"  # a condition's reason
-NAMED = 4  # fields, or changes of pods, that a message names
+NAMED = 4  # maximum number of fields, or changes of pods, in a message
 
 
 def conflicts(observed: Observed) -> list[Problem]:
-    """One problem per child and field manager. Their condition is UpToDate: what runs is not what was planned."""
+    """Returns one problem per child and field manager. They belong to UpToDate: live objects differ from the plan."""
     grouped: dict[tuple[Ref, bool, str, bool], list[str]] = defaultdict(list)
     for one in observed.conflicts:
         grouped[one.ref, bool(one.field), one.manager, one.by_admission].append(one.field)
@@ -27,47 +27,53 @@ def _sentence(conflict: FieldConflict) -> str:
     child = f"{conflict.ref.kind} {conflict.ref.name}"
     if not conflict.field:
         return (
-            f"{child}: another client keeps deleting it, and it is created again each time; make that client, such as "
-            "a GitOps tool that prunes, leave the children of this resource alone"
+            f"{child}: another client keeps deleting it, and the operator creates it again; exclude the children of "
+            "this resource from that client, such as a GitOps tool that prunes"
         )
     if conflict.by_admission:
         return (
-            f"{child}: an admission webhook changes {conflict.field} whenever it is written, or the API server itself "
-            "does; exempt the object from the webhook, or set in this resource what it writes"
+            f"{child}: an admission webhook changes {conflict.field} on each write, or the API server does; exempt the "
+            "object from the webhook, or set the webhook's value in this resource"
         )
     other = f"field manager {conflict.manager}" if conflict.manager else "a client without a field manager"
-    advice = "make it leave the object alone, or set the value in this resource"
+    advice = "exclude the object from that client, or set its value in this resource"
     if conflict.ref.kind == "Deployment" and conflict.field == "spec.replicas":
         advice = (
-            "delete what scales the Deployment, such as a HorizontalPodAutoscaler of it, and scale this resource "
+            "delete the autoscaler of the Deployment, such as a HorizontalPodAutoscaler, and scale this resource "
             "(spec.autoscaling, or its scale subresource)"
         )
-    return f"{child}: {other} keeps changing {conflict.field}, which is repaired at growing intervals; {advice}"
+    return (
+        f"{child}: {other} keeps changing {conflict.field}, and the operator repairs it at increasing intervals; "
+        f"{advice}"
+    )
 
 
 def pods_sentence(pods: tuple[Obj, ...], deployment: Obj, plan: Plan) -> str:
-    """Says that the pods are as planned, or which containers and images of theirs others changed.
+    """Returns the message of UpToDate: the pods match the template, or which containers and images differ.
 
-    Admission changes pods, or the template of the Deployment, to which other clients add containers too.
+    Admission may change pods and the Deployment's template. Other clients may add containers to the template.
     """
     live = (deployment.get("spec") or {}).get("template") or {}
     changes = pod_changes((live, *pods), planned_template(plan) or live)
     if not changes:
-        return "the pods are as this operator makes them"
+        return "the pods match the template that this operator renders"
     return (
-        "the pods are as this operator makes them, but for what admission or another client changed: "
+        "the pods match the template that this operator renders, except for changes by admission or another client: "
         f"{_few(changes, '; ')}"
     )
 
 
 def planned_template(plan: Plan) -> Obj:
-    """The pod template of the planned Deployment; {} if none is planned."""
+    """Returns the pod template of the planned Deployment, or {}."""
     planned = next((child for child in plan.children if child["kind"] == "Deployment"), {})
     return (planned.get("spec") or {}).get("template") or {}
 
 
 def pod_changes(pods: tuple[Obj, ...], template: Obj) -> list[str]:
-    """What differs in the containers of pods from the template that they are made from, a phrase each."""
+    """Returns the differences between the containers of pods and the template of these pods, one phrase each.
+
+    Pods of another template are skipped.
+    """
     planned = _containers(template)
     found: dict[str, None] = {}
     for pod in pods:
@@ -85,13 +91,13 @@ def pod_changes(pods: tuple[Obj, ...], template: Obj) -> list[str]:
 
 
 def running_image(pods: tuple[Obj, ...], template: Obj) -> str | None:
-    """The engine's image in the newest pod of this template; the template's where there is none."""
+    """Returns the engine's image in the first, newest pod of this template, else the image in the template."""
     running = next((pod for pod in pods if is_of(pod, template)), template)
     return _containers(running).get(MAIN)
 
 
 def is_of(pod: Obj, template: Obj) -> bool:
-    """Whether a pod is made from a template, by the digest that both have as a label."""
+    """Returns whether a pod is made from a template: both have the same digest as a label."""
     return _digest(pod) == _digest(template)
 
 
@@ -101,11 +107,11 @@ def _digest(obj: Obj) -> str | None:
 
 
 def _containers(pod: Obj) -> dict[str, str]:
-    """Images by the names of containers, init containers included."""
-    return {str(c["name"]): str(c.get("image") or "") for c in _each(pod)}
+    """Returns the images by container name, including init containers."""
+    return {str(c["name"]): str(c.get("image") or "") for c in _all_containers(pod)}
 
 
-def _each(pod: Obj) -> Iterator[Obj]:
+def _all_containers(pod: Obj) -> Iterator[Obj]:
     spec = pod.get("spec") or {}
     yield from spec.get("initContainers") or ()
     yield from spec.get("containers") or ()

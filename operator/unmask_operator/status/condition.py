@@ -1,39 +1,42 @@
-"""What a condition says."""
+"""The status, reason and message of a condition."""
 
 from dataclasses import dataclass
 
 from unmask_operator.status.limits import valid_reason, valid_text
 
-LONGEST_MESSAGE = 1024  # characters: foreign sentences may be long
-LONGEST_REASON = 256  # characters of an invalid reason that a message quotes
+LONGEST_MESSAGE = 1024  # characters; messages of other components may be long
+LONGEST_REASON = 256  # characters of an invalid reason in a message
 
 
 @dataclass(frozen=True)
 class Condition:
     status: str  # "True", "False" or "Unknown"
     reason: str
-    message: str  # for people; with False it says what to do, where that can be known
+    message: str  # for users; if the status is False it has the fix, where one is known
 
 
 def true(reason: str, message: str = "") -> Condition:
-    return _verdict("True", reason, message)
+    """Returns a condition that is True."""
+    return _condition("True", reason, message)
 
 
 def false(reason: str, message: str) -> Condition:
-    return _verdict("False", reason, sentence(message))
+    """Returns a condition that is False, with the message on one line and cut to `LONGEST_MESSAGE`."""
+    return _condition("False", reason, sentence(message))
 
 
 def unknown(reason: str, message: str) -> Condition:
-    return _verdict("Unknown", reason, sentence(message))
+    """Returns a condition that is Unknown, with the message on one line and cut to `LONGEST_MESSAGE`."""
+    return _condition("Unknown", reason, sentence(message))
 
 
 def sentence(text: str) -> str:
-    """Foreign text as one line of bearable length."""
+    """Returns the text on one line, cut to `LONGEST_MESSAGE` characters."""
     return valid_text(" ".join(text.split()), LONGEST_MESSAGE)
 
 
-def _verdict(status: str, reason: str, message: str) -> Condition:
-    """A reason that no condition may have is made valid, and the message then has the original."""
+def _condition(status: str, reason: str, message: str) -> Condition:
+    """Replaces an invalid reason by a valid one, and adds the original reason to the message."""
     valid = valid_reason(reason)
     original = " ".join(reason.split())
     if valid == reason or original in message:

@@ -1,8 +1,8 @@
 """Limits of status fields and Events, and the functions that make foreign values conform to them.
 
-Reasons, messages, images and phases come from kubelets, virtual kubelets, webhooks, other controllers and engines. One
-that breaks the schema would make the API server refuse the whole status. `tools/status.py` writes these limits into the
-CustomResourceDefinition.
+Reasons, messages, images and phases originate from kubelets, virtual kubelets, webhooks, other controllers and
+engines. If one violates the schema, the API server refuses the entire status. `tools/status.py` writes these limits
+into the CustomResourceDefinition.
 """
 
 import re
@@ -15,7 +15,7 @@ REASON_PATTERN = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"  # of metav1.Condit
 REASON_LENGTH = 1024  # characters of metav1.Condition.reason
 MESSAGE_LENGTH = 32768  # characters of metav1.Condition.message
 EVENT_REASON_LENGTH = 128  # bytes of events.k8s.io/v1 Event.reason, action and reportingInstance
-EVENT_NOTE_LENGTH = 1024  # bytes of its note
+EVENT_NOTE_LENGTH = 1024  # bytes of events.k8s.io/v1 Event.note
 MINIMAL_MESSAGE_LENGTH = 256  # characters of a message in a minimal status
 
 # Maximum number of characters of the strings of a status, by path.
@@ -40,12 +40,12 @@ TEXTS: Mapping[str, Any] = {
 }
 ENTRIES: Mapping[str, int] = {"conditions": 32, "adapters": 1024}  # maximum number of entries
 
-_UNKNOWN = "Unknown"  # a reason in place of one without any usable character
+_UNKNOWN = "Unknown"  # replaces a reason without any valid character
 _MINIMAL = ("observedGeneration", "replicas", "readyReplicas", "updatedReplicas", "selector")
 
 
 def valid_reason(text: str) -> str:
-    """Returns a reason that a condition and an Event may have: `text` itself if it is valid.
+    """Returns a reason that is valid for a condition and an Event: `text` itself if it is valid.
 
     Otherwise the parts between invalid characters are joined in CamelCase: "OutOfnvidia.com/gpu" becomes
     "OutOfnvidiaComGpu".
@@ -61,23 +61,23 @@ def valid_reason(text: str) -> str:
 
 
 def valid_text(text: str, characters: int) -> str:
-    """Returns `text` as UTF-8 can hold it, cut to so many characters; an ellipsis marks the cut."""
+    """Returns `text` cut to a number of characters. An ellipsis marks the cut; invalid surrogates are replaced."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
 def valid_bytes(text: str, limit: int) -> str:
-    """Returns `text` cut to so many bytes of UTF-8, at the end of a character."""
+    """Returns `text` cut to at most `limit` bytes of UTF-8, at the end of a character."""
     return text.encode("utf-8", "replace")[:limit].decode(errors="ignore")
 
 
 def conform(status: Obj) -> Obj:
-    """Returns a status that the schema accepts, whatever its strings came from."""
-    made = _conform(status, TEXTS)
-    assert isinstance(made, dict)
-    for condition in made.get("conditions") or ():
+    """Returns the status with its strings, lists and reasons made valid for the schema."""
+    conforming = _conform(status, TEXTS)
+    assert isinstance(conforming, dict)
+    for condition in conforming.get("conditions") or ():
         condition["reason"] = valid_reason(condition["reason"])
-    return made
+    return conforming
 
 
 def _conform(value: Any, limits: Any, member: str = "") -> Any:
@@ -91,11 +91,11 @@ def _conform(value: Any, limits: Any, member: str = "") -> Any:
 
 
 def minimal(status: Obj) -> Obj:
-    """Returns the part of a status that no API server refuses: counts, selector and shortened conditions.
+    """Returns the part of a status that every version of the schema accepts: counts, selector, shortened conditions.
 
-    Used if a status was refused: the schema may be that of another version of the operator.
+    The operator writes it after a status was refused. The schema may be that of another operator version.
     """
-    made = {member: status[member] for member in _MINIMAL if member in status}
+    counts = {member: status[member] for member in _MINIMAL if member in status}
     conditions = []
     for condition in status.get("conditions") or ():
         reason = re.sub(r"[^A-Za-z0-9]", "", condition["reason"])
@@ -103,4 +103,4 @@ def minimal(status: Obj) -> Obj:
         conditions.append(
             {**condition, "reason": valid_reason(reason), "message": valid_text(message, MINIMAL_MESSAGE_LENGTH)}
         )
-    return {**made, "conditions": conditions}
+    return {**counts, "conditions": conditions}

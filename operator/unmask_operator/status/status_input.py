@@ -161,17 +161,21 @@ def _age(pod: Obj) -> tuple[float, str]:
 
 
 def _current(pods: tuple[Obj, ...], deployment: Obj) -> tuple[Obj, ...]:
-    """Those of the present template, for the last edit may have mended what ails the others; all where none is.
+    """Returns the pods of the Deployment's current template, else all pods.
 
-    The newest pod need not be one: a spec that goes back to an earlier one takes up that one's pods.
+    The last edit may have fixed the problem of other pods. The newest pod may be of another template: a spec that is
+    set back to an earlier one reuses the pods of that template.
     """
     template = section(section(deployment, "spec"), "template")
-    mark = section(section(template, "metadata"), "labels").get(TEMPLATE_LABEL)
-    return tuple(pod for pod in pods if section(pod["metadata"], "labels").get(TEMPLATE_LABEL) == mark) or pods
+    label = section(section(template, "metadata"), "labels").get(TEMPLATE_LABEL)
+    return tuple(pod for pod in pods if section(pod["metadata"], "labels").get(TEMPLATE_LABEL) == label) or pods
 
 
 def _trouble(observed: Observed, newest_first: list[Obj], pods: tuple[Obj, ...]) -> Condition | None:
-    """A failed pod counts while it is the newest: its ReplicaSet makes another one at once."""
+    """Returns the problem of the newest pod that has one, or None.
+
+    A failed pod counts only while it is the newest, because its ReplicaSet replaces it immediately.
+    """
     if newest_first and (failed := pod_status.over(newest_first[0])):
         return failed
     for pod in pods:

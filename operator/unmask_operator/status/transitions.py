@@ -1,11 +1,11 @@
-"""Which changes of the status are worth an Event."""
+"""Selects the changes of the status that are reported as Events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unmask_operator.objects import Obj
 
-# Reasons that belong to a normal life: a condition that is False for one of them is no warning.
+# Reasons of normal operation: a condition that is False for one of them causes no Warning.
 EXPECTED_REASONS = {
     "Pending",
     "Starting",
@@ -16,7 +16,7 @@ EXPECTED_REASONS = {
     "NoReplicas",
     "NotAccepted",
 }
-# What is told when a condition comes to hold: its type -> the Event's reason.
+# Reasons of the Events for conditions that become True, by condition type.
 EVENT_REASONS = {
     "Accepted": "Accepted",
     "ModelLoaded": "ModelLoaded",
@@ -25,9 +25,9 @@ EVENT_REASONS = {
     "ScalingReady": "ScalingActive",
     "Ready": "Ready",
 }
-# What is False because somebody wants it so, and the condition that tells of it.
+# Reasons of conditions that are False by intent, and the only condition whose Event reports each.
 INTENDED_REASONS = {"Suspended": "Ready", "OperatorUpgraded": "UpToDate", "DeploymentPaused": "RolloutComplete"}
-STEPS = ("ModelLoaded", "RolloutComplete")  # on the way to Ready
+STEPS = ("ModelLoaded", "RolloutComplete")  # conditions that become True before Ready
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,21 @@ class Event:
 
 
 def transitions(old: Obj, new: Obj) -> list[Event]:
-    """The Events of a change of status, none for none. One obstacle that several conditions show is told once; of a
-    service that comes up, Ready says it all."""
+    """Returns the Events of a change of status.
+
+    Conditions with the same reason cause one Event. When a resource becomes Ready and Available together, the Events of
+    `STEPS` are omitted.
+    """
     events: dict[tuple[str, str], Event] = {}
     for event in _events(old, new):
         events.setdefault((event.type, event.reason), event)
-    if ("Normal", "Ready") in events and _came_true("Available", old, new):
+    if ("Normal", "Ready") in events and _became_true("Available", old, new):
         for reason in STEPS:
             events.pop(("Normal", reason), None)
     return list(events.values())
 
 
-def _came_true(kind: str, old: Obj, new: Obj) -> bool:
+def _became_true(kind: str, old: Obj, new: Obj) -> bool:
     was, now = ({c["type"]: c["status"] for c in one.get("conditions") or ()} for one in (old, new))
     return bool(now[kind] == "True" != was.get(kind))
 
@@ -72,6 +75,6 @@ def _events(old: Obj, new: Obj) -> Iterator[Event]:
             elif reason not in EXPECTED_REASONS:
                 yield Event("Warning", reason, condition["message"])
     if "autoscaling" in new and new.get("lastScaleTime") != old.get("lastScaleTime"):
-        before_scaling, wants = old.get("autoscaling", {}).get("desired"), new["autoscaling"]["desired"]
+        before_scaling, desired = old.get("autoscaling", {}).get("desired"), new["autoscaling"]["desired"]
         start = "" if before_scaling is None else f"from {before_scaling} "
-        yield Event("Normal", "Scaled", f"{start}to {wants} replicas: {new['autoscaling']['reason']}")
+        yield Event("Normal", "Scaled", f"{start}to {desired} replicas: {new['autoscaling']['reason']}")

@@ -1,1 +1,1 @@
-"""The conditions, a module for each that needs more than one function."""
+"""Evaluates the conditions. A condition that needs more than one function has its own module."""

@@ -6,8 +6,8 @@ from unmask_operator.status.condition import Condition, false, sentence, true
 from unmask_operator.status.pods import pod_status
 from unmask_operator.status.status_input import StatusInput, section
 
-LONGEST_MESSAGE = 512  # characters, of one adapter
-NAMED = 4  # adapters that the condition names
+LONGEST_MESSAGE = 512  # characters, per adapter
+NAMED = 4  # maximum number of adapters in a message
 
 
 def entries(inputs: StatusInput) -> list[Obj]:

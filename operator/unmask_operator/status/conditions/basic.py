@@ -1,4 +1,4 @@
-"""What the conditions say, a function each; Scheduled, RolloutComplete and ScalingReady have files of their own."""
+"""Evaluates the conditions that need one function each."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,8 @@ from unmask_operator.status.conditions import rollout_complete, scheduled
 from unmask_operator.status.pods import pod_status
 from unmask_operator.status.status_input import StatusInput, number, section
 
-# What Ready needs. AdaptersLoaded, ScalingReady, UpToDate, Protected and SettingsConsistent are left out: they name
-# work to do while requests are served as the spec says, but for those of an adapter that cannot be.
+# Conditions that Ready needs. AdaptersLoaded, ScalingReady, UpToDate, Protected and SettingsConsistent are not among
+# them: requests are served while they are False, except those of an adapter that failed to load.
 NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available")
 
 

@@ -1,8 +1,8 @@
-"""Stalled, by which kstatus tells a resource that failed from one that is in progress.
+"""Stalled: kstatus uses it to distinguish a failed resource from one in progress.
 
-Flux and Helm 4 wait by kstatus. A resource whose Ready is not True is in progress to it, and the wait goes on until its
-time limit, unless Stalled is True, which ends the wait. So Stalled says that nothing changes any more by itself. The
-condition is present only while it is True, as kstatus' convention has it.
+Flux and Helm 4 wait with kstatus. It treats a resource whose Ready is not True as in progress and waits until its
+timeout, unless Stalled is True. So Stalled means that the resource does not change without an action of a user. The
+condition is present only while it is True, which is the convention of kstatus.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from unmask_operator.status.status_input import StatusInput, number
 
 TYPE = "Stalled"
 DEADLINE = "ProgressDeadlineExceeded"
-REFUSED_SECONDS = 120.0  # for which the API server refuses pods before the resource counts as stalled
+REFUSED_SECONDS = 120.0  # the resource is stalled after the API server has refused pods for this time
 
 
 def stalled(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condition | None:
-    """The condition; None while Ready is True or may still become so."""
+    """Returns the condition, or None while Ready is True or may become True without an action."""
     if ready.status == "True":
         return None
     cause = _cause(inputs, accepted, ready)
@@ -28,11 +28,11 @@ def stalled(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condi
 
 
 def _cause(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condition | None:
-    """Why the resource stays as it is until somebody acts; None while it may still become Ready."""
+    """Returns why the resource needs an action, or None while it may become Ready without one."""
     if accepted.status == "False":
         return None if _earlier_children_go(inputs) else accepted
     if accepted.status != "True":
-        return None  # the API server gave no verdict, and the write is tried again
+        return None  # a request failed without a refusal, and the write is retried
     if inputs.desired_zero:
         return None if inputs.pods or number(inputs.status, "replicas") else ready
     if ready.reason == "PodCreationRefused" and _refused_for_long(inputs):
@@ -47,7 +47,7 @@ def _cause(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condit
 
 
 def _refused_for_long(inputs: StatusInput) -> bool:
-    """Whether the refusal of pods outlasts a start of a webhook and a quota that lags behind."""
+    """Returns whether pods are refused for longer than a webhook takes to start and a quota to be updated."""
     since = pod_status.condition(inputs.deployment, "ReplicaFailure").get("lastTransitionTime")
     if not since:
         return False
@@ -55,7 +55,7 @@ def _refused_for_long(inputs: StatusInput) -> bool:
 
 
 def _earlier_children_go(inputs: StatusInput) -> bool:
-    """Whether objects of an earlier resource of this name stand in the way, which the garbage collector deletes."""
+    """Returns whether a child of an earlier resource of this name exists, which the garbage collector deletes."""
     meta = inputs.observed.resource["metadata"]
 
     def is_of_earlier(owner: Mapping[str, Any]) -> bool:

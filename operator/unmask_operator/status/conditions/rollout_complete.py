@@ -1,4 +1,4 @@
-"""RolloutComplete: every pod is of the newest template, and at least once all of them were ready."""
+"""RolloutComplete: all pods are of the newest template, and all were Ready at least once."""
 
 from unmask_operator.status.condition import Condition, false, true
 from unmask_operator.status.conditions import scheduled
@@ -41,10 +41,10 @@ def _progress(inputs: StatusInput, cause: Condition | None) -> str:
         )
     updated = number(inputs.status, "updatedReplicas")
     old = number(inputs.status, "replicas") - updated
-    waits = f", {old} of the old one serve on" if old > 0 else ""
+    remaining = f", {old} of the old one still serve" if old > 0 else ""
     # The readiness probe fails for a moment after each start, which would only change the message twice.
     more = f"; {cause.message}" if cause and cause.reason != readiness.PROBE_FAILED else ""
-    return f"{updated} of {inputs.desired} pods are of the newest template{waits}{more}"
+    return f"{updated} of {inputs.desired} pods are of the newest template{remaining}{more}"
 
 
 def unready(inputs: StatusInput) -> Condition | None:

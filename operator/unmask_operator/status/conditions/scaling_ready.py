@@ -16,8 +16,8 @@ def evaluate(inputs: StatusInput) -> Condition | None:
     scaling = section(inputs.spec, "autoscaling")
     if inputs.desired_zero or inputs.never_created:
         return None
-    if strange := inputs.plan.unread.get("autoscaling"):
-        return unknown("UnknownValue", f"this operator does not know the autoscaling: {strange}")
+    if unread := inputs.plan.unread.get("autoscaling"):
+        return unknown("UnknownValue", f"spec.autoscaling has a value that this operator does not know: {unread}")
     found = (_hpa(inputs) if scaling.get("provider") == "HPA" else _builtin(inputs)) if scaling else None
     if found and found.status == "False":
         return found

@@ -49,7 +49,7 @@ def _unschedulable(inputs: StatusInput, pod: Obj, sentence: str) -> Condition:
     excluded = gpus.relevant_excluded_nodes(inputs, pod)
     explained = explain(reasons, has_gpu=gpus.gpu_resource(inputs) is not None, excluded=excluded)
     contended = any(reason.resource for reason in reasons)
-    hint = f"; the old pods serve on: {gpus.REPLACE_HINT}" if contended and gpus.is_rolling(inputs) else ""
+    hint = f"; the old pods still serve: {gpus.REPLACE_HINT}" if contended and gpus.is_rolling(inputs) else ""
     return false("Unschedulable", f"{explained}{hint} ({sentence})")
 
 

@@ -1,7 +1,7 @@
-"""SettingsConsistent: settings that are valid each, and that together do not do what one of them is for.
+"""SettingsConsistent: finds valid settings that contradict each other.
 
-They are warnings: the condition is no part of Ready, and is present only while settings contradict. What is compared
-is the spec and the pod template that is in force, which contains the podTemplate.
+These are warnings: the condition is not part of Ready and is present only while there is a contradiction. The spec is
+compared with the pod template in use, which includes spec.podTemplate.
 """
 
 import math
@@ -25,14 +25,14 @@ _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 class Contradiction(NamedTuple):
-    """A reason of the condition, and a sentence that names both fields and the fix."""
+    """A reason of the condition, and a message with both fields and the fix."""
 
     reason: str
     message: str
 
 
 def evaluate(inputs: StatusInput) -> Condition | None:
-    """The condition; None without a contradiction, and for a spec that cannot be parsed, which Accepted reports."""
+    """Returns the condition, or None without a contradiction. Accepted reports a spec that cannot be parsed."""
     try:
         spec = parse(inputs.observed.resource).spec
     except SpecError:
@@ -43,11 +43,11 @@ def evaluate(inputs: StatusInput) -> Condition | None:
 
 
 def contradictions(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
-    """The contradictions of a spec.
+    """Yields the contradictions of a spec.
 
     Args:
         spec: the parsed spec.
-        pod: the spec of the pod template that is in force; {} if there is none.
+        pod: the spec of the pod template in use; {} if there is none.
     """
     yield from _network(spec)
     yield from _disruptions(spec)
@@ -70,15 +70,15 @@ def _network(spec: Spec) -> Iterator[Contradiction]:
     if spec.service.type != "ClusterIP" and not any(peer.ip_block for peer in peers):
         yield Contradiction(
             "NetworkPolicyBlocksClients",
-            f"spec.networkPolicy lets only pods of the cluster connect, and spec.service.type is {spec.service.type}, "
-            "for clients outside; add their addresses as ipBlock to spec.networkPolicy.from, or use ClusterIP",
+            f"spec.networkPolicy admits only pods of the cluster, and spec.service.type {spec.service.type} is for "
+            "external clients; add their addresses as ipBlock to spec.networkPolicy.from, or use ClusterIP",
         )
     everywhere = any(peer.namespace_selector and not peer.pod_selector and _is_empty(peer) for peer in peers)
     if spec.monitoring.pod_monitor and peers and not policy.metrics_from and not everywhere:
         yield Contradiction(
             "NetworkPolicyBlocksMetrics",
-            "spec.networkPolicy.from lists the clients that may connect, and spec.monitoring.podMonitor has Prometheus "
-            "scrape the pods; add Prometheus to spec.networkPolicy.metricsFrom",
+            "spec.networkPolicy.from restricts the clients, and spec.monitoring.podMonitor makes Prometheus scrape the "
+            "pods; add Prometheus to spec.networkPolicy.metricsFrom",
         )
 
 
@@ -88,7 +88,7 @@ def _is_empty(peer: Any) -> bool:
 
 
 def _disruptions(spec: Spec) -> Iterator[Contradiction]:
-    """A budget that lets no pod go holds up every drain of a node."""
+    """Finds a PodDisruptionBudget that allows no eviction, which blocks every drain of a node."""
     budget, count = spec.pod_disruption_budget, spec.replicas
     if spec.autoscaling:
         count = spec.autoscaling.min_replicas
@@ -103,18 +103,18 @@ def _disruptions(spec: Spec) -> Iterator[Contradiction]:
         return
     yield Contradiction(
         "DisruptionBudgetBlocksDrains",
-        f"{sentence}: no pod may be evicted, and a drain of its node waits without end; lower minAvailable, set "
+        f"{sentence}: no pod may be evicted, and a drain of its node never completes; lower minAvailable, set "
         "maxUnavailable 1, or add replicas",
     )
 
 
 def _amount(value: int | str, count: int) -> int:
-    """A number of pods; a percentage is rounded up, as the disruption controller does."""
+    """Returns a number of pods. A percentage is rounded up, as in the disruption controller."""
     return value if isinstance(value, int) else math.ceil(int(value.removesuffix("%")) * count / 100)
 
 
 def _targets(spec: Spec) -> Iterator[Contradiction]:
-    """Targets that a replica never exceeds never add one."""
+    """Finds targets that the load of a replica cannot exceed, so that no replica is added."""
     if spec.autoscaling is None:
         return
     targets = spec.autoscaling.targets
@@ -148,7 +148,7 @@ def _gpus(spec: Spec, main: Obj) -> Iterator[Contradiction]:
                 "remove the request",
             )
         return
-    if not counts or total == needed:  # without any, the devices may be those of a resource claim
+    if not counts or total == needed:  # without counts, a resource claim may provide the devices
         return
     yield Contradiction(
         "GPUsUnused" if total > needed else "GPUsMissing",
@@ -170,15 +170,15 @@ def _memory(spec: Spec, main: Obj) -> Iterator[Contradiction]:
     if memory is not None and size is not None and size >= memory:
         yield Contradiction(
             "SharedMemoryExceedsMemory",
-            f"spec.sharedMemorySize is {shared}, which counts as memory, and the memory limit of the engine is "
+            f"spec.sharedMemorySize is {shared}, which counts towards memory, and the memory limit of the engine is "
             f"{limits['memory']}; raise spec.resources.limits.memory, or lower spec.sharedMemorySize",
         )
-    asked = spec.model_cache.empty_dir.size_limit
-    cache = quantity(asked)
+    size_limit = spec.model_cache.empty_dir.size_limit
+    cache = quantity(size_limit)
     if disk is not None and cache is not None and cache > disk:
         yield Contradiction(
             "CacheExceedsStorage",
-            f"spec.modelCache.emptyDir.sizeLimit is {asked}, and the engine's limit of ephemeral-storage is "
+            f"spec.modelCache.emptyDir.sizeLimit is {size_limit}, and the engine's limit of ephemeral-storage is "
             f"{limits['ephemeral-storage']}: the pod is evicted before the cache is full; raise "
             "spec.resources.limits[ephemeral-storage], or lower sizeLimit",
         )
@@ -234,7 +234,7 @@ def _host_ports(spec: Spec, pod: Obj) -> Iterator[Contradiction]:
     if _amount(spec.rollout_strategy.max_unavailable, 100) == 0:
         yield Contradiction(
             "HostPortBlocksRollouts",
-            "spec.podTemplate uses a port of the node, so that a node runs one pod, and a rollout starts the new pod "
-            "before it ends an old one; set spec.rolloutStrategy to maxSurge 0 and maxUnavailable 1, or remove "
+            "spec.podTemplate uses a port of the node, so that a node runs only one pod, and a rollout starts the new "
+            "pod before it ends an old one; set spec.rolloutStrategy to maxSurge 0 and maxUnavailable 1, or remove "
             "hostPort and hostNetwork",
         )

@@ -1,1 +1,1 @@
-"""Status of single pods and their containers, and what their Events add."""
+"""Explains the status of pods and containers, with the Events of pods where the status does not suffice."""

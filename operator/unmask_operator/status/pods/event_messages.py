@@ -15,7 +15,7 @@ from unmask_operator.status.pods.terminations import container_path
 PATIENCE = timedelta(seconds=20)  # time to prepare a pod before its Events are read
 ON_REQUEST = (0, 137, 143)  # exit codes after SIGTERM or SIGKILL
 ONE_AT_A_TIME = (
-    "another pod has the claim, whose access mode lets one have it at a time: set maxSurge 0, maxUnavailable 1 in "
+    "another pod uses the claim, whose access mode allows one pod at a time: set maxSurge 0, maxUnavailable 1 in "
     "spec.rolloutStrategy, or use a ReadWriteMany claim, which more than one replica needs anyway"
 )
 _PREPARED = ("Pulling", "Pulled", "Created")  # volumes and sandbox are set up

@@ -1,4 +1,4 @@
-"""Explains a pod whose engine has started and which is not Ready, by the pod's own conditions."""
+"""Explains why a pod whose engine has started is not Ready, by the conditions of the pod."""
 
 import re
 
@@ -67,7 +67,7 @@ def _unready_containers(pod: Obj) -> list[str]:
 
 
 def _pending_conditions(pod: Obj) -> str:
-    """The conditions of spec.readinessGates that are not True, each with what is known of it."""
+    """Returns the conditions of spec.readinessGates that are not True, each with its reason and message."""
     described = []
     for entry in (pod.get("spec") or {}).get("readinessGates") or ():
         kind = str(entry.get("conditionType"))

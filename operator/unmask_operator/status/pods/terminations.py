@@ -1,4 +1,4 @@
-"""Explains ended containers and failed pods, and names the field that helps."""
+"""Explains terminated containers and failed pods, and names the field to change."""
 
 import re
 import signal
@@ -9,7 +9,7 @@ from unmask_operator.render.ca_bundle import INIT_CONTAINER
 from unmask_operator.render.labels import MAIN
 from unmask_operator.status.condition import Condition, false
 
-POD_SPEC = "spec.podTemplate.spec"  # where the resource overrides the pod
+POD_SPEC = "spec.podTemplate.spec"  # the field of the resource that overrides the pod
 _START_ERRORS = ("StartError", "ContainerCannotRun")
 _ORDINARY_REASONS = ("Error", "Completed", "")
 _LOW_ON = re.compile(r"low on resource: ([\w-]+)")
@@ -20,7 +20,7 @@ _VOLUME_FIELDS = {"model-cache": "spec.modelCache.emptyDir.sizeLimit", "shm": "s
 
 
 def container_path(pod: Obj, name: str) -> str:
-    """The path of a container in the resource's podTemplate."""
+    """Returns the path of a container in the resource's podTemplate."""
     initializing = [*(_spec(pod).get("initContainers") or ())]
     initializing += (pod.get("status") or {}).get("initContainerStatuses") or ()
     kind = "initContainers" if any(c["name"] == name for c in initializing) else "containers"
@@ -28,7 +28,7 @@ def container_path(pod: Obj, name: str) -> str:
 
 
 def ended(pod: Obj, container: Obj, end: Obj) -> Condition:
-    """The condition of a container that ended.
+    """Returns the condition for a terminated container.
 
     Args:
         pod: the pod, with its spec.
@@ -39,7 +39,7 @@ def ended(pod: Obj, container: Obj, end: Obj) -> Condition:
     if reason == "OOMKilled":
         return false("OOMKilled", _out_of_memory(pod, name))
     lines = [line.strip() for line in str(end.get("message") or "").splitlines() if line.strip()]
-    last = f": {lines[-1]}" if lines else ""  # the engine's last line is the sentence that says why
+    last = f": {lines[-1]}" if lines else ""  # the engine's last line is its error
     if reason in _START_ERRORS:
         return false("CrashLoopBackOff", f"container {name} could not be started ({reason}){last}")
     details = [part for part in (_signal_name(code), "" if reason in _ORDINARY_REASONS else reason) if part]
@@ -48,7 +48,7 @@ def ended(pod: Obj, container: Obj, end: Obj) -> Condition:
 
 
 def failed(pod: Obj) -> Condition:
-    """The condition of a pod in phase Failed."""
+    """Returns the condition for a pod in phase Failed."""
     status = pod.get("status") or {}
     disruption: Obj = next((c for c in status.get("conditions") or () if c["type"] == "DisruptionTarget"), {})
     reason = str(status.get("reason") or "PodFailed")
@@ -67,11 +67,11 @@ def _out_of_memory(pod: Obj, name: str) -> str:
         return f"container {name} was killed for using more memory than its limit; raise {path}.limits.memory"
     if _memory_limit(_spec(pod)):
         limit = f"{POD_SPEC}.resources.limits.memory"
-        return f"container {name} was killed since the pod used more memory than its limit; raise {limit}"
+        return f"container {name} was killed because the pod used more memory than its limit; raise {limit}"
     node = _spec(pod).get("nodeName")
     return (
-        f"container {name} was killed since node {node} ran out of memory, and has no memory limit of its own; set "
-        f"{path}.requests.memory to what it needs, or use a node with more memory"
+        f"container {name} was killed because node {node} ran out of memory, and it has no memory limit; set "
+        f"{path}.requests.memory to the memory that it needs, or use a node with more memory"
     )
 
 
@@ -86,17 +86,17 @@ def _fix_eviction(pod: Obj, message: str) -> str | None:
         return None
     if low_on[1] == "memory":
         path = f"{_resources_path(pod, name)}.requests.memory"
-        return f"set {path} to what container {name} needs, or use a node with more memory"
+        return f"set {path} to the memory that container {name} needs, or use a node with more memory"
     if low_on[1] == "ephemeral-storage" and name == MAIN:
         return "free disk space on the node, or request it for the pod with spec.modelCache.emptyDir.sizeLimit"
     if low_on[1] == "ephemeral-storage":
         path = f"{_resources_path(pod, name)}.requests.ephemeral-storage"
-        return f"free disk space on the node, or set {path} to what container {name} needs"
+        return f"free disk space on the node, or set {path} to the space that container {name} needs"
     return f"free {low_on[1]} on the node, or use another node"
 
 
 def _resources_path(pod: Obj, name: str) -> str:
-    """The field that holds a container's resources; the operator gives its own init container those of the engine."""
+    """Returns the field with a container's resources. The operator's init container has those of the engine."""
     return "spec.resources" if name in (MAIN, INIT_CONTAINER) else f"{container_path(pod, name)}.resources"
 
 
@@ -115,7 +115,7 @@ def _spec(pod: Obj) -> Obj:
 
 
 def _signal_name(code: object) -> str | None:
-    """The signal of an exit code of the form 128 + number."""
+    """Returns the name of the signal for an exit code of 128 + number, or None."""
     if not isinstance(code, int) or code <= 128:
         return None
     try:

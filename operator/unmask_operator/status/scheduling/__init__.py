@@ -1,1 +1,1 @@
-"""Why the scheduler finds no node for a pod."""
+"""Explains why the scheduler finds no node for a pod."""

@@ -1,4 +1,4 @@
-"""Explains a pod that finds no GPU: how many it needs, which nodes it may run on, and whether waiting can help."""
+"""Explains a pod without a GPU: how many it needs, which nodes it may run on, and whether GPUs may become free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ _MAX_NAMED_NODES = 3
 
 @dataclass(frozen=True)
 class _Capacity:
-    """The GPUs of the nodes, where the operator may read nodes."""
+    """The GPUs of the nodes. It exists only if the operator may read nodes."""
 
-    allowed: Sequence[int]  # allocatable on each node that the pod may run on
+    allowed: Sequence[int]  # allocatable GPUs of each node that the pod may run on
     excluded: Sequence[ExcludedNode]
-    excluded_gpus: Sequence[tuple[ExcludedNode, int]]  # of the excluded nodes those that have any
+    excluded_gpus: Sequence[tuple[ExcludedNode, int]]  # excluded nodes with GPUs, and their number
 
     @property
     def largest(self) -> int:
@@ -30,11 +30,11 @@ class _Capacity:
 
     @property
     def relevant_excluded(self) -> Sequence[ExcludedNode]:
-        """The excluded nodes that have GPUs; all of them where none has."""
+        """The excluded nodes with GPUs, or all excluded nodes if none has GPUs."""
         return [node for node, _ in self.excluded_gpus] or self.excluded
 
     def excluded_clause(self, resource: str) -> str:
-        """Names the nodes whose GPUs do not count."""
+        """Returns a clause with the nodes whose GPUs do not count, or ""."""
         if not self.excluded_gpus:
             return ""
         shown = [f"node {node.name} ({gpus}) {node.reason}" for node, gpus in self.excluded_gpus[:_MAX_NAMED_NODES]]
@@ -43,7 +43,7 @@ class _Capacity:
 
 
 def shortage(inputs: StatusInput, pod: Obj, sentence: str) -> Condition | None:
-    """The condition of a pod that finds no GPU; None where the scheduler's sentence is about something else."""
+    """Returns the condition for a pod without a GPU, or None if the scheduler's message is about something else."""
     resource = gpu_resource(inputs)
     if resource is None:
         return None
@@ -54,7 +54,7 @@ def shortage(inputs: StatusInput, pod: Obj, sentence: str) -> Condition | None:
     others = [reason for reason in reasons if reason not in short]
     capacity = _capacity(inputs, pod, resource)
     if capacity and not others and capacity.largest == 0:
-        # No node kept the pod away when the scheduler looked. It looks again once it sees what the nodes say now.
+        # No node excluded the pod in the scheduler's last attempt, which precedes the current state of the nodes.
         capacity = _capacity(inputs, pod, resource, ignore_state=True)
     causes = _relevant(others, capacity)
     if not causes and not (capacity and capacity.excluded_gpus):
@@ -63,19 +63,19 @@ def shortage(inputs: StatusInput, pod: Obj, sentence: str) -> Condition | None:
 
 
 def relevant_excluded_nodes(inputs: StatusInput, pod: Obj) -> Sequence[ExcludedNode]:
-    """The nodes that do not accept the pod: of a GPU service those with GPUs, where there are any."""
+    """Returns the nodes that do not accept the pod. For a GPU service only those with GPUs, if there are any."""
     capacity = _capacity(inputs, pod, gpu_resource(inputs) or "")
     return capacity.relevant_excluded if capacity else ()
 
 
 def gpu_resource(inputs: StatusInput) -> str | None:
-    """The resource under which nodes offer the service's GPUs; None for a service without spec.gpu."""
+    """Returns the extended resource of the service's GPUs, or None without spec.gpu."""
     gpu = inputs.spec.get("gpu")
     return str(gpu.get("resourceName") or DEFAULT_GPU) if isinstance(gpu, dict) else None
 
 
 def _gpus_alone(inputs: StatusInput, pod: Obj, resource: str, capacity: _Capacity | None, sentence: str) -> str:
-    """The message where nothing but GPUs is missing."""
+    """Returns the message if only GPUs are missing."""
     hint, need = _rollout_hint(inputs), _needed(pod, resource)
     if capacity is None:
         return f"a pod needs {need} {resource}{hint} ({sentence})"
@@ -102,7 +102,7 @@ def _other_causes(
     capacity: _Capacity | None,
     sentence: str,
 ) -> Condition:
-    """The condition where nodes are excluded, or are short of something else, beside missing GPUs."""
+    """Returns the condition if GPUs are missing and nodes are excluded or lack other resources."""
     resource = short.text.removeprefix("Insufficient ")
     hint, need = _rollout_hint(inputs), _needed(pod, resource)
     if capacity and not causes and need > capacity.largest:
@@ -127,14 +127,14 @@ def _other_causes(
         return false("InsufficientGPU", f"{counted}: {fix}{excluded} ({sentence})")
     too_small = sum(gpus < need for gpus in capacity.allowed)
     if any(not cause.is_node_rule for cause in causes) and short.count is not None and short.count <= too_small:
-        # The scheduler counts the nodes without GPUs alone: those with GPUs are short of something else.
+        # The scheduler's count covers only the nodes with too few GPUs. The other nodes lack something else.
         return false("Unschedulable", f"{start}a pod needs {need} {resource}{excluded} ({sentence})")
     busy = "" if causes else "; they are busy now: free some or add a node"
     return false("InsufficientGPU", f"{counted}, not all free{hint or busy}{excluded} ({sentence})")
 
 
 def _relevant(others: Sequence[SchedulerReason], capacity: _Capacity | None) -> list[SchedulerReason]:
-    """The reasons that keep the pod from nodes that have GPUs, as far as that is known."""
+    """Returns the reasons that exclude the pod from nodes with GPUs, as far as that is known."""
     if capacity is None or not any(node.is_control_plane for node, _ in capacity.excluded_gpus):
         others = [reason for reason in others if not reason.is_control_plane]
     if capacity is None or capacity.excluded_gpus or not all(reason.is_node_rule for reason in others):
@@ -145,18 +145,18 @@ def _relevant(others: Sequence[SchedulerReason], capacity: _Capacity | None) -> 
 
 
 def is_rolling(inputs: StatusInput) -> bool:
-    """Whether pods of an older template serve while new ones are to replace them."""
+    """Returns whether pods of an older template serve during a rollout."""
     return inputs.ready_pods > 0 and not inputs.rolled_out
 
 
 def _rollout_hint(inputs: StatusInput) -> str:
-    return f"; the old pods serve on: {HINT}" if is_rolling(inputs) else ""
+    return f"; the old pods still serve: {HINT}" if is_rolling(inputs) else ""
 
 
 def _needed(pod: Obj, resource: str) -> int:
     containers = section(pod, "spec").get("containers") or ()
-    asked = (section(c, "resources") for c in containers)
-    return sum(_count(section(a, "requests") | section(a, "limits"), resource) for a in asked)
+    resources = (section(c, "resources") for c in containers)
+    return sum(_count(section(r, "requests") | section(r, "limits"), resource) for r in resources)
 
 
 def _count(amounts: Obj, resource: str) -> int:
@@ -164,7 +164,7 @@ def _count(amounts: Obj, resource: str) -> int:
 
 
 def _capacity(inputs: StatusInput, pod: Obj, resource: str, *, ignore_state: bool = False) -> _Capacity | None:
-    """None where nodes are not to be read."""
+    """Returns the capacity, or None if nodes are not read."""
     if inputs.observed.nodes is None:
         return None
     allowed, excluded = split_nodes(pod, inputs.observed.nodes, ignore_state=ignore_state)

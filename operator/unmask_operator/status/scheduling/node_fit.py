@@ -1,6 +1,6 @@
-"""Decides which nodes a pod may run on, by the rules of kube-scheduler's filters on nodes.
+"""Decides which nodes a pod may run on, by the rules of kube-scheduler's node filters.
 
-Resources, ports, volumes and other pods are not considered. The scheduler reports those itself.
+Resources, ports, volumes and other pods are not considered, because the scheduler reports them itself.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ class ExcludedNode:
 
     node: Obj
     reason: str  # a predicate after the node's name: "is cordoned"
-    scheduler_text: str  # the scheduler's words for it
+    scheduler_text: str  # the scheduler's reason for it
     cordoned: bool = False
     taint_keys: tuple[str, ...] = ()
 
@@ -39,7 +39,7 @@ class ExcludedNode:
 def split_nodes(pod: Obj, nodes: Sequence[Obj], *, ignore_state: bool = False) -> tuple[list[Obj], list[ExcludedNode]]:
     """Returns the nodes that accept the pod, and those that do not.
 
-    With `ignore_state` taints, cordons and nodes that are not Ready do not count.
+    With `ignore_state`, taints, cordons and NotReady nodes do not exclude the pod.
     """
     allowed, excluded = [], []
     for node in nodes:
@@ -69,7 +69,7 @@ def _state_exclusion(pod: Obj, node: Obj) -> ExcludedNode | None:
     return None
 
 
-# Labels of every node that runs a kubelet: one without them is left to the scheduler's own reason.
+# Every kubelet sets these labels. For a node without them the scheduler's own reason is reported.
 _SET_BY_KUBELETS = ("kubernetes.io/os", "kubernetes.io/arch")
 
 
@@ -88,7 +88,7 @@ def _placement_exclusion(pod: Obj, node: Obj) -> ExcludedNode | None:
 
 
 def is_tolerated(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a pod with these tolerations may be scheduled in spite of the taint."""
+    """Returns whether a pod with these tolerations may be scheduled despite the taint."""
     if taint.get("effect") not in _BLOCKING_EFFECTS:
         return True
     return any(_tolerates(toleration, taint) for toleration in tolerations)

@@ -1,6 +1,6 @@
-"""Parses kube-scheduler's message about a pod without a node, and names the field or the command that helps.
+"""Parses kube-scheduler's message about an unschedulable pod, and adds the field to change or the command to run.
 
-The reasons are those of the scheduler's own filter plugins (kubernetes/pkg/scheduler/framework/plugins).
+The reasons are those of the scheduler's filter plugins (kubernetes/pkg/scheduler/framework/plugins).
 """
 
 import re
@@ -22,9 +22,9 @@ _MAX_NAMED = 3  # nodes or taints
 
 @dataclass(frozen=True)
 class SchedulerReason:
-    """One of the reasons in the scheduler's message, in its words."""
+    """One reason of the scheduler's message, with its original text."""
 
-    count: int | None  # nodes that it holds for; None: the message has no count
+    count: int | None  # number of nodes; None: the message has no count
     text: str
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class SchedulerReason:
 
     @property
     def resource(self) -> str | None:
-        """The resource that nodes are short of."""
+        """The resource that the nodes lack; None for other reasons."""
         found = _INSUFFICIENT.fullmatch(self.text)
         return found[1] if found else None
 
@@ -48,7 +48,7 @@ class SchedulerReason:
 
     @property
     def is_node_rule(self) -> bool:
-        """Whether the nodes themselves keep the pod away, whatever runs on them."""
+        """Whether a taint, label or state of the nodes excludes the pod, independent of other pods."""
         return any(rule.search(self.text) for rule in (_TAINT, _NODE_AFFINITY, _NODE_RULE))
 
 
@@ -65,12 +65,12 @@ def parse_reasons(sentence: str) -> list[SchedulerReason]:
 
 
 def explain(reasons: Sequence[SchedulerReason], *, has_gpu: bool, excluded: Sequence[ExcludedNode] = ()) -> str:
-    """The reasons, each with the fix where one is known.
+    """Returns the reasons, each with its fix if one is known.
 
     Args:
-        reasons: those to explain, in the scheduler's order.
+        reasons: the reasons in the scheduler's order.
         has_gpu: whether the service has spec.gpu, so that the chart's gpuEngines apply to its pods.
-        excluded: the nodes that do not accept the pod, where nodes can be read.
+        excluded: the nodes that do not accept the pod; empty if nodes cannot be read.
     """
     explained = []
     for reason in reasons:
@@ -117,7 +117,7 @@ def _fix_taint(key: str, has_gpu: bool, excluded: Sequence[ExcludedNode]) -> str
 
 
 def _fix_unnamed_taints(has_gpu: bool, excluded: Sequence[ExcludedNode]) -> str:
-    """The fixes for the taints of the nodes, since Kubernetes 1.34 does not name them in the message."""
+    """Returns the fixes for the taints of the nodes. Kubernetes 1.34 and later omit the taints from the message."""
     keys = sorted({key for node in excluded for key in node.taint_keys} - {CORDON_TAINT})
     keys = [key for key in keys if key not in CONTROL_PLANE_TAINTS] or keys
     if not keys:
@@ -148,7 +148,7 @@ def _fix_resource(resource: str) -> str:
 
 _NOT_READY = "the node is not Ready; kubectl describe node says why"
 _REMOVED_SOON = "an autoscaler is about to remove the node; wait for another one or add one"
-# Taints that Kubernetes, clouds and autoscalers set for a while. A toleration would be the wrong fix.
+# Taints that Kubernetes, cloud providers and autoscalers set temporarily. A toleration would be the wrong fix.
 _TEMPORARY_TAINTS: Mapping[str, str] = {
     "node.kubernetes.io/not-ready": _NOT_READY,
     "node.kubernetes.io/unreachable": _NOT_READY,
@@ -166,32 +166,32 @@ _TEMPORARY_TAINTS: Mapping[str, str] = {
     "karpenter.sh/unregistered": "the node is still starting",
 }
 
-# Sentences of plugins that do not check taints, node affinity or resources.
+# Reasons of plugins that do not check taints, node affinity or resources, and their fixes.
 _FIXES: Sequence[tuple[str, str]] = (
-    ("Too many pods", "every kubelet runs as many pods as it may; remove pods there or add a node"),
+    ("Too many pods", "the nodes run their maximum number of pods; remove pods there or add a node"),
     ("had unknown conditions", _NOT_READY),
     ("requested node name", f"correct {POD_SPEC}.nodeName"),
     ("free ports", f"another pod has the host port; remove hostPort and hostNetwork from {POD_SPEC}"),
     (
         "volume node affinity conflict|no available volume zone",
-        "the volume of a PersistentVolumeClaim is in a zone or on a node that the pod may not use; use a claim of that "
-        f"zone, or correct {POD_SPEC}.nodeSelector",
+        "the volume of a PersistentVolumeClaim is in a zone or on a node that the pod may not use; use a claim in a "
+        f"zone of the pod's nodes, or correct {POD_SPEC}.nodeSelector",
     ),
     (
         "available persistent volumes to bind",
         "no PersistentVolume fits the claim; kubectl describe pvc says why",
     ),
-    ("non-existent pv", "the PersistentVolume of a claim is gone; create the claim again"),
+    ("non-existent pv", "the PersistentVolume of a claim does not exist; create the claim again"),
     ("enough free storage", "the storage of the claim's class is full; use another storage class or free some"),
-    ("max volume count|no available disk", "the node has as many volumes as it may; remove pods there or add a node"),
+    ("max volume count|no available disk", "the node has its maximum number of volumes; remove pods or add a node"),
     (
         "topology spread constraints",
         f"relax {POD_SPEC}.topologySpreadConstraints (whenUnsatisfiable: ScheduleAnyway), or add a node",
     ),
     (
         "existing pods'? anti-affinity",
-        "the podAntiAffinity of a pod there keeps this one away; change spec.podTemplate.metadata.labels, or add a "
-        "node",
+        "the podAntiAffinity of a pod on the node excludes this pod; change spec.podTemplate.metadata.labels, or add "
+        "a node",
     ),
     ("pod anti-affinity", f"relax {POD_SPEC}.affinity.podAntiAffinity, or add a node"),
     ("pod affinity", f"relax {POD_SPEC}.affinity.podAffinity"),
