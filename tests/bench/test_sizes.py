@@ -47,7 +47,8 @@ def ended(*arguments: str) -> tuple[int, list[str]]:
         (("ranks", *TINY, *CPU, "--steps", "-1"), "--steps must be at least 1"),
         (("ranks", *TINY, *CPU, "--prefill", "8"), "--prefill 8 is less than --context 512"),
         (("ranks", *TINY, *CPU, "--context", "99999999", "--prefill", "99999999"), "--max-model-len"),
-        (("ranks", *TINY, *CPU, "--sizes", "3", "--context", "32", "--prefill", "64"), "--tensor-parallel-size 3"),
+        pytest.param(("ranks", *TINY, *CPU, "--sizes", "3", "--context", "32", "--prefill", "64"),
+                     "--tensor-parallel-size 3", marks=pytest.mark.matrix),
         pytest.param(("ranks", *TINY, *CPU, "--sizes", "1", "--batch", "300", "--context", "32", "--steps", "2"),
                      "--batch 300: the largest step held 256 of the requests", marks=pytest.mark.matrix),
         (("steps", *DRAWN, "--warmup", "-1"), "--warmup must be at least 0"),
@@ -111,6 +112,7 @@ def test_pages_that_do_not_fit_are_not_allocated(
     assert "the KV pages take" in capsys.readouterr().out
 
 
+@pytest.mark.matrix
 def test_several_ranks_end_with_the_sentence() -> None:
     status, output = ended("ranks", "--arch", "llada2-flash", *CPU, "--sizes", "2", "--batch", "1")
     assert status == 1

@@ -196,6 +196,7 @@ def test_random_weights_are_drawn_piece_by_piece(monkeypatch):
             assert weight.tensor.std() == pytest.approx(weight.shape[-1] ** -0.5, rel=0.05), name
 
 
+@pytest.mark.matrix
 def test_runs_without_the_servers_packages():
     """The GPU machine has torch, triton and transformers, not the server's dependencies."""
     names = ["msgspec", "zmq", "fastapi", "uvicorn", "pydantic", "httptools", "prometheus_client"]

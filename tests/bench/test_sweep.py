@@ -59,6 +59,7 @@ def test_what_counts_in_blocks_is_of_the_served_blocks() -> None:
     assert BY_THRESHOLD.served(8) == BY_THRESHOLD.values
 
 
+@pytest.mark.matrix
 def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> None:
     """Values go from careful to fast, or a curve would say the opposite of what it shows."""
     walks = sweep.walks(llm.info, None, None)

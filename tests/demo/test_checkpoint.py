@@ -90,6 +90,7 @@ def test_the_context_is_what_the_card_says(llm) -> None:
 
 
 @pytest.mark.parametrize("question", ["Solve: 12 + 30.", "Spell giraffe.", "Tell me a story about a fox."])
+@pytest.mark.matrix
 def test_a_question_after_much_talk_is_answered(llm, question) -> None:
     """Thousands of tokens of other exchanges before it, nearly as many as the context holds."""
     samples = [s for name in ("count_far", "table", "units") for s in held_out_samples(all_tasks()[name], 8)]

@@ -84,6 +84,7 @@ def test_a_share_that_cuts_a_group_is_refused(tmp_path):
         logits(flags(kept), tensor_parallel_size=2)
 
 
+@pytest.mark.matrix
 def test_with_adapters(pair, plain, tmp_path):
     kept, _ = write_both("int4, groups of 32", plain, tmp_path)
     adapter = random_adapter(tmp_path / "a", plain, rf"{LAYER}.*(proj|query_key_value|dense)", 5)

@@ -198,6 +198,7 @@ def test_layers_that_see_a_window_are_refused_by_name(family: str) -> None:
         parse(family, CONFIGS[family] | {"layer_types": ["full_attention", "sliding_attention"]})
 
 
+@pytest.mark.matrix
 def test_a_config_that_transformers_5_saves_is_read(tmp_path: Path) -> None:
     from transformers import Qwen3Config, Qwen3MoeConfig
 

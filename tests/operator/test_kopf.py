@@ -400,7 +400,7 @@ def test_a_kind_that_disappears_ends_kopf_and_so_the_process(run):
     assert server.asked == ["list", 7, 8]
 
 
-@pytest.mark.parametrize("code", [403, 429, 500, 503])
+@pytest.mark.parametrize("code", [403, 503, *(pytest.param(code, marks=pytest.mark.matrix) for code in (429, 500))])
 @pytest.mark.parametrize("where", ["list", "watch"])
 def test_a_refusal_for_ten_minutes_ends_nothing_and_is_counted(run, code, where):
     refusals = [Refusal(code)] * TEN_MINUTES_OF_TRIES

@@ -74,6 +74,7 @@ def test_what_is_written_is_what_the_server_adds(tmp_path) -> None:
     torch.testing.assert_close(model(*call), merged(*call), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.matrix
 def test_the_script_trains_one_that_can_be_served(tmp_path, monkeypatch) -> None:
     ticks = itertools.count()
     monkeypatch.setattr(train_adapter, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 10))

@@ -50,6 +50,7 @@ def trained(tmp_path_factory):
     return out
 
 
+@pytest.mark.matrix
 def test_training_learns_and_resumes(trained) -> None:
     first, last = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert last["step"] > first["step"]
