@@ -62,7 +62,7 @@ def test_an_image_that_is_not_there_is_named(kube: Kube, namespace: str, policy:
     kube.create(demo(namespace, spec={"image": image, "imagePullPolicy": policy}))
     named = wait_condition(kube, namespace, "Ready", "False", reason=reason)
     assert image in named["message"]
-    assert condition(get(kube, namespace), "ModelLoaded")["reason"] == reason
+    wait_condition(kube, namespace, "ModelLoaded", "False", reason=reason)
 
 
 def test_a_missing_secret_is_named(kube: Kube, namespace: str) -> None:
