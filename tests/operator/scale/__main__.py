@@ -42,7 +42,7 @@ def bars(result: Result) -> Iterator[tuple[str, float, float]]:
     for name in ("leader", "standby"):
         most = max(phase["memory"][name]["rss_peak_mb"] for phase in result.values() if name in _measured(phase))
         yield f"memory of the {name} (peak RSS), MB", most, 256 * 1024**2 / machine.MB if many else 200
-    yield "requests a second at rest, both operators", rest["requests_per_second"], 1
+    yield "requests per second at rest, both operators", rest["requests_per_second"], 0.8
     yield "writes at rest but the Lease's", _but_leases(rest["written"]), 0
     yield "SIGKILL of the leader to the standby's first reconcile, s", failover["first_reconcile_seconds"], 20
     yield "writes of the failover but the Lease's", _but_leases(failover["written"]), 0
