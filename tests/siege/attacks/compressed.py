@@ -18,12 +18,13 @@ FRAMES = 10_000
 @functools.cache
 def compressed() -> list[tuple[str, bytes]]:
     """Returns the codings and bodies, each of at most some 1 MiB."""
-    deflater = zlib.compressobj(9, wbits=31)
-    zeros = b"".join([*(deflater.compress(bytes(1 << 20)) for _ in range(BOMB >> 20)), deflater.flush()])
-    frames = zstandard.ZstdCompressor(level=3)
-    stream = frames.compressobj(size=BOMB)
     block = bytes(1 << 20)
-    zstd = b"".join([*(stream.compress(block) for _ in range(BOMB >> 20)), stream.flush()])
+    deflater, frames = zlib.compressobj(wbits=31), zstandard.ZstdCompressor()
+    stream = frames.compressobj(size=BOMB)
+    zeros, zstd = (
+        b"".join([*(each.compress(block) for _ in range(BOMB // len(block))), each.flush()])
+        for each in (deflater, stream)
+    )
     return [
         ("gzip", zeros),
         ("zstd", zstd),
