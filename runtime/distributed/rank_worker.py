@@ -117,7 +117,7 @@ class Follower:
                     runner.logits(self._whole(arrays, adapted), pages)
                 case Rows() if runner.last is not None:
                     with torch.inference_mode():
-                        runner.last.at(arrays["rows"])
+                        runner.last.rows(arrays["rows"])
                     continue
                 case AdapterPair() | AddAdapter() | DropAdapter() | PutAdapter() if bank is not None:
                     bank.follow(message, arrays)

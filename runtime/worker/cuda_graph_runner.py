@@ -145,16 +145,16 @@ class ReplayingRunner(ModelRunner):
         return self.step.forward(shape, self.going.put(arrays)), "prefill" if padded is None else "new"
 
     def _decide(self, step: StepPlan, plan: BlockPlan, left: torch.Tensor, reason: str) -> BlockResults:
-        shape, arrays = sample_inputs(plan, self.step.head.rules)
+        shape, arrays = sample_inputs(plan, self.step.sampler.get_algorithm)
         members = [group.members for group in plan.groups]
-        if self.apart and not self.step.head.together(shape):
+        if self.apart and not self.step.sampler.is_batch_invariant(shape):
             self.ran.count(reason or "apart")
             return self._sample(step, plan, left)
         padded = None
         if shape.shaped:
             reason = reason or "shaped"
         elif self.rules and left is self._left:
-            noise = any(self.step.head.rules(group.rule).noisy for group in shape.groups)
+            noise = any(self.step.sampler.get_algorithm(group.rule).noisy for group in shape.groups)
             padded = self.sizes.sample(shape, noise=noise, placed=self.told)
         elif not self.rules:
             reason = reason or "flag"
@@ -206,7 +206,7 @@ class ReplayingRunner(ModelRunner):
             pack(found, out, self._told_port.device)
 
         def kinds() -> Kinds:
-            rules = [self.step.head.rules(group.rule) for group in shape.groups]
+            rules = [self.step.sampler.get_algorithm(group.rule) for group in shape.groups]
             return sample_kinds(shape, [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules])
 
         recording = self._ready(shape, kinds, self._blocks_port)
@@ -257,7 +257,7 @@ class ReplayingRunner(ModelRunner):
     def record_sample(self, shape: SampleShape) -> None:
         """Before any step, after a forward."""
         self._used[shape] = self.uses
-        rules = [self.step.head.rules(group.rule) for group in shape.groups]
+        rules = [self.step.sampler.get_algorithm(group.rule) for group in shape.groups]
         columns, keeps = [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules]
         nothing = _nothing(sample_kinds(shape, columns, keeps))
         groups = tuple(replace(group, blocks=0, rows=0, drawn=0, limited=0) for group in shape.groups)

@@ -20,7 +20,7 @@ from runtime.worker.model_step import DeviceStep
 from runtime.worker.runner_stats import Clock, Ran
 from runtime.worker.sample.constrained_decoding import walk
 from runtime.worker.sample.forced_tokens import recite
-from runtime.worker.sample.full_logits import Looking
+from runtime.worker.sample.full_logits import FullLogits
 from runtime.worker.sample.logprobs import tell
 from runtime.worker.sample.sampler_output import end_to_end, results
 
@@ -79,7 +79,7 @@ class ModelRunner:
         )  # fmt: skip
         self.meanwhile: Callable[[], None] | None = None
         self.others: Callable[[np.ndarray], None] | None = None  # of a leading rank, see Looking
-        self.last: Looking | None = None  # at the last step's rows, where a leading rank may ask for more of them
+        self.last: FullLogits | None = None  # at the last step's rows, where a leading rank may ask for more of them
         self.ran = Ran()
         self.clock = Clock(self.device, self.ran)
         self.going, self.coming = Staging(self.device), Staging(self.device)
@@ -120,14 +120,14 @@ class ModelRunner:
         return None if blocks is None else self._sample(plan, blocks, left)
 
     def _sample(self, plan: StepPlan, blocks: BlockPlan, left: torch.Tensor) -> BlockResults:
-        shape, arrays = sample_inputs(blocks, self.step.head.rules)
+        shape, arrays = sample_inputs(blocks, self.step.sampler.get_algorithm)
         parts = [blocks]
-        if self.apart and not self.step.head.together(shape):
+        if self.apart and not self.step.sampler.is_batch_invariant(shape):
             parts = plan.apart() or parts
         launched = []
         for part in parts:
             if part is not blocks:
-                shape, arrays = sample_inputs(part, self.step.head.rules)
+                shape, arrays = sample_inputs(part, self.step.sampler.get_algorithm)
             launched.append((shape, self.step.sample(shape, self.going.put(arrays), left)))
         if self.meanwhile is not None:
             self.meanwhile()
@@ -140,8 +140,8 @@ class ModelRunner:
 
     def _walked(self, plan: BlockPlan, left: torch.Tensor, found: BlockResults) -> BlockResults:
         """With what grammars let through and what is recited, and what is told of it; nothing of that is recorded."""
-        looking = Looking(self.step.head, self.model.finish, left, self.others, self.apart)
-        if looking.shared and self.others is None:
+        looking = FullLogits(self.step.sampler, self.model.finish, left, self.others, self.apart)
+        if looking.vocab_parallel and self.others is None:
             self.last = looking
         if plan.walks:
             walk(looking, plan, found)

@@ -13,8 +13,8 @@ from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import HasIds, Model, SelfConditioned
 from runtime.worker.input_batch import ForwardShape, SampleShape
-from runtime.worker.sample.algorithm_groups import Given
-from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.algorithm_groups import Tensors
+from runtime.worker.sample.sampler import Sampler
 from runtime.worker.sample.sampler_output import Outcome, outcome
 
 MIXED = 32  # rows that are made of several tokens' at a time, where bits must not depend on how many there are
@@ -55,12 +55,12 @@ class DeviceStep:
             self.signal = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
         ids = model.ids if isinstance(model, HasIds) else None
         self.vocabulary = vocabulary if ids is None else PartedVocabulary(ids)
-        self.head = Head(
-            model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, orders=orders,
-            soften=None if told is None else told.soften, vocabulary=self.vocabulary,
+        self.sampler = Sampler(
+            model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, edit_tokens=orders,
+            self_conditioning_fn=None if told is None else told.soften, logits_ops=self.vocabulary,
         )  # fmt: skip
 
-    def batch(self, shape: ForwardShape, given: Given) -> ForwardBatch:
+    def batch(self, shape: ForwardShape, given: Tensors) -> ForwardBatch:
         return ForwardBatch(
             tokens=given["tokens"],
             positions=given["positions"],
@@ -78,14 +78,14 @@ class DeviceStep:
             adapted=shape.adapted,
         )
 
-    def forward(self, shape: ForwardShape, given: Given) -> torch.Tensor:
+    def forward(self, shape: ForwardShape, given: Tensors) -> torch.Tensor:
         """[rows, hidden], as ``Model.forward`` leaves them; the rows' K/V goes into the pool."""
         x = self.model.embed(given["tokens"])
         if shape.merged[0]:
             self._merge(x, given)
         return self.model.forward(x, self.batch(shape, given), self.pool)
 
-    def sample(self, shape: SampleShape, given: Given, left: torch.Tensor, *, fixed: bool = False) -> Outcome:
+    def sample(self, shape: SampleShape, given: Tensors, left: torch.Tensor, *, fixed: bool = False) -> Outcome:
         """What becomes of the step's blocks. `left`: by the step's forward. `fixed`: launch the same whatever the
         contents, and ask the host nothing."""
         hidden = self.model.finish(left[given["rows"]]) if shape.rows else left[:0]
@@ -97,7 +97,8 @@ class DeviceStep:
             signal = self.signal.new_zeros(shape.blocks, *self.signal.shape[1:])
         decided = []
         kept: Outcome = {}
-        for i, (rule, members, blocks) in enumerate(self.head.decide_on(shape, given, hidden, signal, fixed=fixed)):
+        groups = self.sampler.sample(shape, given, hidden, signal, graph_safe=fixed)
+        for i, (rule, members, blocks) in enumerate(groups):
             decided.append((members, rule.decide(blocks)))
             if blocks.kept is not None:
                 kept[f"kept{i}"] = blocks.kept
@@ -108,16 +109,16 @@ class DeviceStep:
         )
         return found | kept
 
-    def _filled(self, shape: SampleShape, given: Given, hidden: torch.Tensor) -> Outcome | None:
+    def _filled(self, shape: SampleShape, given: Tensors, hidden: torch.Tensor) -> Outcome | None:
         """What becomes of blocks whose only rule is plain and wants nothing, in few launches; None of others. `hidden`:
         of the sampled positions."""
-        group, head = shape.groups[0], self.head.plain
-        rule = self.head.rules(group.rule)
+        group, head = shape.groups[0], self.sampler.fused_lm_head
+        rule = self.sampler.get_algorithm(group.rule)
         if head is None or head.kernels.fill is None or rule.plain is None or not shape.rows:
             return None
         if len(shape.groups) > 1 or group.wants or shape.drawn or shape.noise or shape.placed or shape.shaped:
             return None
-        token, conf = self.head.likeliest(head, hidden, given["live"])
+        token, conf = self.sampler.greedy(head, hidden, given["live"])
         threshold, steps = (rule.columns[field.name] for field in rule.plain)
         after = head.kernels.fill(
             Blocks(
@@ -128,7 +129,7 @@ class DeviceStep:
         )  # fmt: skip
         return after._asdict()
 
-    def _told(self, shape: ForwardShape, given: Given) -> torch.Tensor | None:
+    def _told(self, shape: ForwardShape, given: Tensors) -> torch.Tensor | None:
         """[rows, width]: what open rows are told of their blocks' last steps; None if there were none."""
         if self.signal is None or not shape.told:
             return None
@@ -136,7 +137,7 @@ class DeviceStep:
         told[given["told_rows"]] = self.signal[given["told_place"]]
         return told[: shape.rows]
 
-    def _merge(self, x: torch.Tensor, given: Given) -> None:
+    def _merge(self, x: torch.Tensor, given: Tensors) -> None:
         """In place: some rows of `x` [rows, hidden]."""
         rows, given_rows = given["merged_rows"], [given[f"merged_{name}"] for name in ("ids", "probs", "how")]
         if self.mixed is None:

@@ -120,7 +120,7 @@ def _shapes(runner: ReplayingRunner, info: EngineInfo) -> tuple[list[ForwardShap
     if not runner.rules:
         return forwards, []
     defaults = info.defaults()
-    rule = runner.step.head.rules(defaults.algorithm)
+    rule = runner.step.sampler.get_algorithm(defaults.algorithm)
     wants = rule.asks(defaults.values)
     top = int(str(defaults.values[MERGED.name])) if wants & Stat.TOP else 0
     limited = info.top_p < 1 or info.top_k > 0

@@ -18,7 +18,7 @@ from runtime import LLM, SamplingParams
 from runtime.engine.step_plan import BlockPlan
 from runtime.worker.cuda_graph_runner import ReplayingRunner
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler import Sampler
 from tests.golden import GOLDEN
 from tests.server.checkpoint import write_checkpoint
 from tests.worker.replays import Served
@@ -104,13 +104,13 @@ def check(each: Served, asked: list[Question], heard: Bits, *schedules: dict[str
 def check_looks(directory: Path, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
     """Grammars and log-probabilities, for which the host reads logits: as many rows at a time as of a request alone."""
     looked: list[int] = []
-    raw = Head.raw
+    raw = Sampler.full_logits
 
-    def look(self: Head, hidden: torch.Tensor) -> torch.Tensor:
+    def look(self: Sampler, hidden: torch.Tensor) -> torch.Tensor:
         looked.append(len(hidden))
         return raw(self, hidden)
 
-    monkeypatch.setattr(Head, "raw", look)
+    monkeypatch.setattr(Sampler, "full_logits", look)
     prompts = [[40, 41, 42], [50] * 9, [60, 61], [70] * 5]
     params = SamplingParams(max_tokens=11, temperature=0.8, logprobs=2, decoding={"accept_threshold": 0.05})
     forms = [{"regex": "[a-z ]{4,9}[0-9]"}, None, {"json": {"type": "array", "items": {"type": "boolean"}}}, None]
