@@ -16,7 +16,7 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.engine.step_plan import BlockPlan
-from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sample.sampler import Sampler
 from tests.golden import GOLDEN
@@ -59,18 +59,18 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
         rows = runner.model.finish(rows).contiguous() if len(rows) else rows
         heard.update(bytes(row) for row in rows.view(torch.uint8).cpu().numpy())
 
-    sample, decide = ModelRunner._sample, ReplayingRunner._decide
+    sample, decide = ModelRunner._sample, CudaGraphRunner._sample_step
 
     def sampled(self: ModelRunner, plan: Any, blocks: BlockPlan, left: torch.Tensor) -> Any:
         hear(self, blocks, left)
         return sample(self, plan, blocks, left)
 
-    def decided(self: ReplayingRunner, step: Any, plan: BlockPlan, left: torch.Tensor, reason: str) -> Any:
+    def decided(self: CudaGraphRunner, step: Any, plan: BlockPlan, left: torch.Tensor, reason: str) -> Any:
         hear(self, plan, left)
         return decide(self, step, plan, left, reason)
 
     monkeypatch.setattr(ModelRunner, "_sample", sampled)
-    monkeypatch.setattr(ReplayingRunner, "_decide", decided)
+    monkeypatch.setattr(CudaGraphRunner, "_sample_step", decided)
     yield heard
 
 

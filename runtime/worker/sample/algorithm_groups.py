@@ -10,7 +10,7 @@ import torch
 from runtime.algorithms import sampling
 from runtime.algorithms.base import MERGED, Rows, Rule, Stat
 from runtime.algorithms.logits_ops import Vocabulary
-from runtime.worker.input_batch import GroupShape
+from runtime.worker.input_batch import AlgorithmShape
 
 RowIndex = tuple[torch.Tensor, torch.Tensor]  # int64 [rows] each: block of a row, and its offset in the block
 Tensors = Mapping[str, torch.Tensor]  # the arrays of ``worker.input_batch`` on the device
@@ -38,7 +38,7 @@ class AlgorithmGroup:
     """
 
     algorithm: Rule
-    shape: GroupShape
+    shape: AlgorithmShape
     first: int
     members: torch.Tensor | None
     block_in_group: torch.Tensor
@@ -49,7 +49,7 @@ class AlgorithmGroup:
 
     @property
     def required_stats(self) -> Stat:
-        return Stat(self.shape.wants)
+        return Stat(self.shape.required_stats)
 
     def rows_in(self, part: slice, max_rows: int | None = None) -> RowSpan | None:
         """Returns the group's rows within the chunk `part` of the sampled rows; None if there are none.
@@ -91,7 +91,7 @@ class AlgorithmGroup:
 
 
 def make_groups(
-    algorithms: list[Rule], shapes: tuple[GroupShape, ...], inputs: Tensors, size: int, dtype: torch.dtype,
+    algorithms: list[Rule], shapes: tuple[AlgorithmShape, ...], inputs: Tensors, size: int, dtype: torch.dtype,
     logits_ops: Vocabulary,
 ) -> list[AlgorithmGroup]:  # fmt: skip
     """Makes the groups of a step.
@@ -105,12 +105,14 @@ def make_groups(
     first = 0
     for i, (rule, shape) in enumerate(zip(algorithms, shapes, strict=True)):
         params, top = inputs[f"params{i}"], None
-        if shape.top:
-            ids = params.new_zeros((shape.blocks, size, shape.top), dtype=torch.int64)
+        if shape.top_k:
+            ids = params.new_zeros((shape.blocks, size, shape.top_k), dtype=torch.int64)
             top = sampling.Top(ids, torch.zeros_like(ids, dtype=dtype))
-        members, own = (None, inputs["block"]) if len(shapes) == 1 else (inputs[f"members{i}"], inputs["own"])
+        members, own = (
+            (None, inputs["block"]) if len(shapes) == 1 else (inputs[f"members{i}"], inputs["block_in_group"])
+        )
         # a copy, because the algorithm updates it and the input buffer must not change
-        history = inputs[f"kept{i}"].clone() if shape.records else None
+        history = inputs[f"history{i}"].clone() if shape.history_len else None
         groups.append(AlgorithmGroup(rule, shape, first, members, own, params, history, top, logits_ops))
         first += shape.rows
     return groups

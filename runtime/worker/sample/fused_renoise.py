@@ -9,19 +9,19 @@ import torch
 from runtime.algorithms.base import Rows, Stat
 from runtime.kernels.fused_softmax_stats import Asked, Described
 from runtime.layers.lm_head import CappedHead
-from runtime.worker.input_batch import SampleShape
+from runtime.worker.input_batch import SampleDescriptor
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors
 
 REQUIRED = Stat.ADJUST | Stat.ENTROPY
 SUPPORTED = REQUIRED | Stat.BEST | Stat.SIGNAL
 
 
-def only_renoise(shape: SampleShape, groups: list[AlgorithmGroup]) -> bool:
+def only_renoise(shape: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
     """Whether all blocks use one uniform-noise algorithm that requires only what the fused kernel computes."""
     (group, *others) = groups
     required = group.required_stats
     fits = group.algorithm.noisy and required & REQUIRED == REQUIRED and not required & ~SUPPORTED
-    return fits and not others and not group.shape.limited and shape.rows > 0
+    return fits and not others and not group.shape.num_filtered and shape.rows > 0
 
 
 def fused_renoise_stats(
@@ -49,9 +49,9 @@ def fused_renoise_stats(
     assert head.kernels.describe is not None
     block, at = inputs["block"], inputs["at"]
     uniform = None
-    if group.shape.drawn:  # the last rows
+    if group.shape.num_sampled:  # the last rows
         uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
-        uniform[len(hidden) - group.shape.drawn :] = inputs["uniform"]
+        uniform[len(hidden) - group.shape.num_sampled :] = inputs["uniform"]
     for start in range(0, len(hidden), max_rows):
         part = slice(start, start + max_rows)
         rows: Rows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)

@@ -32,7 +32,7 @@ from runtime.engine.request import FILLED, MASKED
 from runtime.engine.step_plan import BlockPlan
 from runtime.kernels.ops import Kernels
 from runtime.layers.lm_head import CappedHead, PlainHead
-from runtime.worker.input_batch import SampleShape, sample_inputs
+from runtime.worker.input_batch import SampleDescriptor, sample_inputs
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors, make_groups
 from runtime.worker.sample.fused_renoise import fused_renoise_stats, only_renoise
 from runtime.worker.sample.logits_processors import shape_logits
@@ -51,10 +51,10 @@ Stats = dict[Stat, torch.Tensor]  # [n, B] for each required statistic
 SelfConditioningFn = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # see ``SelfConditioned``
 
 
-def needs_only_argmax(shape: SampleShape) -> bool:
+def needs_only_argmax(shape: SampleDescriptor) -> bool:
     """Whether the step needs only the argmax of each row and its probability."""
-    more = any(group.wants & ~Stat.BEST for group in shape.groups)
-    return not (shape.drawn or shape.noise or shape.shaped or more)
+    more = any(group.required_stats & ~Stat.BEST for group in shape.groups)
+    return not (shape.num_sampled or shape.uniform_noise or shape.has_logits_processors or more)
 
 
 class Sampler:
@@ -114,7 +114,7 @@ class Sampler:
         mask, last = self.mask_id, self.max_token_id
         return head.likeliest(hidden, mask_id=mask, max_token_id=last, spared=self.allowed_special, live=num_valid)
 
-    def is_batch_invariant(self, shape: SampleShape) -> bool:
+    def is_batch_invariant(self, shape: SampleDescriptor) -> bool:
         """Whether results of a block do not depend on the other blocks of the batch, given batch-invariant kernels.
 
         This holds for the fused argmax: its GEMM and its sums are our own kernels, and algorithms only compare.
@@ -137,7 +137,7 @@ class Sampler:
 
     def sample(  # noqa: C901 - all steps of sampling, whose order matters, in one place
         self,
-        shape: SampleShape,
+        shape: SampleDescriptor,
         inputs: Tensors,
         hidden: torch.Tensor,
         self_conditioning: torch.Tensor | None = None,
@@ -156,7 +156,7 @@ class Sampler:
         masked, filled = state == MASKED, state == FILLED
         advanced = inputs["advanced"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
-        algorithms = [self.get_algorithm(group.rule) for group in shape.groups]
+        algorithms = [self.get_algorithm(group.algorithm) for group in shape.groups]
         groups = make_groups(algorithms, shape.groups, inputs, shape.size, dtype, self.logits_ops)
         candidate = tokens.clone()
         confidence = torch.full(candidate.shape, float("-inf"), dtype=dtype, device=hidden.device)
@@ -168,7 +168,7 @@ class Sampler:
         block_of, at = inputs["block"], inputs["at"]
         fused = self.fused_lm_head if needs_only_argmax(shape) else None
         if fused is not None and shape.rows:
-            token, confidence[block_of, at] = self.greedy(fused, hidden, inputs["live"])
+            token, confidence[block_of, at] = self.greedy(fused, hidden, inputs["num_valid"])
             candidate[block_of, at] = token
             if argmax is not None:
                 argmax[block_of, at] = token
@@ -194,7 +194,7 @@ class Sampler:
             self.logits_ops.ban(
                 logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.allowed_special
             )
-            if shape.shaped:
+            if shape.has_logits_processors:
                 shape_logits(logits, inputs, *index, self.logits_ops)
             for group in groups:
                 span = group.rows_in(part)
@@ -237,7 +237,7 @@ class Sampler:
             "given_steps": inputs["given_steps"],
             "post_edit_steps": inputs["post_edit_steps"],
         }
-        noise = (inputs["noise"] * vocab).long() if shape.noise else None
+        noise = (inputs["noise"] * vocab).long() if shape.uniform_noise else None
         for group in groups:
             group_arrays = arrays | {
                 STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.required_stats
@@ -290,14 +290,14 @@ class Sampler:
         num_sampled_before = 0  # in the previous groups
         for group in groups:
             shape = group.shape
-            span = group.rows_in(part, shape.drawn) if shape.drawn else None
+            span = group.rows_in(part, shape.num_sampled) if shape.num_sampled else None
             first = (
-                group.first + shape.rows - shape.drawn - num_sampled_before
+                group.first + shape.rows - shape.num_sampled - num_sampled_before
             )  # row n of the chunk has its limits at n - first
-            num_sampled_before += shape.drawn
+            num_sampled_before += shape.num_sampled
             if span is None:
                 continue
-            first_filtered, begin, end = group.first + shape.rows - shape.limited, span.rows.start, span.rows.stop
+            first_filtered, begin, end = group.first + shape.rows - shape.num_filtered, span.rows.start, span.rows.stop
             if self.sample_kernel is not None and not any(stat & group.required_stats for stat in self.prob_stats):
                 index, chunk = (inputs["block"][span.rows], inputs["at"][span.rows]), slice(begin - first, end - first)
                 candidate[index], confidence[index] = self.sample_kernel(
