@@ -21,7 +21,7 @@ def llm(request):
     """Its news are told after each step, or while the next one runs."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param:
-            patch.setattr(ModelRunner, "while_busy", hold)
+            patch.setattr(ModelRunner, "set_overlap_callback", hold)
         with LLM(str(GOLDEN / "llada2_tiny"), device="cpu", dtype="float64", skip_tokenizer=True) as llm:
             yield llm
 

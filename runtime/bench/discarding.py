@@ -12,9 +12,9 @@ import torch
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockResults, StepPlan
 from runtime.layers.moe import Router
-from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.runner_stats import Ran
+from runtime.worker.runner_stats import RunnerStats
 
 
 class Discarding:
@@ -22,8 +22,8 @@ class Discarding:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
-        if isinstance(runner, ReplayingRunner):
-            runner.after = lambda plan, _: plan.tokens
+        if isinstance(runner, CudaGraphRunner):
+            runner.next_tokens_fn = lambda plan, _: plan.tokens
         self.plan: StepPlan
         self.rows: list[int] = []  # of each step
         self._held = False
@@ -34,11 +34,11 @@ class Discarding:
         self._held, self._same = True, None
 
     @property
-    def ran(self) -> Ran:
-        return self.runner.ran
+    def stats(self) -> RunnerStats:
+        return self.runner.stats
 
-    def while_busy(self, work: Callable[[], None]) -> bool:
-        return self.runner.while_busy(work)
+    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
+        return self.runner.set_overlap_callback(work)
 
     def run(self, plan: StepPlan) -> BlockResults | None:
         self.plan = plan

@@ -24,7 +24,7 @@ from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.strategies import DecodingContext, make_strategy
-from runtime.worker.runner_stats import Ran
+from runtime.worker.runner_stats import RunnerStats
 
 MASK_ID, VOCAB = 1023, 1024
 
@@ -34,7 +34,7 @@ class FillingRunner:
 
     def __init__(self, per_step: int) -> None:
         self.per_step = per_step
-        self.ran = Ran()
+        self.stats = RunnerStats()
         self.seconds = 0.0  # spent here instead of in a model: not the host's cost
 
     def run(self, plan: StepPlan) -> BlockResults | None:
@@ -44,7 +44,7 @@ class FillingRunner:
         self.seconds += time.perf_counter() - started
         return results
 
-    def while_busy(self, work: Callable[[], None]) -> bool:
+    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
         return False
 
     def _fill(self, blocks: BlockPlan | None) -> BlockResults | None:

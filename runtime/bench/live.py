@@ -33,8 +33,8 @@ from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.strategies import Strategy, longest_request
 from runtime.strategies.full import CACHE
-from runtime.worker.cuda_graph import GraphRecorder
-from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.cuda_graph import GraphCapturer
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.memory import step_sizes
 from runtime.worker.model_runner import ModelRunner
 
@@ -98,7 +98,7 @@ class Live:
         runner = self._runner(info)
         discarding = Discarding(runner)
         engine = Engine(info=info, runner=discarding, strategy=self.strategy, adapters=self.adapters)
-        engine.while_busy(engine.news)  # which a server's backend sends then
+        engine.set_overlap_callback(engine.news)  # which a server's backend sends then
         random = np.random.default_rng(len(step.members) * 1_000_003 + seed)
         last = self.facts.vocab_size - 1
         low, high = min(IDS[0], last // 2), min(IDS[1], last)
@@ -120,8 +120,8 @@ class Live:
         for _ in range(SETTLE):
             rewind()
             engine.advance()
-        before = runner.ran.replayed
-        runner.ran.device_seconds.clear()
+        before = runner.stats.replayed
+        runner.stats.device_seconds.clear()
         walls = []
         for _ in range(repeats):
             started = time.perf_counter()  # before what is put back: the device may be at this step already
@@ -131,7 +131,7 @@ class Live:
         timed = discarding.rows[-repeats:]
         if set(timed) != {step.rows}:
             raise RuntimeError(f"the batch was not steady: steps of {sorted(set(timed))} rows, not {step.rows}")
-        device = [seconds * 1e3 for seconds in runner.ran.device_seconds]
+        device = [seconds * 1e3 for seconds in runner.stats.device_seconds]
         blocks = discarding.plan.blocks
         sampled = 0 if blocks is None else int(blocks.sampled.sum())
         row: dict[str, Any] = {"rows": step.rows, "sampled": sampled, "wall_ms": round(statistics.median(walls), 3)}
@@ -139,7 +139,7 @@ class Live:
             row["device_ms"] = round(statistics.median(device), 3)
             row["host_ms"] = round(statistics.median(w - d for w, d in zip(walls, device, strict=True)), 3)
             row["ratio"] = round(row["wall_ms"] / row["device_ms"], 3)
-        row["replayed"] = runner.ran.replayed - before
+        row["replayed"] = runner.stats.replayed - before
         engine.close()
         if measure:
             row |= self._measured(discarding, row["wall_ms"])
@@ -169,17 +169,17 @@ class Live:
         pages = -(-longest_request(self.strategy, info.max_model_len) // info.page_size)
         sizes = step_sizes(served, self.strategy, pages, self.adapters)
         named: dict[str, Any] = {
-            "block_size": sizes.block,
+            "block_size": sizes.block_size,
             "mask_id": self.mask_id,
             "max_token_id": info.max_token_id,
             "eos_ids": (0,),
-            "places": info.max_num_reqs,
-            "apart": self.args.deterministic,
+            "max_num_reqs": info.max_num_reqs,
+            "batch_invariant": self.args.deterministic,
         }
         if self.args.enforce_eager or self.pool.device.type != "cuda":
             return ModelRunner(self.model, self.pool, **named)
-        recorder = GraphRecorder(self.pool.device)
-        return ReplayingRunner(self.model, self.pool, **named, sizes=sizes, record=recorder, uses=2)
+        recorder = GraphCapturer(self.pool.device)
+        return CudaGraphRunner(self.model, self.pool, **named, sizes=sizes, capture=recorder, capture_after=2)
 
     def _info(self, step: Steady) -> EngineInfo:
         fitting = [key for key in rules() if get_rule(key).noisy == self.strategy.noisy]

@@ -141,7 +141,7 @@ class _Setup:
         )
         self.runner = ModelRunner(
             model, self.pool, block_size=args.block_size, mask_id=mask_id, max_token_id=last, eos_ids=(0,),
-            places=max(args.batch), apart=args.deterministic,
+            max_num_reqs=max(args.batch), batch_invariant=args.deterministic,
         )  # fmt: skip
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
         weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())

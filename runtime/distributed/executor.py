@@ -189,8 +189,8 @@ class LeadingRunner:
     def __init__(self, own: ModelRunner, ranks: Ranks) -> None:
         self.own = own
         self.ranks = ranks
-        self.ran = own.ran
-        own.others = lambda rows: ranks.tell(Rows(), {"rows": rows})
+        self.stats = own.stats
+        own.notify_ranks = lambda rows: ranks.tell(Rows(), {"rows": rows})
         self._running = ranks.running()
         self._stands: Any = None  # positions of the last step: the same ones mean that all its geometry is
 
@@ -213,5 +213,5 @@ class LeadingRunner:
             self.ranks.tell(Whole(pages, plan.adapted), step_arrays(plan, same=False))
             return self.own.logits(plan, pages)
 
-    def while_busy(self, work: Callable[[], None]) -> bool:
-        return self.own.while_busy(work)
+    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
+        return self.own.set_overlap_callback(work)

@@ -115,9 +115,9 @@ class Follower:
                     runner.run(step_plan(arrays, geometry, self._sampled, adapted))
                 case Whole(pages, adapted):
                     runner.logits(self._whole(arrays, adapted), pages)
-                case Rows() if runner.last is not None:
+                case Rows() if runner.last_logits is not None:
                     with torch.inference_mode():
-                        runner.last.at(arrays["rows"])
+                        runner.last_logits.rows(arrays["rows"])
                     continue
                 case AdapterPair() | AddAdapter() | DropAdapter() | PutAdapter() if bank is not None:
                     bank.follow(message, arrays)

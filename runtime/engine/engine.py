@@ -27,7 +27,7 @@ from runtime.strategies.base import Strategy, longest_request
 from runtime.structured_output.grammar_cache import GrammarError, Grammars
 from runtime.worker.input_builder import Planner
 from runtime.worker.model_runner import Runner
-from runtime.worker.runner_stats import REASONS
+from runtime.worker.runner_stats import EAGER_REASONS
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Engine:
         self._ahead = Ahead(self.entrance, self.scheduler)
         self._requests: dict[str, Request] = {}  # those not answered yet
         self._failed: list[EngineOutput] = []  # what is told of requests that ended with an error
-        self._tell: Callable[[], None] | None = None  # see `while_busy`
+        self._tell: Callable[[], None] | None = None  # see `set_overlap_callback`
         self._arrivals = 0
         self._ended = 0.0  # the last step, time.perf_counter
         self._closed = False
@@ -185,7 +185,9 @@ class Engine:
         self.scheduler.pace.learn(len(plan.tokens), ended - started)
         if begun:  # while the step before it was written
             entered = started = self._ended
-        self._observed.step(len(turns), ended - started, whole=ended - entered, device=self.runner.ran.device)
+        self._observed.step(
+            len(turns), ended - started, whole=ended - entered, device=self.runner.stats.last_device_seconds
+        )
         self._ended = ended
         return True
 
@@ -230,11 +232,11 @@ class Engine:
                     self.grammars.add_overrun(request.spec.grammar, request.constraint.overrun)
                 self._failed.append(failed)
 
-    def while_busy(self, work: Callable[[], None], heard: Callable[[], bool] = bool) -> bool:
+    def set_overlap_callback(self, work: Callable[[], None], heard: Callable[[], bool] = bool) -> bool:
         """See Runner. `work` does not fail, and asks nothing of the engine but its news. `heard`: whether somebody
         waits to tell the engine something: no step begins early then."""
         self._ahead.heard = heard
-        if not self.runner.while_busy(work):
+        if not self.runner.set_overlap_callback(work):
             return False
         self._tell = work
         return True
@@ -264,10 +266,10 @@ class Engine:
         stats.pages_cached = self.cache.pages_cached
         stats.preemptions = self.scheduler.preemptions
         stats.prefix_hit_tokens = self.scheduler.prefix_hit_tokens
-        ran = self.runner.ran
-        stats.steps_replayed, stats.graph_bytes = ran.replayed, ran.graph_bytes
-        for reason in REASONS:
-            setattr(stats, f"steps_eager_{reason}", ran.eager[reason])
+        runner_stats = self.runner.stats
+        stats.steps_replayed, stats.graph_bytes = runner_stats.replayed, runner_stats.graph_bytes
+        for reason in EAGER_REASONS:
+            setattr(stats, f"steps_eager_{reason}", runner_stats.eager[reason])
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
         self._observed.report(report)
         return report

@@ -13,14 +13,14 @@ from runtime.engine.step_plan import block_causal_plan
 from runtime.errors import RequestError
 from runtime.request.engine_messages import RequestSpec
 from runtime.request.validation import integer
-from runtime.worker.model_runner import GivesLogits
+from runtime.worker.model_runner import SupportsLogits
 
 
 def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = None, adapter: str = "") -> torch.Tensor:
     """[len(ids), vocab] on the CPU, under block-causal attention in blocks of `block_size`; without it, as the engine's
     strategy lets the rows of a prompt see."""
     runner = engine.runner
-    if not isinstance(runner, GivesLogits):
+    if not isinstance(runner, SupportsLogits):
         raise TypeError("this engine has no model")
     if not ids:
         raise RequestError("prompt: is empty; give at least one token", param="prompt")

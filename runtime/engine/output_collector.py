@@ -18,7 +18,7 @@ class Inboxes:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._of: dict[str, Inbox] = {}  # by the request
-        self._holds = engine.while_busy(self._sort)
+        self._holds = engine.set_overlap_callback(self._sort)
 
     def open(self, specs: Iterable[RequestSpec]) -> Inbox:
         """Hand requests to the engine; their news come in this inbox."""

@@ -43,7 +43,7 @@ class Backend:
         self.stopped = False
         self.stats_sent = 0.0
         self.stats_due = True  # something changed since they were sent
-        self.holds: bool = engine.while_busy(self.tell, link.heard)  # news are told while the device works
+        self.holds: bool = engine.set_overlap_callback(self.tell, link.heard)  # news are told while the device works
         self.adapters = AdapterWork(engine, link.send, self.add)
         self.profile = ProfileWork(link.name.decode(), link.send)
 

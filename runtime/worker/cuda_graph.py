@@ -1,4 +1,4 @@
-"""Work on the device recorded once and replayed: a CUDA graph, whose launches cost the host one."""
+"""Captures device work as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ import torch
 Work = Callable[[], None]
 
 
-class GraphRecorder:
-    """Records work whose launches and addresses are the same each time. Graphs share their memory: only one runs at a
-    time, and none leaves anything there that is read later.
+class GraphCapturer:
+    """Captures work that launches the same kernels on the same addresses each time.
+
+    All graphs share one memory pool. Therefore only one runs at a time, and no result in the pool is read later.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._stream):  # libraries take their scratch for a stream now, outside the pool
+        with torch.cuda.stream(self._stream):  # libraries allocate their workspace per stream: here, outside the pool
             some = torch.ones(16, 16, device=device)
             torch.mm(some, some)
         torch.cuda.synchronize(device)
 
     def __call__(self, work: Work) -> Work:
-        """Does the work once, so that everything is compiled and loaded, and returns its replay."""
+        """Runs the work once, so that kernels are compiled and loaded; then captures it and returns its replay."""
         work()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
-        gc.disable()  # nothing may be freed while launches are recorded
+        gc.disable()  # no memory may be freed during capture
         try:
             with torch.cuda.stream(self._stream):
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -44,6 +45,6 @@ class GraphRecorder:
         return graph.replay
 
 
-def at_once(work: Work) -> Work:
-    """In the place of a recorder where nothing can be recorded: each replay does the work anew."""
+def run_eagerly(work: Work) -> Work:
+    """Replaces a `GraphCapturer` where capture is impossible: each replay runs the work again."""
     return work

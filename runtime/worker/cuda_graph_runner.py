@@ -1,8 +1,7 @@
-"""A runner that replays recorded work: steps are filled up to one of few shapes, so that each step's hundreds of
-launches are two, and the host is free while the device is at them.
+"""Runs steps as CUDA graphs: inputs are padded to one of few sizes, so that a step is two graph launches.
 
-The forward is one recording and what follows it, head and rules, another: by the number of its blocks and of those of
-their positions that are sampled. The host works these out while the forward runs.
+One graph holds the forward, another one the sampling. The graph of sampling depends on the number of blocks and of
+sampled positions, which the host computes while the forward runs.
 """
 
 from __future__ import annotations
@@ -18,281 +17,329 @@ import torch
 
 from runtime.algorithms.base import Rule
 from runtime.engine.step_plan import BlockPlan, BlockResults, ConditionedRows, Ints, StepPlan
-from runtime.worker.capture_sizes import Sizes, room_for, sampled_step
+from runtime.worker.capture_sizes import CaptureSizes, padded_history_len, sampled_rows_step
 from runtime.worker.cuda_graph import Work
-from runtime.worker.graph_padding import Views, fill_forward, fill_sample, forward_kinds, sample_kinds
-from runtime.worker.host_buffers import Kinds, Layout, Passage, Port, pack, sizes_on_device
-from runtime.worker.input_batch import ForwardShape, GroupShape, SampleShape, forward_inputs, sample_inputs
+from runtime.worker.graph_padding import (
+    Views,
+    forward_buffer_specs,
+    pad_forward_inputs,
+    pad_sample_inputs,
+    sample_buffer_specs,
+)
+from runtime.worker.host_buffers import ArraySpecs, BufferLayout, BufferView, StaticBuffer, pack, tensor_specs
+from runtime.worker.input_batch import (
+    AlgorithmShape,
+    ForwardDescriptor,
+    SampleDescriptor,
+    forward_inputs,
+    sample_inputs,
+)
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sample.sampler_output import Told, all_go_on, results, tokens_after
 
 log = logging.getLogger(__name__)
 
-USES = 3  # steps of a shape that was not recorded at start, before it is
-MOST = 2048  # recordings
-LEAST_PORT = 1 << 23  # bytes
+CAPTURE_AFTER = 3  # number of steps with a shape after which it is captured, if it was not captured at start
+MAX_GRAPHS = 2048
+MIN_BUFFER_BYTES = 1 << 23  # bytes
 
 
 @dataclass
-class Recording:
-    """`into`: where its inputs are written, which go through `inputs`, and `given` where the device finds them. What
-    says something: how that lies (`out`), which goes through `outputs`, and where the host finds it (`told`)."""
+class CapturedGraph:
+    """A CUDA graph with its input and output buffers.
 
-    into: Views
-    given: dict[str, torch.Tensor]
-    inputs: Passage
+    Attributes:
+        host_inputs, device_inputs: views of the input buffers on the host and on the device.
+        inputs: the transfer of the inputs.
+        replay: launches the graph. None: not captured yet.
+        output_layout: layout of the outputs in their buffer.
+        outputs: the transfer of the outputs.
+        host_outputs: views of the outputs on the host.
+    """
+
+    host_inputs: Views
+    device_inputs: dict[str, torch.Tensor]
+    inputs: BufferView
     replay: Work | None = None
-    out: Layout = field(default_factory=lambda: Layout({}))
-    outputs: Passage | None = None
-    told: Views = field(default_factory=dict)
+    output_layout: BufferLayout = field(default_factory=lambda: BufferLayout({}))
+    outputs: BufferView | None = None
+    host_outputs: Views = field(default_factory=dict)
 
 
-class ReplayingRunner(ModelRunner):
-    """A `ModelRunner` whose steps are recorded and replayed where they can be.
+class CudaGraphRunner(ModelRunner):
+    """A `ModelRunner` that captures steps as CUDA graphs and replays them where possible.
 
     Args:
-        record: does some work once and returns its replay. rules: record head and rules too, not only forwards.
-        uses: steps of a shape before it is recorded.
+        capture: runs work once and returns its replay.
+        capture_sampling: capture sampling too, not only forwards.
+        capture_after: number of steps with a shape after which it is captured.
     """
 
     def __init__(
-        self, *args: Any, sizes: Sizes, record: Callable[[Work], Work], rules: bool = True, uses: int = USES,
-        **named: Any,
+        self, *args: Any, sizes: CaptureSizes, capture: Callable[[Work], Work], capture_sampling: bool = True,
+        capture_after: int = CAPTURE_AFTER, **named: Any,
     ) -> None:  # fmt: skip
         super().__init__(*args, **named)
         self.sizes = sizes
-        self.record = record
-        self.rules = rules
-        self.uses = uses
-        self.told = self.step.signal is not None
-        self._recorded: dict[Hashable, Recording] = {}
-        self._used: Counter[Hashable] = Counter()  # steps of shapes that are not recorded
-        self._stood: np.ndarray | None = None  # positions of the last forward's rows, if it was replayed:
-        self._standing: Recording | None = None  # this, which has been told already where they stand,
-        self._conditioned: ConditionedRows | None = None  # and which of them are told of their last steps
-        self._left: torch.Tensor | None = None  # by the last replayed forward, [most rows, hidden]
-        self._ahead: Ints | None = None  # of what tokens the next step's was launched
-        self.after = tokens_after  # what the next step feeds; a benchmark's feeds the same again
-        largest = Layout(forward_kinds(sizes.forwards(told=self.told)[0], sizes.block)).nbytes
-        self._rows_port, self._blocks_port, self._told_port = (
-            Port(self.device, max(2 * largest, LEAST_PORT)) for _ in range(3)
+        self.capture = capture
+        self.capture_sampling = capture_sampling
+        self.capture_after = capture_after
+        self.self_conditioning = self.step.self_conditioning is not None
+        self._graphs: dict[Hashable, CapturedGraph] = {}
+        self._num_uses: Counter[Hashable] = Counter()  # number of steps, by shapes that are not captured
+        self._last_positions: np.ndarray | None = None  # of the rows of the last forward, if it was replayed
+        self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
+        self._last_conditioned: ConditionedRows | None = None
+        self._hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
+        self._launched_tokens: Ints | None = None  # of the next step, if its forward was launched already
+        self.next_tokens_fn = tokens_after  # benchmarks replace it to repeat a step
+        largest = BufferLayout(
+            forward_buffer_specs(
+                sizes.forward_descriptors(self_conditioning=self.self_conditioning)[0], sizes.block_size
+            )
+        ).nbytes
+        self._forward_inputs, self._sample_inputs, self._outputs = (
+            StaticBuffer(self.device, max(2 * largest, MIN_BUFFER_BYTES)) for _ in range(3)
         )
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> BlockResults | None:
-        ahead, self._ahead = self._ahead, None
-        left: torch.Tensor | None = None
+        launched_tokens, self._launched_tokens = self._launched_tokens, None
+        hidden_states: torch.Tensor | None = None
         reason = ""
-        if self._stands(plan):
-            begun = ahead is not None and np.array_equal(ahead, plan.tokens)
-            left = self._left if begun else self._replay(plan.tokens)
-        if left is None:
-            left, reason = self._forward_anew(plan)
-        blocks = plan.blocks  # worked out only now: the device is at the forward meanwhile
+        if self._same_layout(plan):
+            launched = launched_tokens is not None and np.array_equal(launched_tokens, plan.tokens)
+            hidden_states = self._hidden_states if launched else self._replay(plan.tokens)
+        if hidden_states is None:
+            hidden_states, reason = self._forward_new_layout(plan)
+        blocks = plan.blocks  # computed now, to overlap with the forward
         if blocks is None:
-            self.ran.count(reason)
+            self.stats.count(reason)
             return None
-        return self._decide(plan, blocks, left, reason)
+        return self._sample_step(plan, blocks, hidden_states, reason)
 
-    def _stands(self, plan: StepPlan) -> bool:
-        """Whether its forward is the last one again, but for its tokens."""
-        if plan.positions is not self._stood or plan.merged is not None:
+    def _same_layout(self, plan: StepPlan) -> bool:
+        """Whether the forward has the layout of the last one, so that only its tokens differ."""
+        if plan.positions is not self._last_positions or plan.merged is not None:
             return False
-        return not self.told or _alike(plan.conditioned, self._conditioned)
+        return not self.self_conditioning or _same_conditioning(plan.conditioned, self._last_conditioned)
 
     def _replay(self, tokens: Ints) -> torch.Tensor | None:
-        """The last forward again, of other tokens."""
-        recording = self._standing
-        assert recording is not None
-        assert recording.replay is not None
-        self._rows_port.wait()
-        recording.into["tokens"][: len(tokens)] = tokens
-        self.clock.begin()
-        recording.inputs.send()
-        recording.replay()
-        return self._left
+        """Replays the last forward with other tokens."""
+        graph = self._last_graph
+        assert graph is not None
+        assert graph.replay is not None
+        self._forward_inputs.wait()
+        graph.host_inputs["tokens"][: len(tokens)] = tokens
+        self.timer.begin()
+        graph.inputs.upload()
+        graph.replay()
+        return self._hidden_states
 
-    def _begin_next(self, step: StepPlan, plan: BlockPlan, found: Told) -> bool:
-        """Whether the next step's forward has been launched: where it is this one's again, nobody asks for logits of
-        this one, no row is another than its block's, and all blocks, or none, are told of their last step."""
-        if step.positions is not self._stood or len(step.tokens) != plan.tokens.size or plan.told is not None:
+    def _launch_next_step(self, step: StepPlan, plan: BlockPlan, output: Told) -> bool:
+        """Launches the forward of the next step if its layout is the same; returns whether it did.
+
+        It must not if logprobs of this step are requested, if rows of the step belong to no sampled block, or if only
+        some blocks are self-conditioned.
+        """
+        if step.positions is not self._last_positions or len(step.tokens) != plan.tokens.size or plan.told is not None:
             return False
-        if self.told and (step.conditioned is None or len(step.conditioned.rows) < len(plan.tokens)):
+        if self.self_conditioning and (step.conditioned is None or len(step.conditioned.rows) < len(plan.tokens)):
             return False
-        if not all_go_on(found, len(plan.tokens), noisy=plan.noise is not None) or not step.begin_next():
+        if not all_go_on(output, len(plan.tokens), noisy=plan.noise is not None) or not step.begin_next():
             return False
-        self._ahead = self.after(plan, found).ravel()
-        self._replay(self._ahead)
+        self._launched_tokens = self.next_tokens_fn(plan, output).ravel()
+        self._replay(self._launched_tokens)
         return True
 
-    def _forward_anew(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
-        """[rows, hidden], and why it was not replayed, "" if it was."""
-        shape, arrays = forward_inputs(plan, told=self.told, block_size=self.block_size)
-        padded = self.sizes.forward(shape, told=self.told)
-        self._stood = self._standing = None
+    def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
+        """Returns the hidden states [rows, hidden], and why the forward ran eagerly ("": it was replayed)."""
+        shape, arrays = forward_inputs(plan, self_conditioning=self.self_conditioning, block_size=self.block_size)
+        padded = self.sizes.pad_forward(shape, self_conditioning=self.self_conditioning)
+        self._last_positions = self._last_graph = None
         if padded is not None:
 
             def fill(into: Views) -> None:
-                fill_forward(into, shape, arrays, padded, self.sizes)
-                self.clock.begin()  # nothing is on the device before
+                pad_forward_inputs(into, shape, arrays, padded, self.sizes)
+                self.timer.begin()  # the device is idle before
 
-            if self._forward(padded, fill):
-                self._stood, self._standing = plan.positions, self._recorded[padded]
-                self._conditioned = plan.conditioned
-                assert self._left is not None
-                return self._left, ""
-        self.clock.begin()
-        return self.step.forward(shape, self.going.put(arrays)), "prefill" if padded is None else "new"
+            if self._forward_graph(padded, fill):
+                self._last_positions, self._last_graph = plan.positions, self._graphs[padded]
+                self._last_conditioned = plan.conditioned
+                assert self._hidden_states is not None
+                return self._hidden_states, ""
+        self.timer.begin()
+        return self.step.forward(shape, self.h2d.to_device(arrays)), "prefill" if padded is None else "new"
 
-    def _decide(self, step: StepPlan, plan: BlockPlan, left: torch.Tensor, reason: str) -> BlockResults:
-        shape, arrays = sample_inputs(plan, self.step.head.rules)
+    def _sample_step(self, step: StepPlan, plan: BlockPlan, hidden_states: torch.Tensor, reason: str) -> BlockResults:
+        shape, arrays = sample_inputs(plan, self.step.sampler.get_algorithm)
         members = [group.members for group in plan.groups]
-        if self.apart and not self.step.head.together(shape):
-            self.ran.count(reason or "apart")
-            return self._sample(step, plan, left)
+        if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
+            self.stats.count(reason or "apart")
+            return self._sample(step, plan, hidden_states)
         padded = None
-        if shape.shaped:
+        if shape.has_logits_processors:
             reason = reason or "shaped"
-        elif self.rules and left is self._left:
-            noise = any(self.step.head.rules(group.rule).noisy for group in shape.groups)
-            padded = self.sizes.sample(shape, noise=noise, placed=self.told)
-        elif not self.rules:
+        elif self.capture_sampling and hidden_states is self._hidden_states:
+            uniform_noise = any(self.step.sampler.get_algorithm(group.algorithm).noisy for group in shape.groups)
+            padded = self.sizes.pad_sample(shape, uniform_noise=uniform_noise, self_conditioned=self.self_conditioning)
+        elif not self.capture_sampling:
             reason = reason or "flag"
-        recording = None
+        graph = None
         if padded is not None:
-            recording = self._rules(padded, lambda into: fill_sample(into, shape, arrays, padded, self.sizes))
-        if padded is None or recording is None:
-            self.ran.count(reason or "new")
-            found = self.step.sample(shape, self.going.put(arrays), left)
-            if self.meanwhile is not None:
-                self.meanwhile()
-            told = self.coming.take(found)
-            self.clock.end(self.coming, ahead=self._begin_next(step, plan, told))
-            return self._walked(plan, left, results(shape, told, members))
-        self.ran.count(reason)
-        if recording.outputs is None:
-            recording.outputs = self._told_port.slice(recording.out.nbytes)
-            recording.told = recording.out.on_host(self._told_port.numbers)
-        if self.meanwhile is not None:
-            self.meanwhile()
-        recording.outputs.fetch()
-        self._rows_port.sent = self._blocks_port.sent = False
-        self.clock.end(self._told_port.staging, ahead=self._begin_next(step, plan, recording.told))
-        return self._walked(plan, left, results(padded, recording.told, members))
+            graph = self._sample_graph(padded, lambda into: pad_sample_inputs(into, shape, arrays, padded, self.sizes))
+        if padded is None or graph is None:
+            self.stats.count(reason or "new")
+            found = self.step.sample(shape, self.h2d.to_device(arrays), hidden_states)
+            if self.overlap_callback is not None:
+                self.overlap_callback()
+            output = self.d2h.to_host(found)
+            self.timer.end(self.d2h, next_launched=self._launch_next_step(step, plan, output))
+            return self._walked(plan, hidden_states, results(shape, output, members))
+        self.stats.count(reason)
+        if graph.outputs is None:
+            graph.outputs = self._outputs.slice(graph.output_layout.nbytes)
+            graph.host_outputs = graph.output_layout.on_host(self._outputs.numbers)
+        if self.overlap_callback is not None:
+            self.overlap_callback()
+        graph.outputs.download()
+        self._forward_inputs.pending = self._sample_inputs.pending = False
+        self.timer.end(self._outputs.pinned, next_launched=self._launch_next_step(step, plan, graph.host_outputs))
+        return self._walked(plan, hidden_states, results(padded, graph.host_outputs, members))
 
-    def _forward(self, shape: ForwardShape, fill: Callable[[Views], None]) -> bool:
-        """Launch a forward; False if it has no recording."""
+    def _forward_graph(self, shape: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
+        """Launches the graph of a forward; False if there is none."""
 
         def work() -> None:
             left = self.step.forward(shape, given)
-            if self._left is None:
-                self._left = left.new_zeros(self.sizes.forwards(told=self.told)[0].rows, *left.shape[1:])
-            self._left[: shape.rows].copy_(left)
+            if self._hidden_states is None:
+                self._hidden_states = left.new_zeros(
+                    self.sizes.forward_descriptors(self_conditioning=self.self_conditioning)[0].rows, *left.shape[1:]
+                )
+            self._hidden_states[: shape.rows].copy_(left)
 
-        recording = self._ready(shape, lambda: forward_kinds(shape, self.sizes.block), self._rows_port)
-        if recording is None:
+        graph = self._get_graph(shape, lambda: forward_buffer_specs(shape, self.sizes.block_size), self._forward_inputs)
+        if graph is None:
             return False
-        given = recording.given
-        return self._launch(shape, recording, self._rows_port, fill, work)
+        given = graph.device_inputs
+        return self._launch(shape, graph, self._forward_inputs, fill, work)
 
-    def _rules(self, shape: SampleShape, fill: Callable[[Views], None]) -> Recording | None:
-        """Launch head and rules; None if they have no recording."""
+    def _sample_graph(self, shape: SampleDescriptor, fill: Callable[[Views], None]) -> CapturedGraph | None:
+        """Launches the graph of sampling and returns it; None if there is none."""
 
         def work() -> None:
-            assert self._left is not None
-            found = self.step.sample(shape, given, self._left, fixed=True)
-            if not out.sizes:
-                out.place(sizes_on_device(found))
-            pack(found, out, self._told_port.device)
+            assert self._hidden_states is not None
+            found = self.step.sample(shape, given, self._hidden_states, graph_safe=True)
+            if not out.specs:
+                out.set_specs(tensor_specs(found))
+            pack(found, out, self._outputs.device)
 
-        def kinds() -> Kinds:
-            rules = [self.step.head.rules(group.rule) for group in shape.groups]
-            return sample_kinds(shape, [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules])
+        def kinds() -> ArraySpecs:
+            rules = [self.step.sampler.get_algorithm(group.algorithm) for group in shape.groups]
+            return sample_buffer_specs(
+                shape, [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules]
+            )
 
-        recording = self._ready(shape, kinds, self._blocks_port)
-        if recording is None:
+        graph = self._get_graph(shape, kinds, self._sample_inputs)
+        if graph is None:
             return None
-        given, out = recording.given, recording.out
-        return recording if self._launch(shape, recording, self._blocks_port, fill, work) else None
+        given, out = graph.device_inputs, graph.output_layout
+        return graph if self._launch(shape, graph, self._sample_inputs, fill, work) else None
 
-    def _ready(self, shape: Hashable, kinds: Callable[[], Kinds], port: Port) -> Recording | None:
-        """The recording of a shape, not recorded yet if its time has just come; None if it has not."""
-        found = self._recorded.get(shape)
+    def _get_graph(
+        self, shape: Hashable, specs: Callable[[], ArraySpecs], buffer: StaticBuffer
+    ) -> CapturedGraph | None:
+        """Returns the graph of a shape, without replay if it is due for capture; None if it is not due yet."""
+        found = self._graphs.get(shape)
         if found is not None:
             return found
-        self._used[shape] += 1
-        if self._used[shape] < self.uses or len(self._recorded) >= MOST:
+        self._num_uses[shape] += 1
+        if self._num_uses[shape] < self.capture_after or len(self._graphs) >= MAX_GRAPHS:
             return None
-        layout = Layout(kinds())
-        if layout.nbytes > len(port):
+        layout = BufferLayout(specs())
+        if layout.nbytes > len(buffer):
             return None
-        return Recording(layout.on_host(port.numbers), layout.on_device(port.device), port.slice(layout.nbytes))
+        return CapturedGraph(
+            layout.on_host(buffer.numbers), layout.on_device(buffer.device), buffer.slice(layout.nbytes)
+        )
 
     def _launch(
-        self, shape: Hashable, recording: Recording, port: Port, fill: Callable[[Views], None], work: Work
+        self, shape: Hashable, graph: CapturedGraph, buffer: StaticBuffer, fill: Callable[[Views], None], work: Work
     ) -> bool:
-        port.wait()
-        fill(recording.into)
-        recording.inputs.send()
-        if recording.replay is None:
+        buffer.wait()
+        fill(graph.host_inputs)
+        graph.inputs.upload()
+        if graph.replay is None:
             try:
-                recording.replay = self.record(work)
+                graph.replay = self.capture(work)
             except RuntimeError:
-                log.warning("a step cannot be recorded and will be launched anew each time: %s", shape, exc_info=True)
-                self._used[shape] = -(2**62)
+                log.warning("CUDA graph capture failed, this shape runs eagerly: %s", shape, exc_info=True)
+                self._num_uses[shape] = -(2**62)
                 return False
-            self._recorded[shape] = recording
-        recording.replay()
+            self._graphs[shape] = graph
+        graph.replay()
         return True
 
     @torch.inference_mode()
-    def record_forward(self, shape: ForwardShape) -> None:
-        """Before any step."""
-        self._used[shape] = self.uses
-        nothing = _nothing(forward_kinds(shape, self.sizes.block))
-        none = ForwardShape(0, 0, 0, shape.pages, 0, 0, (0, shape.merged[1]))
-        self._forward(shape, lambda into: fill_forward(into, none, nothing, shape, self.sizes))
+    def capture_forward(self, shape: ForwardDescriptor) -> None:
+        """Captures a forward. Call it before the first step."""
+        self._num_uses[shape] = self.capture_after
+        nothing = _empty_arrays(forward_buffer_specs(shape, self.sizes.block_size))
+        none = ForwardDescriptor(0, 0, 0, shape.pages, 0, 0, (0, shape.soft_embedding_shape[1]))
+        self._forward_graph(shape, lambda into: pad_forward_inputs(into, none, nothing, shape, self.sizes))
 
     @torch.inference_mode()
-    def record_sample(self, shape: SampleShape) -> None:
-        """Before any step, after a forward."""
-        self._used[shape] = self.uses
-        rules = [self.step.head.rules(group.rule) for group in shape.groups]
+    def capture_sample(self, shape: SampleDescriptor) -> None:
+        """Captures sampling. Call it before the first step, after a forward was captured."""
+        self._num_uses[shape] = self.capture_after
+        rules = [self.step.sampler.get_algorithm(group.algorithm) for group in shape.groups]
         columns, keeps = [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules]
-        nothing = _nothing(sample_kinds(shape, columns, keeps))
-        groups = tuple(replace(group, blocks=0, rows=0, drawn=0, limited=0) for group in shape.groups)
-        none = SampleShape(0, shape.size, groups)
-        self._rules(shape, lambda into: fill_sample(into, none, nothing, shape, self.sizes))
+        nothing = _empty_arrays(sample_buffer_specs(shape, columns, keeps))
+        groups = tuple(replace(group, blocks=0, rows=0, num_sampled=0, num_filtered=0) for group in shape.groups)
+        none = SampleDescriptor(0, shape.size, groups)
+        self._sample_graph(shape, lambda into: pad_sample_inputs(into, none, nothing, shape, self.sizes))
 
-    def samples(
-        self, rule: Rule, wants: int, *, top: int = 0, draws: bool = False, limited: bool = False
-    ) -> list[SampleShape]:
-        """Shapes of all numbers of blocks under one rule, the largest first. `draws`: all that is sampled, `limited`:
-        under top-k or top-p."""
+    def sample_descriptors(
+        self, algorithm: Rule, required_stats: int, *, top_k: int = 0, sampled: bool = False, filtered: bool = False
+    ) -> list[SampleDescriptor]:
+        """Returns descriptors for all numbers of blocks with one unmasking algorithm, largest first.
+
+        Args:
+            sampled: all rows have a temperature.
+            filtered: and top-k or top-p.
+        """
         found = []
         for n in reversed(self.sizes.sampled_blocks):
-            step = sampled_step(n * self.sizes.block)
-            for rows in reversed(range(step, n * self.sizes.block + step, step)):
-                group = GroupShape(
-                    rule.key, wants, n + 1, rows, rows if draws else 0, rows if draws and limited else 0,
-                    room_for(int(bool(rule.keeps)), once=rule.once), rule.once, top,
+            step = sampled_rows_step(n * self.sizes.block_size)
+            for rows in reversed(range(step, n * self.sizes.block_size + step, step)):
+                group = AlgorithmShape(
+                    algorithm.key, required_stats, n + 1, rows, rows if sampled else 0,
+                    rows if sampled and filtered else 0,
+                    padded_history_len(int(bool(algorithm.keeps)), static=algorithm.once), algorithm.once, top_k,
                 )  # fmt: skip
                 found.append(
-                    SampleShape(n + 1, self.sizes.block, (group,), remasked=True, noise=rule.noisy, placed=self.told)
+                    SampleDescriptor(
+                        n + 1,
+                        self.sizes.block_size,
+                        (group,),
+                        remasked=True,
+                        uniform_noise=algorithm.noisy,
+                        self_conditioned=self.self_conditioning,
+                    )
                 )
         return found
 
     @property
-    def recordings(self) -> int:
-        return len(self._recorded)
+    def num_graphs(self) -> int:
+        return len(self._graphs)
 
 
-def _alike(one: ConditionedRows | None, other: ConditionedRows | None) -> bool:
+def _same_conditioning(one: ConditionedRows | None, other: ConditionedRows | None) -> bool:
     if one is None or other is None:
         return one is other
     return np.array_equal(one.rows, other.rows) and np.array_equal(one.place, other.place)
 
 
-def _nothing(kinds: Kinds) -> dict[str, np.ndarray]:
-    """Arrays of nothing."""
+def _empty_arrays(kinds: ArraySpecs) -> dict[str, np.ndarray]:
+    """Returns arrays of length 0 with the dtypes of `kinds`."""
     return {name: np.zeros((0, *shape[1:]), dtype) for name, (dtype, shape) in kinds.items()}

@@ -1,8 +1,7 @@
-"""Steps filled up to a size, written where the device will read them.
+"""Pads the inputs of a step to a captured size and writes them into the input buffers of the CUDA graph.
 
-What is added changes nothing: a dead row is stored nowhere and sees one key of whatever request comes first, so that it
-is finite; a dead block is fixed throughout, and sampled rows that are added belong to it. Whatever comes of them is
-dropped.
+Padding has no effect on results. A padding token writes no KV and attends to one key, so its output is finite and
+unused. A padding block is FIXED at all positions, and padding rows of sampling belong to it.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import FREE
-from runtime.worker.capture_sizes import Sizes
-from runtime.worker.host_buffers import Kinds
-from runtime.worker.input_batch import Arrays, ForwardShape, SampleShape
+from runtime.worker.capture_sizes import CaptureSizes
+from runtime.worker.host_buffers import ArraySpecs
+from runtime.worker.input_batch import AlgorithmShape, Arrays, ForwardDescriptor, SampleDescriptor
 
 Views = dict[str, npt.NDArray[Any]]
 
 I64, I32, I8, BOOL, F64 = (np.dtype(kind) for kind in (np.int64, np.int32, np.int8, np.bool_, np.float64))
-ROWS = {  # of each row, and of a dead one
+ROWS = {  # dtype of the value per row, and its value for padding tokens
     "tokens": (I64, 0),
     "positions": (I64, 0),
     "slots": (I64, -1),
@@ -31,10 +30,10 @@ ROWS = {  # of each row, and of a dead one
 BLOCKS = {"may_force": BOOL, "advanced": I64, "initial_masks": I64, "given_steps": I64, "post_edit_steps": I64}
 
 
-def forward_kinds(shape: ForwardShape, block_size: int) -> Kinds:
-    """The arrays of a forward of a shape."""
-    rows, width = shape.merged
-    adapters = {"adapters": (I32, (shape.rows,))} if shape.adapted else {}
+def forward_buffer_specs(shape: ForwardDescriptor, block_size: int) -> ArraySpecs:
+    """Returns the dtypes and shapes of the input arrays of a forward."""
+    rows, width = shape.soft_embedding_shape
+    adapters = {"adapters": (I32, (shape.rows,))} if shape.active_lora_modules else {}
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
         name: (dtype, (shape.rows,)) for name, (dtype, _) in ROWS.items()
     }
@@ -42,24 +41,26 @@ def forward_kinds(shape: ForwardShape, block_size: int) -> Kinds:
     found["tiles"] = I32, (shape.tiles, 3)
     found["page_table"] = I32, (shape.requests, shape.pages)
     if rows:
-        found["merged_rows"] = I64, (rows,)
-        found["merged_ids"] = I64, (rows, width)
-        found["merged_probs"] = F64, (rows, width)
-        found["merged_how"] = F64, (rows, 3)
-    if shape.told:
-        found["told_rows"] = I64, (shape.told, block_size)
-        found["told_place"] = I64, (shape.told,)
+        found["soft_embedding_rows"] = I64, (rows,)
+        found["soft_embedding_ids"] = I64, (rows, width)
+        found["soft_embedding_probs"] = F64, (rows, width)
+        found["soft_embedding_params"] = F64, (rows, 3)
+    if shape.num_self_conditioned:
+        found["self_conditioning_rows"] = I64, (shape.num_self_conditioned, block_size)
+        found["self_conditioning_slots"] = I64, (shape.num_self_conditioned,)
     return found
 
 
-def fill_forward(into: Views, shape: ForwardShape, arrays: Arrays, padded: ForwardShape, sizes: Sizes) -> None:
-    """Write a forward's arrays into those of a larger shape."""
+def pad_forward_inputs(
+    into: Views, shape: ForwardDescriptor, arrays: Arrays, padded: ForwardDescriptor, sizes: CaptureSizes
+) -> None:
+    """Writes the inputs of a forward into the buffers of a larger descriptor."""
     rows = shape.rows
-    for name, (_, dead) in ROWS.items():
+    for name, (_, padding) in ROWS.items():
         view = into[name]
         view[:rows] = arrays[name]
-        view[rows:] = dead
-    if padded.adapted:
+        view[rows:] = padding
+    if padded.active_lora_modules:
         into["adapters"][:rows] = arrays["adapters"]
         into["adapters"][rows:] = -1
     tiles, at = into["tiles"], shape.tiles
@@ -72,51 +73,58 @@ def fill_forward(into: Views, shape: ForwardShape, arrays: Arrays, padded: Forwa
     table[: shape.requests, : shape.pages] = arrays["page_table"]
     table[: shape.requests, shape.pages :] = 0
     table[shape.requests :] = 0
-    if padded.merged[0]:
-        merged = shape.merged[0]
-        for name in ("merged_rows", "merged_ids", "merged_probs", "merged_how"):
+    if padded.soft_embedding_shape[0]:
+        num_soft = shape.soft_embedding_shape[0]
+        for name in ("soft_embedding_rows", "soft_embedding_ids", "soft_embedding_probs", "soft_embedding_params"):
             view = into[name]
-            view[:merged] = arrays[name]
-            view[merged:] = view[0] if merged else 0  # once more: it comes to the same
-    if padded.told:
-        told = shape.told
-        if told:
-            into["told_rows"][:told] = arrays["told_rows"]
-            into["told_place"][:told] = arrays["told_place"]
-        into["told_rows"][told:] = padded.rows
-        into["told_place"][told:] = sizes.places
+            view[:num_soft] = arrays[name]
+            view[num_soft:] = view[0] if num_soft else 0  # repeats a row, which is written twice with the same value
+    if padded.num_self_conditioned:
+        num_conditioned = shape.num_self_conditioned
+        if num_conditioned:
+            into["self_conditioning_rows"][:num_conditioned] = arrays["self_conditioning_rows"]
+            into["self_conditioning_slots"][:num_conditioned] = arrays["self_conditioning_slots"]
+        into["self_conditioning_rows"][num_conditioned:] = padded.rows
+        into["self_conditioning_slots"][num_conditioned:] = sizes.max_num_reqs
 
 
-def sample_kinds(shape: SampleShape, columns: list[int], keeps: list[int]) -> Kinds:
-    """The arrays of a shape's blocks. `columns`, `keeps`: of each group's rule."""
+def sample_buffer_specs(shape: SampleDescriptor, columns: list[int], history_fields: list[int]) -> ArraySpecs:
+    """Returns the dtypes and shapes of the input arrays of sampling.
+
+    Args:
+        columns: number of parameters of each group's algorithm.
+        history_fields: number of history fields of each group's algorithm.
+    """
     rows, n, size = shape.rows, shape.blocks, shape.size
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = dict.fromkeys(("rows", "block", "at"), (I64, (rows,)))
-    found["live"] = I32, (1,)
+    found["num_valid"] = I32, (1,)
     found["block_tokens"] = I64, (n, size)
     found["block_state"] = I8, (n, size)
     found["remasked"] = BOOL, (n, size)
     found |= {name: (dtype, (n,)) for name, dtype in BLOCKS.items()}
-    if shape.noise:
+    if shape.uniform_noise:
         found["noise"] = F64, (n, size)
-    if shape.placed:
-        found["place"] = I64, (n,)
-    if shape.drawn:
-        found["limits"] = F64, (shape.drawn, len(FREE))
-        found["uniform"] = F64, (shape.drawn,)
+    if shape.self_conditioned:
+        found["req_slot"] = I64, (n,)
+    if shape.num_sampled:
+        found["limits"] = F64, (shape.num_sampled, len(FREE))
+        found["uniform"] = F64, (shape.num_sampled,)
     if len(shape.groups) > 1:
-        found["own"] = I64, (rows,)
-    for i, (group, width, kept) in enumerate(zip(shape.groups, columns, keeps, strict=True)):
+        found["block_in_group"] = I64, (rows,)
+    for i, (group, width, num_fields) in enumerate(zip(shape.groups, columns, history_fields, strict=True)):
         if len(shape.groups) > 1:
             found[f"members{i}"] = I64, (group.blocks,)
         found[f"params{i}"] = F64, (group.blocks, width)
-        if group.records:
-            found[f"kept{i}"] = F64, (group.blocks, size, group.records, kept)
+        if group.history_len:
+            found[f"history{i}"] = F64, (group.blocks, size, group.history_len, num_fields)
     return found
 
 
-def fill_sample(into: Views, shape: SampleShape, arrays: Arrays, padded: SampleShape, sizes: Sizes) -> None:
-    """Write the arrays of a step's blocks into those of a larger shape."""
-    n, size, dead = shape.blocks, shape.size, padded.blocks - 1
+def pad_sample_inputs(
+    into: Views, shape: SampleDescriptor, arrays: Arrays, padded: SampleDescriptor, sizes: CaptureSizes
+) -> None:
+    """Writes the inputs of sampling into the buffers of a larger descriptor."""
+    n, size, padding_block = shape.blocks, shape.size, padded.blocks - 1
     for name in ("block_tokens", "block_state", "remasked", "noise"):
         view = into.get(name)
         if view is None:
@@ -129,46 +137,46 @@ def fill_sample(into: Views, shape: SampleShape, arrays: Arrays, padded: SampleS
     for name in BLOCKS:
         into[name][:n] = arrays[name]
         into[name][n:] = 0
-    if padded.placed:
-        into["place"][:n] = arrays.get("place", sizes.places)
-        into["place"][n:] = sizes.places
+    if padded.self_conditioned:
+        into["req_slot"][:n] = arrays.get("req_slot", sizes.max_num_reqs)
+        into["req_slot"][n:] = sizes.max_num_reqs
     several = len(shape.groups) > 1
-    into["live"][0] = 0
+    into["num_valid"][0] = 0
     read = write = drawn_read = drawn_write = 0
     for i, (group, larger) in enumerate(zip(shape.groups, padded.groups, strict=True)):
-        last = larger.blocks - 1  # of the group's, a dead one
-        for parts, room in zip(_parts(group), _parts(larger), strict=True):
-            for name, none in (("rows", 0), ("block", dead), ("at", 0), ("own", last)):
-                if name == "own" and not several:
+        last = larger.blocks - 1  # the padding block of the group
+        for parts, capacity in zip(_parts(group), _parts(larger), strict=True):
+            for name, none in (("rows", 0), ("block", padding_block), ("at", 0), ("block_in_group", last)):
+                if name == "block_in_group" and not several:
                     continue
-                view = into[name][write : write + room]
+                view = into[name][write : write + capacity]
                 view[:parts] = arrays[name][read : read + parts]
                 view[parts:] = none
             if parts:
-                into["live"][0] = write + parts
-            read, write = read + parts, write + room
-        for parts, room in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
-            if room:
+                into["num_valid"][0] = write + parts
+            read, write = read + parts, write + capacity
+        for parts, capacity in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
+            if capacity:
                 for name, none_drawn in (("limits", FREE), ("uniform", 0.0)):
-                    view = into[name][drawn_write : drawn_write + room]
+                    view = into[name][drawn_write : drawn_write + capacity]
                     view[:parts] = arrays[name][drawn_read : drawn_read + parts]
                     view[parts:] = none_drawn
-            drawn_read, drawn_write = drawn_read + parts, drawn_write + room
+            drawn_read, drawn_write = drawn_read + parts, drawn_write + capacity
         if several:
             members = into[f"members{i}"]
             members[: group.blocks] = arrays[f"members{i}"]
-            members[group.blocks :] = dead
+            members[group.blocks :] = padding_block
         params = into[f"params{i}"]
         params[: group.blocks] = arrays[f"params{i}"]
         params[group.blocks :] = params[0] if group.blocks else 0
-        if group.records:
-            kept = into[f"kept{i}"]
-            kept[...] = 0
-            given = arrays[f"kept{i}"]
-            old = group.records - (not group.once)  # the last is new wherever it is
-            kept[: group.blocks, :size, :old] = given[:, :, :old]
+        if group.history_len:
+            out = into[f"history{i}"]
+            out[...] = 0
+            history = arrays[f"history{i}"]
+            old = group.history_len - (not group.static_history)  # the last record is new and stays zero
+            out[: group.blocks, :size, :old] = history[:, :, :old]
 
 
-def _parts(group: Any) -> tuple[int, int, int]:
-    """Sampled rows that take the likeliest, that draw, and that draw under top-k or top-p."""
-    return group.rows - group.drawn, group.drawn - group.limited, group.limited
+def _parts(group: AlgorithmShape) -> tuple[int, int, int]:
+    """Returns the number of rows that are greedy, sampled without a filter, and sampled under min-p, top-k or top-p."""
+    return group.rows - group.num_sampled, group.num_sampled - group.num_filtered, group.num_filtered

@@ -1,7 +1,7 @@
-"""From the host to the device and back: many small arrays as one transfer.
+"""Transfers many small arrays between host and device in one copy.
 
-On a GPU arrays are laid end to end in memory that the device can read by itself, copied at once, and seen there through
-views. On a CPU there is nothing to copy: tensors are the arrays.
+On a GPU the arrays are packed into one pinned buffer, which is copied at once; views of the copy are the tensors. On a
+CPU nothing is copied: the tensors share the memory of the arrays.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 from runtime.worker.input_batch import Arrays
 
-ALIGNMENT = 16  # bytes: no number of any array straddles what a kernel loads at once
+ALIGNMENT = 16  # bytes, so that vectorized loads of each array are aligned
 
-Kinds = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+ArraySpecs = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 _TORCH = {
     np.dtype(kind): getattr(torch, name)
     for kind, name in ((np.int64, "int64"), (np.int32, "int32"), (np.int8, "int8"), (np.bool_, "bool"))
@@ -26,53 +26,53 @@ _TORCH = {
 _NUMPY = {there: here for here, there in _TORCH.items()}
 
 
-class Layout:
-    """Where each of some arrays lies in one run of bytes."""
+class BufferLayout:
+    """Offsets of arrays that are packed into one buffer."""
 
-    def __init__(self, sizes: Kinds) -> None:
-        self.place(sizes)
+    def __init__(self, sizes: ArraySpecs) -> None:
+        self.set_specs(sizes)
 
-    def place(self, sizes: Kinds) -> None:
-        """Of the arrays `sizes` instead."""
-        self.sizes = sizes
-        self.places: dict[str, tuple[int, int]] = {}
+    def set_specs(self, sizes: ArraySpecs) -> None:
+        """Computes the layout of arrays with the dtypes and shapes `sizes`."""
+        self.specs = sizes
+        self.offsets: dict[str, tuple[int, int]] = {}
         self.nbytes = 0
         for name, (dtype, shape) in sizes.items():
             length = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            self.places[name] = (self.nbytes, self.nbytes + length)
+            self.offsets[name] = (self.nbytes, self.nbytes + length)
             self.nbytes += -(-length // ALIGNMENT) * ALIGNMENT
 
     def on_host(self, flat: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
         """Views of the arrays in `flat`."""
         return {
-            name: flat[first:end].view(self.sizes[name][0]).reshape(self.sizes[name][1])
-            for name, (first, end) in self.places.items()
+            name: flat[first:end].view(self.specs[name][0]).reshape(self.specs[name][1])
+            for name, (first, end) in self.offsets.items()
         }
 
     def on_device(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of the arrays in `flat`, uint8."""
         return {
-            name: flat[first:end].view(_TORCH[self.sizes[name][0]]).view(self.sizes[name][1])
-            for name, (first, end) in self.places.items()
+            name: flat[first:end].view(_TORCH[self.specs[name][0]]).view(self.specs[name][1])
+            for name, (first, end) in self.offsets.items()
         }
 
 
-def sizes_of(arrays: Arrays) -> Kinds:
+def array_specs(arrays: Arrays) -> ArraySpecs:
     return {name: (array.dtype, array.shape) for name, array in arrays.items()}
 
 
-def sizes_on_device(tensors: Mapping[str, torch.Tensor]) -> Kinds:
+def tensor_specs(tensors: Mapping[str, torch.Tensor]) -> ArraySpecs:
     return {name: (_NUMPY[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
-def pack(tensors: Mapping[str, torch.Tensor], layout: Layout, flat: torch.Tensor) -> None:
-    """Write the tensors into `flat` as `layout` says."""
+def pack(tensors: Mapping[str, torch.Tensor], layout: BufferLayout, flat: torch.Tensor) -> None:
+    """Writes the tensors into `flat`, uint8 [layout.nbytes]."""
     for name, view in layout.on_device(flat).items():
         view.copy_(tensors[name])
 
 
-class Staging:
-    """Memory of the host for transfers one way, which grows. One transfer at a time: the next waits for it."""
+class PinnedBuffer:
+    """Pinned host memory for transfers in one direction, which grows on demand. A transfer waits for the previous."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -82,14 +82,14 @@ class Staging:
             self.done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def reserve(self, nbytes: int) -> torch.Tensor:
-        """Memory that no transfer uses any more."""
+        """Returns memory that no transfer uses, at least `nbytes` of it."""
         self.wait()
         if len(self.pinned) < nbytes:
             self.pinned = torch.zeros(2 * nbytes, dtype=torch.uint8, pin_memory=self.done is not None)
         return self.pinned[:nbytes]
 
-    def used(self) -> None:
-        """The transfer that was asked for last uses the memory until it is done."""
+    def record(self) -> None:
+        """Marks the memory as in use until the last transfer is done."""
         if self.done is not None:
             self.done.record()
 
@@ -97,72 +97,73 @@ class Staging:
         if self.done is not None:
             self.done.synchronize()
 
-    def put(self, arrays: Arrays) -> dict[str, torch.Tensor]:
-        """The arrays on the device, in one copy."""
+    def to_device(self, arrays: Arrays) -> dict[str, torch.Tensor]:
+        """Returns the arrays as tensors on the device, transferred in one copy."""
         if self.done is None:
             return {name: torch.from_numpy(array) for name, array in arrays.items()}
-        layout = Layout(sizes_of(arrays))
+        layout = BufferLayout(array_specs(arrays))
         pinned = self.reserve(layout.nbytes)
         for name, view in layout.on_host(pinned.numpy()).items():
             view[...] = arrays[name]
         flat = pinned.to(self.device, non_blocking=True)
-        self.used()
+        self.record()
         return layout.on_device(flat)
 
-    def take(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, npt.NDArray[Any]]:
-        """What the device holds, on the host, in one copy: the one wait of a step."""
+    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, npt.NDArray[Any]]:
+        """Returns the tensors as arrays on the host, transferred in one copy. Blocks until the device is done."""
         if self.done is None:
             return {name: tensor.numpy() for name, tensor in tensors.items()}
-        layout = Layout(sizes_on_device(tensors))
+        layout = BufferLayout(tensor_specs(tensors))
         flat = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.device)
         pack(tensors, layout, flat)
         pinned = self.reserve(layout.nbytes)
         pinned.copy_(flat, non_blocking=True)
-        self.used()
+        self.record()
         self.wait()
         return layout.on_host(pinned.numpy().copy())
 
 
-class Port:
-    """Memory of the host and of the device at fixed addresses, for what recorded work reads, or says.
+class StaticBuffer:
+    """Host and device memory at constant addresses, for inputs or outputs of CUDA graphs.
 
-    What was sent is on its way until something of the same stream has been fetched: `sent` says that nothing was yet.
+    Attributes:
+        pending: an upload may still be in progress, as no later download of the same stream has completed.
     """
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
-        self.staging = Staging(device)
-        self.host = self.staging.reserve(nbytes)
+        self.pinned = PinnedBuffer(device)
+        self.host = self.pinned.reserve(nbytes)
         self.numbers = self.host.numpy()
         self.device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        self.sent = False
+        self.pending = False
 
     def __len__(self) -> int:
         return len(self.device)
 
     def wait(self) -> None:
-        """Until what was sent last is there."""
-        if self.sent and self.staging.done is not None:
+        """Waits until the last upload is complete."""
+        if self.pending and self.pinned.done is not None:
             torch.cuda.synchronize(self.device.device)
-        self.sent = False
+        self.pending = False
 
-    def slice(self, nbytes: int) -> Passage:
-        return Passage(self, self.host[:nbytes], self.device[:nbytes])
+    def slice(self, nbytes: int) -> BufferView:
+        return BufferView(self, self.host[:nbytes], self.device[:nbytes])
 
 
 @dataclass(frozen=True)
-class Passage:
-    """The beginning of a port, between the host and the device."""
+class BufferView:
+    """The first bytes of a `StaticBuffer`, on the host and on the device."""
 
-    port: Port
+    buffer: StaticBuffer
     host: torch.Tensor
     device: torch.Tensor
 
-    def send(self) -> None:
+    def upload(self) -> None:
         self.device.copy_(self.host, non_blocking=True)
-        self.port.sent = True
+        self.buffer.pending = True
 
-    def fetch(self) -> None:
-        """Returns when all of it is there: the one wait of a step."""
+    def download(self) -> None:
+        """Copies the device memory to the host. Blocks until the device is done."""
         self.host.copy_(self.device, non_blocking=True)
-        self.port.staging.used()
-        self.port.staging.wait()
+        self.buffer.pinned.record()
+        self.buffer.pinned.wait()

@@ -1,7 +1,7 @@
-"""What the device needs of a step, as named arrays whose sizes follow from a shape and from nothing else.
+"""Prepares the input arrays of a step, whose shapes depend only on its descriptor.
 
-Whatever depends on the step's contents (which positions are sampled, who draws, whose rows are whose) is worked out
-here and becomes indices, so that the device's work is the same for all steps of a shape and asks the host nothing.
+All decisions that depend on the content of a step become index arrays here: which positions are sampled, and which
+rows belong to which block. So the device launches the same kernels for all steps with the same descriptor.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
-class ForwardShape:
-    """All that the forward's launches depend on. `tile_rows`, `reach`: see ForwardBatch; under a recorded graph bounds.
+class ForwardDescriptor:
+    """Everything on which the launches of a forward depend.
 
-    `merged`: rows whose embedding is made of several tokens', and of how many each. `told`: blocks whose last step a
-    model that conditions itself is told of. `adapted`: see ForwardBatch.
+    Attributes:
+        tile_rows, reach: see ForwardBatch; upper bounds in a CUDA graph.
+        soft_embedding_shape: number of rows with soft embeddings, and tokens per row.
+        num_self_conditioned: blocks with the self-conditioning of their last step.
+        active_lora_modules: ``ForwardBatch.adapted``.
     """
 
     rows: int
@@ -34,51 +37,65 @@ class ForwardShape:
     pages: int
     tile_rows: int
     reach: int
-    merged: tuple[int, int] = (0, 0)
-    told: int = 0
-    adapted: int = 0
+    soft_embedding_shape: tuple[int, int] = (0, 0)
+    num_self_conditioned: int = 0
+    active_lora_modules: int = 0
 
 
 @dataclass(frozen=True)
-class GroupShape:
-    """One rule's part of a step: `blocks` of the plan's, with `rows` sampled positions, of which the last `drawn` draw
-    and the last `limited` of these do so under min-p, top-k or top-p; `records` it remembers (``BlockBatch.kept``),
-    `once` if that is always one, and the most tokens that it mixes (``algorithms.base.MERGED``)."""
+class AlgorithmShape:
+    """The part of a step that uses one unmasking algorithm.
 
-    rule: str
-    wants: int
+    Attributes:
+        algorithm: its key.
+        required_stats: a ``Stat`` mask.
+        blocks: number of blocks.
+        rows: number of sampled positions.
+        num_sampled: rows at the end that have a temperature; the others are greedy.
+        num_filtered: of these, rows at the end under min-p, top-k or top-p.
+        history_len: records per position (``BlockBatch.kept``).
+        static_history: one record per position, overwritten in each step.
+        top_k: maximum number of tokens in a soft embedding (``algorithms.base.MERGED``).
+    """
+
+    algorithm: str
+    required_stats: int
     blocks: int
     rows: int
-    drawn: int = 0
-    limited: int = 0
-    records: int = 0
-    once: bool = False
-    top: int = 0
+    num_sampled: int = 0
+    num_filtered: int = 0
+    history_len: int = 0
+    static_history: bool = False
+    top_k: int = 0
 
 
 @dataclass(frozen=True)
-class SampleShape:
-    """All that the head's and the rules' launches depend on: `blocks` of `size` positions, in groups."""
+class SampleDescriptor:
+    """Everything on which the launches of sampling depend: `blocks` of `size` positions, in groups."""
 
     blocks: int
     size: int
-    groups: tuple[GroupShape, ...]
+    groups: tuple[AlgorithmShape, ...]
     remasked: bool = False
-    noise: bool = False
-    placed: bool = False
-    shaped: bool = False  # something is done to logits; such a step is not recorded
+    uniform_noise: bool = False
+    self_conditioned: bool = False
+    has_logits_processors: bool = False  # such a step is not captured
 
     @property
     def rows(self) -> int:
         return sum(group.rows for group in self.groups)
 
     @property
-    def drawn(self) -> int:
-        return sum(group.drawn for group in self.groups)
+    def num_sampled(self) -> int:
+        return sum(group.num_sampled for group in self.groups)
 
 
-def forward_inputs(plan: StepPlan, *, told: bool, block_size: int) -> tuple[ForwardShape, Arrays]:
-    """`told`: the model conditions itself."""
+def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
+    """Returns the descriptor and the input arrays of a forward.
+
+    Args:
+        self_conditioning: the model uses self-conditioning.
+    """
     arrays: Arrays = {
         "tokens": plan.tokens,
         "positions": plan.positions,
@@ -89,46 +106,49 @@ def forward_inputs(plan: StepPlan, *, told: bool, block_size: int) -> tuple[Forw
         "tiles": plan.tiles,
         "page_table": plan.page_table,
     }
-    merged, later = (0, 0), 0
+    soft_embedding_shape, num_self_conditioned = (0, 0), 0
     if plan.merged is not None:
-        merged = plan.merged.ids.shape
-        arrays["merged_rows"] = plan.merged.rows
-        arrays["merged_ids"] = plan.merged.ids
-        arrays["merged_probs"] = plan.merged.probs
-        arrays["merged_how"] = plan.merged.how
-    if told and plan.conditioned is not None:
-        later = len(plan.conditioned.rows)
-        arrays["told_rows"] = plan.conditioned.rows[:, None] + np.arange(block_size)
-        arrays["told_place"] = plan.conditioned.place
+        soft_embedding_shape = plan.merged.ids.shape
+        arrays["soft_embedding_rows"] = plan.merged.rows
+        arrays["soft_embedding_ids"] = plan.merged.ids
+        arrays["soft_embedding_probs"] = plan.merged.probs
+        arrays["soft_embedding_params"] = plan.merged.how
+    if self_conditioning and plan.conditioned is not None:
+        num_self_conditioned = len(plan.conditioned.rows)
+        arrays["self_conditioning_rows"] = plan.conditioned.rows[:, None] + np.arange(block_size)
+        arrays["self_conditioning_slots"] = plan.conditioned.place
     if plan.adapted:
         assert plan.adapters is not None
         arrays["adapters"] = plan.adapters
-    shape = ForwardShape(
+    shape = ForwardDescriptor(
         rows=len(plan.tokens),
         tiles=len(plan.tiles),
         requests=plan.page_table.shape[0],
         pages=plan.page_table.shape[1],
         tile_rows=int(plan.tiles[:, 2].max()),
         reach=int(plan.positions.max()) + 1,
-        merged=merged,
-        told=later,
-        adapted=plan.adapted,
+        soft_embedding_shape=soft_embedding_shape,
+        num_self_conditioned=num_self_conditioned,
+        active_lora_modules=plan.adapted,
     )
     return shape, arrays
 
 
-def sample_inputs(plan: BlockPlan, rules: Callable[[str], Rule]) -> tuple[SampleShape, Arrays]:
-    """Sampled positions lie in the order of their groups, and within one those that draw come last; else as in the
-    plan. `live`: how many there are, up to the last one that is not dead."""
+def sample_inputs(plan: BlockPlan, get_algorithm: Callable[[str], Rule]) -> tuple[SampleDescriptor, Arrays]:
+    """Returns the descriptor and the input arrays of sampling.
+
+    Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
+    `num_valid` holds the number of rows up to the last one that is not padding.
+    """
     block, at = np.nonzero(plan.sampled)
     several = len(plan.groups) > 1
-    kind, block, at = _ordered(plan, block, at)
+    kind, block, at = _sort_by_group(plan, block, at)
     counts = np.bincount(kind, minlength=3 * len(plan.groups)).reshape(-1, 3)
     arrays: Arrays = {
         "rows": plan.rows[block] + at,
         "block": block,
         "at": at,
-        "live": np.array([len(at)], dtype=np.int32),
+        "num_valid": np.array([len(at)], dtype=np.int32),
         "block_tokens": plan.tokens,
         "block_state": plan.state,
         "may_force": plan.may_force,
@@ -138,56 +158,58 @@ def sample_inputs(plan: BlockPlan, rules: Callable[[str], Rule]) -> tuple[Sample
         "post_edit_steps": plan.post_edit_steps,
     }
     if several:
-        own = np.empty(len(plan.tokens), dtype=np.int64)  # each block's number among its group's
+        block_in_group = np.empty(len(plan.tokens), dtype=np.int64)  # index of each block in its group
         for group in plan.groups:
-            own[group.members] = np.arange(len(group.members))
-        arrays["own"] = own[block]
+            block_in_group[group.members] = np.arange(len(group.members))
+        arrays["block_in_group"] = block_in_group[block]
     if plan.remasked is not None:
         arrays["remasked"] = plan.remasked
     if plan.noise is not None:
         arrays["noise"] = plan.noise
     if plan.place is not None:
-        arrays["place"] = plan.place
+        arrays["req_slot"] = plan.place
     if plan.shaping is not None:
         arrays |= shaping_arrays(plan.shaping)
     if plan.drawing is not None:
-        drawn = np.flatnonzero(kind % 3)
-        arrays["limits"] = plan.drawing.limits[block[drawn]]
-        arrays["uniform"] = plan.drawing.uniform[block[drawn], at[drawn]]
+        sampled = np.flatnonzero(kind % 3)
+        arrays["limits"] = plan.drawing.limits[block[sampled]]
+        arrays["uniform"] = plan.drawing.uniform[block[sampled], at[sampled]]
     groups = []
-    for i, (group, (plain, free, limited)) in enumerate(zip(plan.groups, counts.tolist(), strict=True)):
-        rule = rules(group.rule)
-        top = 0
-        if group.wants & Stat.TOP and MERGED.name in rule.columns:
-            top = int(group.params[:, rule.columns[MERGED.name]].max())
+    for i, (group, (num_greedy, num_unfiltered, num_filtered)) in enumerate(
+        zip(plan.groups, counts.tolist(), strict=True)
+    ):
+        algorithm = get_algorithm(group.rule)
+        top_k = 0
+        if group.wants & Stat.TOP and MERGED.name in algorithm.columns:
+            top_k = int(group.params[:, algorithm.columns[MERGED.name]].max())
         if several:
             arrays[f"members{i}"] = group.members
         arrays[f"params{i}"] = group.params
-        records = 0
+        history_len = 0
         if group.kept is not None:
-            arrays[f"kept{i}"] = group.kept
-            records = group.kept.shape[2]
+            arrays[f"history{i}"] = group.kept
+            history_len = group.kept.shape[2]
         groups.append(
-            GroupShape(
-                rule=group.rule,
-                wants=group.wants,
+            AlgorithmShape(
+                algorithm=group.rule,
+                required_stats=group.wants,
                 blocks=len(group.members),
-                rows=plain + free + limited,
-                drawn=free + limited,
-                limited=limited,
-                records=records,
-                once=rule.once,
-                top=top,
+                rows=num_greedy + num_unfiltered + num_filtered,
+                num_sampled=num_unfiltered + num_filtered,
+                num_filtered=num_filtered,
+                history_len=history_len,
+                static_history=algorithm.once,
+                top_k=top_k,
             )
         )
-    shape = SampleShape(
+    shape = SampleDescriptor(
         blocks=len(plan.tokens),
         size=plan.tokens.shape[1],
         groups=tuple(groups),
         remasked=plan.remasked is not None,
-        noise=plan.noise is not None,
-        placed=plan.place is not None,
-        shaped=plan.shaping is not None,
+        uniform_noise=plan.noise is not None,
+        self_conditioned=plan.place is not None,
+        has_logits_processors=plan.shaping is not None,
     )
     return shape, arrays
 
@@ -195,15 +217,15 @@ def sample_inputs(plan: BlockPlan, rules: Callable[[str], Rule]) -> tuple[Sample
 Ints = npt.NDArray[np.int64]
 
 
-def _ordered(plan: BlockPlan, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
-    """Sampled positions in their order, and of each its group's number times 3 plus: 0, it takes the likeliest; 1, it
-    draws; 2, it draws under min-p, top-k or top-p."""
+def _sort_by_group(plan: BlockPlan, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
+    """Returns the sampled positions in their order and a code for each: the number of its group times 3, plus 0 for
+    greedy rows, 1 for sampled rows, or 2 for rows under min-p, top-k or top-p."""
     kind = np.zeros(len(block), dtype=np.int64)
     if plan.drawing is not None:
         limits = plan.drawing.limits
-        draws = limits[:, TEMPERATURE] > 0
-        limited = draws & ((limits[:, TOP_K] > 0) | (limits[:, TOP_P] < 1) | (limits[:, MIN_P] > 0))
-        kind = np.where(plan.state[block, at] == MASKED, (draws.astype(np.int64) + limited)[block], 0)
+        sampled = limits[:, TEMPERATURE] > 0
+        filtered = sampled & ((limits[:, TOP_K] > 0) | (limits[:, TOP_P] < 1) | (limits[:, MIN_P] > 0))
+        kind = np.where(plan.state[block, at] == MASKED, (sampled.astype(np.int64) + filtered)[block], 0)
     if len(plan.groups) > 1:
         number = np.empty(len(plan.tokens), dtype=np.int64)
         for i, group in enumerate(plan.groups):

@@ -20,9 +20,9 @@ from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
 from runtime.strategies import Strategy, longest_request
-from runtime.worker.capture_sizes import Sizes
-from runtime.worker.cuda_graph import GraphRecorder
-from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.capture_sizes import CaptureSizes
+from runtime.worker.cuda_graph import GraphCapturer
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.warmup import record_steps, recorded_bytes, warm_up
 
@@ -51,12 +51,12 @@ def make_runner(
     longest = longest_request(strategy, info.max_model_len)
     needed = -(-longest // unit) * (unit // page_size)
     sizes = step_sizes(info, strategy, needed, adapters)
-    block = sizes.block
+    block = sizes.block_size
     records = _records(config, device, dtype)
-    vocabulary = WHOLE
+    logits_ops = WHOLE
     if config.compile_mode is not None:
         logits = torch.promote_types(dtype, torch.float32)
-        vocabulary = CompiledVocabulary(config.compile_mode, device, logits, info.vocab_size)
+        logits_ops = CompiledVocabulary(config.compile_mode, device, logits, info.vocab_size)
 
     def make(pages: int) -> ModelRunner:
         pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
@@ -65,15 +65,20 @@ def make_runner(
             "mask_id": info.mask_token_id,
             "max_token_id": info.max_token_id,
             "eos_ids": tuple(info.eos_token_ids),
-            "orders": orders_of(info),
-            "places": info.max_num_reqs,
-            "apart": config.deterministic,
-            "vocabulary": vocabulary,
+            "edit_tokens": orders_of(info),
+            "max_num_reqs": info.max_num_reqs,
+            "batch_invariant": config.deterministic,
+            "logits_ops": logits_ops,
         }
         if not records:
             return ModelRunner(model, pool, **named)
-        return ReplayingRunner(
-            model, pool, **named, sizes=sizes, record=GraphRecorder(device), rules=not config.disable_full_static_runner
+        return CudaGraphRunner(
+            model,
+            pool,
+            **named,
+            sizes=sizes,
+            capture=GraphCapturer(device),
+            capture_sampling=not config.disable_full_static_runner,
         )
 
     pages, on_cuda = config.num_pages, device.type == "cuda"
@@ -84,7 +89,7 @@ def make_runner(
         warm_up(runner, rows=info.max_num_batched_tokens, longest=info.max_model_len, adapted=adapters.every)
         pool = runner.pool.nbytes
         largest_step = torch.cuda.max_memory_allocated() - held - pool
-        recorded = recorded_bytes(runner, info) if isinstance(runner, ReplayingRunner) else 0
+        recorded = recorded_bytes(runner, info) if isinstance(runner, CudaGraphRunner) else 0
         del runner
         gc.collect()
         torch.cuda.empty_cache()
@@ -105,27 +110,27 @@ def make_runner(
     if config.num_pages is not None or not on_cuda:  # else the runner that measured has warmed everything up
         rows = info.max_num_batched_tokens if on_cuda else runner.block_size
         warm_up(runner, rows=rows, longest=info.max_model_len, adapted=adapters.every)
-    if isinstance(runner, ReplayingRunner):
+    if isinstance(runner, CudaGraphRunner):
         record_steps(runner, info)
     return runner, pages
 
 
-def step_sizes(info: EngineInfo, strategy: Strategy, pages: int, adapters: Adapters) -> Sizes:
+def step_sizes(info: EngineInfo, strategy: Strategy, pages: int, adapters: Adapters) -> CaptureSizes:
     """What steps are filled up to. `pages`: of the longest request."""
     block = min(info.block_size, longest_request(strategy, info.max_model_len))
     blocks = 2 * info.max_num_reqs * block  # each denoises one, and commits another
     budget = info.max_num_batched_tokens
     most = max(min(budget, max(blocks, strategy.max_rows(), PROMPT_ROWS), RECORDED_ROWS), block)
-    return Sizes(
-        block=block,
+    return CaptureSizes(
+        block_size=block,
         pages=pages,
         page_size=info.page_size,
-        most_rows=most,
-        sampled=info.max_num_reqs * strategy.buffer_size,
-        places=info.max_num_reqs,
-        adapted=adapters.any,
-        apart=adapters.apart,
-        whole=budget if budget // block > most // block else 0,
+        max_tokens=most,
+        max_sampled_blocks=info.max_num_reqs * strategy.buffer_size,
+        max_num_reqs=info.max_num_reqs,
+        lora_modules=adapters.any,
+        eager_lora_modules=adapters.apart,
+        max_prefill_tokens=budget if budget // block > most // block else 0,
     )
 
 

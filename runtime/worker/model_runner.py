@@ -1,4 +1,4 @@
-"""Executes a StepPlan: the forward, the head for the rows that are sampled, each rule's decision. Knows no request."""
+"""Executes a StepPlan: forward, sampling, and unmasking algorithms. It does not access requests."""
 
 from __future__ import annotations
 
@@ -14,44 +14,50 @@ from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
-from runtime.worker.host_buffers import Staging
-from runtime.worker.input_batch import ForwardShape, forward_inputs, sample_inputs
-from runtime.worker.model_step import DeviceStep
-from runtime.worker.runner_stats import Clock, Ran
+from runtime.worker.host_buffers import PinnedBuffer
+from runtime.worker.input_batch import ForwardDescriptor, forward_inputs, sample_inputs
+from runtime.worker.model_step import ModelStep
+from runtime.worker.runner_stats import DeviceTimer, RunnerStats
 from runtime.worker.sample.constrained_decoding import walk
 from runtime.worker.sample.forced_tokens import recite
-from runtime.worker.sample.full_logits import Looking
+from runtime.worker.sample.full_logits import FullLogits
 from runtime.worker.sample.logprobs import tell
 from runtime.worker.sample.sampler_output import end_to_end, results
 
 
 class Runner(Protocol):
-    """What the engine needs of a runner; the host benchmark puts one without a model here."""
+    """The interface that the engine requires; the benchmark of the host part implements it without a model."""
 
-    ran: Ran
+    stats: RunnerStats
 
     def run(self, plan: StepPlan) -> BlockResults | None:
-        """Results of the plan's sampled blocks, None if it sampled none."""
+        """Returns the results of the sampled blocks; None if the plan samples none."""
         ...
 
-    def while_busy(self, work: Callable[[], None]) -> bool:
-        """From now on do `work` in each step that has results, when all of it has been launched and the host waits;
-        False where the host has no such time."""
+    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
+        """Sets a callback that runs in each step with results after all launches, while the host would wait.
+
+        Returns False if nothing overlaps on this device; the callback is never called then.
+        """
         ...
 
 
 @runtime_checkable
-class GivesLogits(Protocol):
-    """A runner that has a model."""
+class SupportsLogits(Protocol):
+    """A runner with a model."""
 
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
-        """[rows, vocab] on the CPU, of a step over a cache of its own of so many pages."""
+        """Returns logits [rows, vocab] on the CPU, computed with a separate KV pool of `pages` pages."""
         ...
 
 
 class ModelRunner:
-    """Launches each step's work anew. Args: see DeviceStep; `apart`: what of head and rules may depend on the blocks
-    beside is done for each request by itself."""
+    """Runs each step eagerly.
+
+    Args:
+        batch_invariant: sample each request separately where results may depend on the batch.
+        The other arguments are those of `ModelStep`.
+    """
 
     def __init__(
         self,
@@ -62,91 +68,95 @@ class ModelRunner:
         mask_id: int | None,
         max_token_id: int,
         eos_ids: tuple[int, ...],
-        orders: Orders | None = None,
-        places: int = 0,
-        apart: bool = False,
-        vocabulary: Vocabulary = WHOLE,
+        edit_tokens: Orders | None = None,
+        max_num_reqs: int = 0,
+        batch_invariant: bool = False,
+        logits_ops: Vocabulary = WHOLE,
     ) -> None:
         self.model = model
         self.pool = pool
         self.device = pool.device
         self.block_size = block_size
         self.mask_id = mask_id
-        self.apart = apart
-        self.step = DeviceStep(
+        self.batch_invariant = batch_invariant
+        self.step = ModelStep(
             model, pool, block_size=block_size, mask_id=mask_id, max_token_id=max_token_id, eos_ids=eos_ids,
-            orders=orders, places=places, apart=apart, vocabulary=vocabulary,
+            edit_tokens=edit_tokens, max_num_reqs=max_num_reqs, batch_invariant=batch_invariant, logits_ops=logits_ops,
         )  # fmt: skip
-        self.meanwhile: Callable[[], None] | None = None
-        self.others: Callable[[np.ndarray], None] | None = None  # of a leading rank, see Looking
-        self.last: Looking | None = None  # at the last step's rows, where a leading rank may ask for more of them
-        self.ran = Ran()
-        self.clock = Clock(self.device, self.ran)
-        self.going, self.coming = Staging(self.device), Staging(self.device)
+        self.overlap_callback: Callable[[], None] | None = None
+        self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
+        self.last_logits: FullLogits | None = None  # of the last step, for requests of the driver rank
+        self.stats = RunnerStats()
+        self.timer = DeviceTimer(self.device, self.stats)
+        self.h2d, self.d2h = PinnedBuffer(self.device), PinnedBuffer(self.device)
 
     def batch(self, plan: StepPlan) -> ForwardBatch:
-        """The plan's rows on the device."""
+        """Returns the plan's forward batch on the device."""
         shape, given = self._rows(plan)
         return self.step.batch(shape, given)
 
-    def _rows(self, plan: StepPlan) -> tuple[ForwardShape, dict[str, torch.Tensor]]:
-        shape, arrays = forward_inputs(plan, told=self.step.signal is not None, block_size=self.block_size)
-        return shape, self.going.put(arrays)
+    def _rows(self, plan: StepPlan) -> tuple[ForwardDescriptor, dict[str, torch.Tensor]]:
+        shape, arrays = forward_inputs(
+            plan, self_conditioning=self.step.self_conditioning is not None, block_size=self.block_size
+        )
+        return shape, self.h2d.to_device(arrays)
 
     def run(self, plan: StepPlan) -> BlockResults | None:
-        self.ran.count("off")
+        self.stats.count("off")
         return self.launch(plan)
 
-    def while_busy(self, work: Callable[[], None]) -> bool:
+    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
         if self.device.type != "cuda":
             return False
-        self.meanwhile = work
+        self.overlap_callback = work
         return True
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
-        """See `GivesLogits`."""
-        model, batch, vocabulary = self.model, self.batch(plan), self.step.vocabulary
-        left = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
-        parts = torch.split(left, 1024)
-        return torch.cat([vocabulary.every(model.head(model.finish(part))).cpu() for part in parts])
+        """See `SupportsLogits`."""
+        model, batch, logits_ops = self.model, self.batch(plan), self.step.logits_ops
+        hidden_states = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
+        parts = torch.split(hidden_states, 1024)
+        return torch.cat([logits_ops.every(model.head(model.finish(part))).cpu() for part in parts])
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults | None:
-        """The step's work, nothing of it recorded."""
-        self.clock.begin()
-        left = self.step.forward(*self._rows(plan))
-        blocks = plan.blocks  # worked out only now: a GPU is at the forward meanwhile
-        return None if blocks is None else self._sample(plan, blocks, left)
+        """Runs the step eagerly."""
+        self.timer.begin()
+        hidden_states = self.step.forward(*self._rows(plan))
+        blocks = plan.blocks  # computed now, to overlap with the forward
+        return None if blocks is None else self._sample(plan, blocks, hidden_states)
 
-    def _sample(self, plan: StepPlan, blocks: BlockPlan, left: torch.Tensor) -> BlockResults:
-        shape, arrays = sample_inputs(blocks, self.step.head.rules)
+    def _sample(self, plan: StepPlan, blocks: BlockPlan, hidden_states: torch.Tensor) -> BlockResults:
+        shape, arrays = sample_inputs(blocks, self.step.sampler.get_algorithm)
         parts = [blocks]
-        if self.apart and not self.step.head.together(shape):
+        if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
             parts = plan.apart() or parts
         launched = []
         for part in parts:
             if part is not blocks:
-                shape, arrays = sample_inputs(part, self.step.head.rules)
-            launched.append((shape, self.step.sample(shape, self.going.put(arrays), left)))
-        if self.meanwhile is not None:
-            self.meanwhile()
+                shape, arrays = sample_inputs(part, self.step.sampler.get_algorithm)
+            launched.append((shape, self.step.sample(shape, self.h2d.to_device(arrays), hidden_states)))
+        if self.overlap_callback is not None:
+            self.overlap_callback()
         members = [[group.members for group in part.groups] for part in parts]
-        told = [self.coming.take(found) for _, found in launched]
-        self.clock.end(self.coming)
+        outputs = [self.d2h.to_host(found) for _, found in launched]
+        self.timer.end(self.d2h)
         shapes = [shape for shape, _ in launched]
-        found = end_to_end([results(*each) for each in zip(shapes, told, members, strict=True)])
-        return self._walked(blocks, left, found)
+        found = end_to_end([results(*each) for each in zip(shapes, outputs, members, strict=True)])
+        return self._walked(blocks, hidden_states, found)
 
-    def _walked(self, plan: BlockPlan, left: torch.Tensor, found: BlockResults) -> BlockResults:
-        """With what grammars let through and what is recited, and what is told of it; nothing of that is recorded."""
-        looking = Looking(self.step.head, self.model.finish, left, self.others, self.apart)
-        if looking.shared and self.others is None:
-            self.last = looking
+    def _walked(self, plan: BlockPlan, hidden_states: torch.Tensor, results: BlockResults) -> BlockResults:
+        """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
+        full_logits = FullLogits(
+            self.step.sampler, self.model.finish, hidden_states, self.notify_ranks, self.batch_invariant
+        )
+        if full_logits.vocab_parallel and self.notify_ranks is None:
+            self.last_logits = full_logits
         if plan.walks:
-            walk(looking, plan, found)
+            walk(full_logits, plan, results)
         if plan.recitals:
-            recite(plan, found)
+            recite(plan, results)
         if plan.told is not None:
-            tell(looking, plan, found)
-        return found
+            tell(full_logits, plan, results)
+        return results

@@ -1,4 +1,4 @@
-"""A step on the device: tensors in, tensors out. What is launched depends on the shapes alone."""
+"""The device part of a step, from input tensors to output tensors. Launches depend only on the descriptors."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from runtime.kernels.unmask import Blocks, Sampled
 from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import HasIds, Model, SelfConditioned
-from runtime.worker.input_batch import ForwardShape, SampleShape
-from runtime.worker.sample.algorithm_groups import Given
-from runtime.worker.sample.sampler import Head
+from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor
+from runtime.worker.sample.algorithm_groups import Tensors
+from runtime.worker.sample.sampler import Sampler
 from runtime.worker.sample.sampler_output import Outcome, outcome
 
-MIXED = 32  # rows that are made of several tokens' at a time, where bits must not depend on how many there are
+SOFT_EMBEDDING_CHUNK_ROWS = 32  # rows per chunk of soft embeddings in batch-invariant mode
 
 
-class DeviceStep:
-    """Args:
-    model: a family's model. pool: where its keys and values lie, on the same device.
-    mask_id, max_token_id, eos_ids: see EngineInfo. orders: what the model orders edits with.
-    places: most requests that hold pages at a time; for each, a model that conditions itself is told of its last step.
-    apart: rows that are made of several tokens' are made so few at a time, always as many.
-    vocabulary: how logits are asked, of a model that no other process shares.
+class ModelStep:
+    """Runs the forward and the sampling of a step.
+
+    Args:
+        pool: the KV pool, on the device of the model.
+        mask_id, max_token_id, eos_ids: see EngineInfo.
+        edit_tokens: the model's tokens that order edits.
+        max_num_reqs: number of self-conditioning slots, one per running request.
+        batch_invariant: compute soft embeddings in chunks of constant size.
+        logits_ops: operations on logits of a model without vocabulary sharding.
     """
 
     def __init__(
@@ -38,119 +41,146 @@ class DeviceStep:
         mask_id: int | None,
         max_token_id: int,
         eos_ids: tuple[int, ...],
-        orders: Orders | None,
-        places: int,
-        apart: bool = False,
-        vocabulary: Vocabulary = WHOLE,
+        edit_tokens: Orders | None,
+        max_num_reqs: int,
+        batch_invariant: bool = False,
+        logits_ops: Vocabulary = WHOLE,
     ) -> None:
         self.model = model
         self.pool = pool
         self.mask_id = mask_id
-        self.mixed = (1 if pool.device.type == "cpu" else MIXED) if apart else None  # rows at a time
+        self.soft_embedding_chunk_rows = (
+            (1 if pool.device.type == "cpu" else SOFT_EMBEDDING_CHUNK_ROWS) if batch_invariant else None
+        )  # rows at a time
         self.eos_ids = torch.tensor(eos_ids, dtype=torch.int64, device=pool.device)
-        told = model if isinstance(model, SelfConditioned) else None
-        self.signal: torch.Tensor | None = None  # [places, block, width], of the last step of whoever has the place
-        if told is not None:  # the last is nobody's
-            shape = (places + 1, block_size, told.signal_width)
-            self.signal = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
+        self_conditioned = model if isinstance(model, SelfConditioned) else None
+        self.self_conditioning: torch.Tensor | None = (
+            None  # [places, block, width], of the last step of whoever has the place
+        )
+        if self_conditioned is not None:  # the last is nobody's
+            shape = (max_num_reqs + 1, block_size, self_conditioned.signal_width)
+            self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
         ids = model.ids if isinstance(model, HasIds) else None
-        self.vocabulary = vocabulary if ids is None else PartedVocabulary(ids)
-        self.head = Head(
-            model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, orders=orders,
-            soften=None if told is None else told.soften, vocabulary=self.vocabulary,
+        self.logits_ops = logits_ops if ids is None else PartedVocabulary(ids)
+        self.sampler = Sampler(
+            model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, edit_tokens=edit_tokens,
+            self_conditioning_fn=None if self_conditioned is None else self_conditioned.soften,
+            logits_ops=self.logits_ops,
         )  # fmt: skip
 
-    def batch(self, shape: ForwardShape, given: Given) -> ForwardBatch:
+    def batch(self, descriptor: ForwardDescriptor, inputs: Tensors) -> ForwardBatch:
         return ForwardBatch(
-            tokens=given["tokens"],
-            positions=given["positions"],
-            slots=given["slots"],
-            visible_end=given["visible_end"],
-            window_origin=given["window_origin"],
-            open=given["open"],
-            tiles=given["tiles"],
-            page_table=given["page_table"],
+            tokens=inputs["tokens"],
+            positions=inputs["positions"],
+            slots=inputs["slots"],
+            visible_end=inputs["visible_end"],
+            window_origin=inputs["window_origin"],
+            open=inputs["open"],
+            tiles=inputs["tiles"],
+            page_table=inputs["page_table"],
             page_size=self.pool.page_size,
-            tile_rows=shape.tile_rows,
-            reach=shape.reach,
-            signal=self._told(shape, given),
-            adapters=given.get("adapters"),
-            adapted=shape.adapted,
+            tile_rows=descriptor.tile_rows,
+            reach=descriptor.reach,
+            signal=self._self_conditioning_rows(descriptor, inputs),
+            adapters=inputs.get("adapters"),
+            adapted=descriptor.active_lora_modules,
         )
 
-    def forward(self, shape: ForwardShape, given: Given) -> torch.Tensor:
-        """[rows, hidden], as ``Model.forward`` leaves them; the rows' K/V goes into the pool."""
-        x = self.model.embed(given["tokens"])
-        if shape.merged[0]:
-            self._merge(x, given)
-        return self.model.forward(x, self.batch(shape, given), self.pool)
+    def forward(self, descriptor: ForwardDescriptor, inputs: Tensors) -> torch.Tensor:
+        """Returns hidden states [rows, hidden] before the final norm, and writes the K/V of the rows to the pool."""
+        x = self.model.embed(inputs["tokens"])
+        if descriptor.soft_embedding_shape[0]:
+            self._apply_soft_embeddings(x, inputs)
+        return self.model.forward(x, self.batch(descriptor, inputs), self.pool)
 
-    def sample(self, shape: SampleShape, given: Given, left: torch.Tensor, *, fixed: bool = False) -> Outcome:
-        """What becomes of the step's blocks. `left`: by the step's forward. `fixed`: launch the same whatever the
-        contents, and ask the host nothing."""
-        hidden = self.model.finish(left[given["rows"]]) if shape.rows else left[:0]
-        filled = self._filled(shape, given, hidden)
-        if filled is not None:
-            return filled
-        signal: torch.Tensor | None = None  # [n, block, width]
-        if self.signal is not None and shape.placed:
-            signal = self.signal.new_zeros(shape.blocks, *self.signal.shape[1:])
+    def sample(
+        self, shape: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, *, graph_safe: bool = False
+    ) -> Outcome:
+        """Samples the blocks of a step and applies their unmasking algorithms.
+
+        Args:
+            hidden_states: [rows, hidden], the result of `forward`.
+            graph_safe: see ``Sampler.sample``.
+        """
+        hidden = self.model.finish(hidden_states[inputs["rows"]]) if shape.rows else hidden_states[:0]
+        fused = self._fused_unmask(shape, inputs, hidden)
+        if fused is not None:
+            return fused
+        self_conditioning: torch.Tensor | None = None  # [n, block, width]
+        if self.self_conditioning is not None and shape.self_conditioned:
+            self_conditioning = self.self_conditioning.new_zeros(shape.blocks, *self.self_conditioning.shape[1:])
         decided = []
-        kept: Outcome = {}
-        for i, (rule, members, blocks) in enumerate(self.head.decide_on(shape, given, hidden, signal, fixed=fixed)):
-            decided.append((members, rule.decide(blocks)))
+        history: Outcome = {}
+        groups = self.sampler.sample(shape, inputs, hidden, self_conditioning, graph_safe=graph_safe)
+        for i, (algorithm, members, blocks) in enumerate(groups):
+            decided.append((members, algorithm.decide(blocks)))
             if blocks.kept is not None:
-                kept[f"kept{i}"] = blocks.kept
-        if self.signal is not None and signal is not None:
-            self.signal[given["place"]] = signal
+                history[f"history{i}"] = blocks.kept
+        if self.self_conditioning is not None and self_conditioning is not None:
+            self.self_conditioning[inputs["req_slot"]] = self_conditioning
         found = outcome(
-            given["block_tokens"], given["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
+            inputs["block_tokens"], inputs["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
         )
-        return found | kept
+        return found | history
 
-    def _filled(self, shape: SampleShape, given: Given, hidden: torch.Tensor) -> Outcome | None:
-        """What becomes of blocks whose only rule is plain and wants nothing, in few launches; None of others. `hidden`:
-        of the sampled positions."""
-        group, head = shape.groups[0], self.head.plain
-        rule = self.head.rules(group.rule)
-        if head is None or head.kernels.fill is None or rule.plain is None or not shape.rows:
+    def _fused_unmask(self, shape: SampleDescriptor, inputs: Tensors, hidden: torch.Tensor) -> Outcome | None:
+        """Returns the output of the fused unmasking kernel, for one threshold algorithm without further statistics;
+        None where it does not apply.
+
+        Args:
+            hidden: [n, hidden] of the sampled positions.
+        """
+        group, lm_head = shape.groups[0], self.sampler.fused_lm_head
+        algorithm = self.sampler.get_algorithm(group.algorithm)
+        if lm_head is None or lm_head.kernels.fill is None or algorithm.plain is None or not shape.rows:
             return None
-        if len(shape.groups) > 1 or group.wants or shape.drawn or shape.noise or shape.placed or shape.shaped:
+        if (
+            len(shape.groups) > 1
+            or group.required_stats
+            or shape.num_sampled
+            or shape.uniform_noise
+            or shape.self_conditioned
+            or shape.has_logits_processors
+        ):
             return None
-        token, conf = self.head.likeliest(head, hidden, given["live"])
-        threshold, steps = (rule.columns[field.name] for field in rule.plain)
-        after = head.kernels.fill(
+        token, conf = self.sampler.greedy(lm_head, hidden, inputs["num_valid"])
+        threshold, steps = (algorithm.columns[field.name] for field in algorithm.plain)
+        after = lm_head.kernels.fill(
             Blocks(
-                given["block_tokens"], given["block_state"], given["may_force"], given["advanced"], given["params0"],
-                threshold, steps,
+                inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["advanced"],
+                inputs["params0"], threshold, steps,
             ),
-            Sampled(token, conf, given["block"], given["at"]), self.mask_id, self.eos_ids,
+            Sampled(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,
         )  # fmt: skip
         return after._asdict()
 
-    def _told(self, shape: ForwardShape, given: Given) -> torch.Tensor | None:
-        """[rows, width]: what open rows are told of their blocks' last steps; None if there were none."""
-        if self.signal is None or not shape.told:
+    def _self_conditioning_rows(self, shape: ForwardDescriptor, inputs: Tensors) -> torch.Tensor | None:
+        """Returns the self-conditioning [rows, width] from the last step of each row's block; None if there is none."""
+        if self.self_conditioning is None or not shape.num_self_conditioned:
             return None
-        told = self.signal.new_zeros(shape.rows + 1, self.signal.shape[2])  # the last row is nobody's
-        told[given["told_rows"]] = self.signal[given["told_place"]]
-        return told[: shape.rows]
+        # one more row, to which padding is written
+        rows = self.self_conditioning.new_zeros(shape.rows + 1, self.self_conditioning.shape[2])
+        rows[inputs["self_conditioning_rows"]] = self.self_conditioning[inputs["self_conditioning_slots"]]
+        return rows[: shape.rows]
 
-    def _merge(self, x: torch.Tensor, given: Given) -> None:
-        """In place: some rows of `x` [rows, hidden]."""
-        rows, given_rows = given["merged_rows"], [given[f"merged_{name}"] for name in ("ids", "probs", "how")]
-        if self.mixed is None:
-            x[rows] = self._mixed(x[rows], *given_rows)
+    def _apply_soft_embeddings(self, x: torch.Tensor, inputs: Tensors) -> None:
+        """Replaces the embeddings `x` [rows, hidden] of rows with soft embeddings in place."""
+        rows, arguments = (
+            inputs["soft_embedding_rows"],
+            [inputs[f"soft_embedding_{name}"] for name in ("ids", "probs", "params")],
+        )
+        if self.soft_embedding_chunk_rows is None:
+            x[rows] = self._blend(x[rows], *arguments)
             return
-        made = x[rows]
-        for first in range(0, len(rows), self.mixed):
-            part = torch.arange(first, first + self.mixed, device=x.device).clamp(max=len(rows) - 1)
-            few = self._mixed(made[part], *(each[part] for each in given_rows))
-            made[first : first + self.mixed] = few[: len(rows) - first]
-        x[rows] = made
+        embeds = x[rows]
+        for first in range(0, len(rows), self.soft_embedding_chunk_rows):
+            part = torch.arange(first, first + self.soft_embedding_chunk_rows, device=x.device).clamp(max=len(rows) - 1)
+            few = self._blend(embeds[part], *(each[part] for each in arguments))
+            embeds[first : first + self.soft_embedding_chunk_rows] = few[: len(rows) - first]
+        x[rows] = embeds
 
-    def _mixed(self, own: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, how: torch.Tensor) -> torch.Tensor:
-        assert self.mask_id is not None  # of what is FILLED instead of masked
+    def _blend(self, own: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, how: torch.Tensor) -> torch.Tensor:
+        assert self.mask_id is not None  # soft embeddings mix with the mask's embedding
         smooth, weight, renormalize = how.unbind(1)
         return merged(
             self.model.embed, own, ids, probs, self.mask_id, smooth=smooth > 0, weight=weight,

@@ -1,4 +1,4 @@
-"""What a runner has done: steps by how they were launched, and how long the device took for each."""
+"""Statistics of a model runner: replayed and eager steps, and device time per step."""
 
 from __future__ import annotations
 
@@ -7,50 +7,60 @@ from dataclasses import dataclass, field
 
 import torch
 
-from runtime.worker.host_buffers import Staging
+from runtime.worker.host_buffers import PinnedBuffer
 
-REASONS = ("off", "prefill", "new", "flag", "apart", "shaped")
-OBSERVATIONS = 2**14  # that are kept for whoever asks; nobody may ever
+EAGER_REASONS = ("off", "prefill", "new", "flag", "apart", "shaped")
+OBSERVATIONS = 2**14  # maximum number of stored observations, as they may never be collected
 
 
 @dataclass
-class Ran:
-    """`eager`: steps of which something was launched anew, by the reason: "off", nothing is recorded here; "prefill",
-    of so many rows nothing is; "new", a shape that has come up too seldom; "flag", head and rules are not to be
-    recorded; "apart", head and rules were done for each request by itself; "shaped", something is done to a request's
-    logits. `graph_bytes`: of the device's memory, for recordings."""
+class RunnerStats:
+    """Statistics of steps.
+
+    Attributes:
+        replayed: steps that were replayed from CUDA graphs entirely.
+        eager: number of steps not replayed from a CUDA graph, by reason: "off", graphs are disabled; "prefill", the
+            step has too many rows; "new", its shape is not captured; "flag", sampling is not captured; "apart",
+            sampling ran per request for batch invariance; "shaped", logits processors were applied.
+        graph_bytes: device memory of CUDA graphs.
+        last_device_seconds: device time of the last step. None: unknown.
+    """
 
     replayed: int = 0
     eager: Counter[str] = field(default_factory=Counter)
     graph_bytes: int = 0
-    device: float | None = None  # seconds of the last step, None if they are not known
+    last_device_seconds: float | None = None
     device_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS))
 
     def count(self, reason: str) -> None:
-        """A step; "": replayed."""
+        """Counts a step that ran eagerly for `reason`; "": it was replayed."""
         if reason:
             self.eager[reason] += 1
         else:
             self.replayed += 1
 
 
-class Clock:
-    """The device's time of each step that has results, by events of its own: nothing waits for them."""
+class DeviceTimer:
+    """Measures the device time of each step that has results with CUDA events, without synchronization."""
 
-    def __init__(self, device: torch.device, ran: Ran) -> None:
-        self.ran = ran
+    def __init__(self, device: torch.device, stats: RunnerStats) -> None:
+        self.stats = stats
         self._begins: list[torch.cuda.Event] = []  # of this step and another
         if device.type == "cuda":
             self._begins = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        self.ran.device = None
+        self.stats.last_device_seconds = None
         self._begins.reverse()
         if self._begins:
             self._begins[0].record()
 
-    def end(self, staging: Staging, *, ahead: bool = False) -> None:
-        """The step's results have come through `staging`. `ahead`: the next one has begun."""
-        if self._begins and staging.done is not None:
-            self.ran.device = self._begins[ahead].elapsed_time(staging.done) / 1e3
-            self.ran.device_seconds.append(self.ran.device)
+    def end(self, buffer: PinnedBuffer, *, next_launched: bool = False) -> None:
+        """Ends the measurement of a step whose results were copied through `buffer`.
+
+        Args:
+            next_launched: the forward of the next step was launched already.
+        """
+        if self._begins and buffer.done is not None:
+            self.stats.last_device_seconds = self._begins[next_launched].elapsed_time(buffer.done) / 1e3
+            self.stats.device_seconds.append(self.stats.last_device_seconds)

@@ -16,8 +16,8 @@ from runtime.algorithms.base import MERGED
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan, block_causal_plan
 from runtime.request.engine_messages import EngineInfo
-from runtime.worker.cuda_graph_runner import ReplayingRunner
-from runtime.worker.input_batch import ForwardShape, SampleShape
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor
 from runtime.worker.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
     runner.launch(plan)
 
 
-def record_steps(runner: ReplayingRunner, info: EngineInfo) -> None:
+def record_steps(runner: CudaGraphRunner, info: EngineInfo) -> None:
     """Record all sizes of a step, under the rule and with the values that a request has which sets none."""
     began, told = time.monotonic(), time.monotonic()
     before = _taken(runner.device)
@@ -91,14 +91,14 @@ def record_steps(runner: ReplayingRunner, info: EngineInfo) -> None:
         if time.monotonic() - told > TELL_EVERY:
             told = time.monotonic()
             log.info("recording steps: %d of %d", done + 1, len(works))
-    runner.ran.graph_bytes = _since(before, runner.device)
+    runner.stats.graph_bytes = _since(before, runner.device)
     log.info(
         "recorded %d steps in %.1f s, %.2f GB of the device's memory",
-        runner.recordings, time.monotonic() - began, runner.ran.graph_bytes / 1e9,
+        runner.num_graphs, time.monotonic() - began, runner.stats.graph_bytes / 1e9,
     )  # fmt: skip
 
 
-def recorded_bytes(runner: ReplayingRunner, info: EngineInfo) -> int:
+def recorded_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
     """What `record_steps` will take: the largest of each kind, and of all others what a few do, as they share memory
     but for the launches themselves."""
     forwards, samples = _shapes(runner, info)
@@ -115,24 +115,24 @@ def recorded_bytes(runner: ReplayingRunner, info: EngineInfo) -> int:
     return largest + each
 
 
-def _shapes(runner: ReplayingRunner, info: EngineInfo) -> tuple[list[ForwardShape], list[SampleShape]]:
-    forwards = runner.sizes.forwards(told=runner.told)
-    if not runner.rules:
+def _shapes(runner: CudaGraphRunner, info: EngineInfo) -> tuple[list[ForwardDescriptor], list[SampleDescriptor]]:
+    forwards = runner.sizes.forward_descriptors(self_conditioning=runner.self_conditioning)
+    if not runner.capture_sampling:
         return forwards, []
     defaults = info.defaults()
-    rule = runner.step.head.rules(defaults.algorithm)
+    rule = runner.step.sampler.get_algorithm(defaults.algorithm)
     wants = rule.asks(defaults.values)
     top = int(str(defaults.values[MERGED.name])) if wants & Stat.TOP else 0
     limited = info.top_p < 1 or info.top_k > 0
-    samples = runner.samples(rule, int(wants), top=top, draws=info.temperature > 0, limited=limited)
+    samples = runner.sample_descriptors(rule, int(wants), top_k=top, sampled=info.temperature > 0, filtered=limited)
     return forwards, samples
 
 
 def _works(
-    runner: ReplayingRunner, forwards: list[ForwardShape], samples: list[SampleShape]
+    runner: CudaGraphRunner, forwards: list[ForwardDescriptor], samples: list[SampleDescriptor]
 ) -> list[Callable[[], None]]:
-    works: list[Callable[[], None]] = [partial(runner.record_forward, shape) for shape in forwards]
-    return works + [partial(runner.record_sample, shape) for shape in samples]
+    works: list[Callable[[], None]] = [partial(runner.capture_forward, shape) for shape in forwards]
+    return works + [partial(runner.capture_sample, shape) for shape in samples]
 
 
 def _taken(device: torch.device) -> tuple[int, int]:

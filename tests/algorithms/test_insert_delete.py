@@ -17,7 +17,7 @@ from runtime.algorithms.base import register_heeding
 from runtime.algorithms.insert_delete import InsertDelete
 from runtime.errors import ConfigError
 from runtime.worker.sample import sampler as heads
-from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler import Sampler
 from runtime.worker.sample.sampler_output import used
 from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, Kept, blocks, check, parameters, plan_of
 from tests.engine.samples import examples
@@ -28,7 +28,12 @@ DELETE, SPLIT = 1, 7
 VOCAB = 11
 EDITING = replace(SHAPE, orders=(DELETE, SPLIT))
 RULE = rules_under(Orders(DELETE, SPLIT))
-HEAD = {"mask_id": MASK, "max_token_id": MAX_TOKEN, "eos_ids": torch.tensor([2, 5]), "orders": Orders(DELETE, SPLIT)}
+SAMPLER = {
+    "mask_id": MASK,
+    "max_token_id": MAX_TOKEN,
+    "eos_ids": torch.tensor([2, 5]),
+    "edit_tokens": Orders(DELETE, SPLIT),
+}
 QUIET = oracle.Params(max_tokens=1, algorithm="edit", accept_threshold=1.0, edit_threshold=0.5)
 
 
@@ -46,14 +51,14 @@ class Blocks:
     def __init__(self, several: list[oracle.Block], params: list[oracle.Params]) -> None:
         self.several, self.params = several, params
         self.kept: list[Kept] = [None] * len(several)
-        self.head = Head(torch.clone, **HEAD)  # what is hidden are the logits
+        self.head = Sampler(torch.clone, **SAMPLER)  # what is hidden are the logits
 
     def step(self, logits: np.ndarray, force: list[bool]) -> None:
         """`logits` [blocks, B, VOCAB]."""
         n, size = logits.shape[:2]
         plan = plan_of(self.several, self.params, force, self.kept, RULE)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
-        found = list(self.head.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
+        found = list(self.head.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
         for group, (rule, _, batch) in zip(plan.groups, found, strict=True):
             got = rule.decide(batch)
             for row, i in enumerate(group.members.tolist()):
@@ -84,7 +89,7 @@ def test_it_decides_as_the_oracle(data: st.DataObject) -> None:
             logits = random.choice(LEVELS, (n, SHAPE.block, VOCAB)) * random.uniform(0.8, 1.2, (n, SHAPE.block, 1))
             logits[:, :, [DELETE, SPLIT]] += random.uniform(0, 1.5)
             seen.append(logits)
-        with mock.patch.object(heads, "HEAD_ROWS", data.draw(st.sampled_from([3, 2048]))):
+        with mock.patch.object(heads, "LOGITS_CHUNK_ROWS", data.draw(st.sampled_from([3, 2048]))):
             run.step(logits, [data.draw(st.booleans()) for _ in range(n)])
 
 
@@ -207,11 +212,11 @@ def test_orders_above_the_largest_id_can_be_chosen() -> None:
     logits = torch.zeros((1, VOCAB), dtype=torch.float64)
     logits[0, 10] = logits[0, 9] = 5.0
     for orders, best in ((None, 0), (Orders(3, 10), 10)):
-        head = Head(torch.clone, mask_id=4, max_token_id=8, eos_ids=torch.tensor([2]), orders=orders)
+        head = Sampler(torch.clone, mask_id=4, max_token_id=8, eos_ids=torch.tensor([2]), edit_tokens=orders)
         block, _ = one([MASK] * 1)
         plan = plan_of([block], [replace(QUIET, algorithm="threshold")], [True], [None])
         tokens, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
-        ((_, _, batch),) = head.groups(plan, logits.clone(), tokens, state)
+        ((_, _, batch),) = head.sample_plan(plan, logits.clone(), tokens, state)
         assert batch.choice.tolist() == [[best]]
 
 

@@ -26,7 +26,7 @@ from runtime.layers.lm_head import PlainHead
 from runtime.request.field_spec import Field
 from runtime.worker.input_builder import _kept
 from runtime.worker.sample import sampler as heads
-from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler import Sampler
 from runtime.worker.sample.sampler_output import used
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
@@ -152,9 +152,9 @@ def test_the_likeliest_are_asked_for_where_nobody_wants_more() -> None:
         hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64)
         ways = []
         for logits in (torch.clone, direct_head()):
-            head = Head(logits, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+            head = Sampler(logits, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
             with mock.patch.object(choosing, "ban", wraps=choosing.ban) as banned:
-                ((_, _, batch),) = head.groups(
+                ((_, _, batch),) = head.sample_plan(
                     plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
                 )
             ways.append((batch, banned.called))
@@ -176,7 +176,7 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
     random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     eos = torch.tensor(sorted(SHAPE.eos_ids))
     make = data.draw(st.sampled_from([lambda: torch.clone, direct_head]))  # what is hidden are the logits
-    head = Head(make(), mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=eos)
+    head = Sampler(make(), mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=eos)
     for _ in range(data.draw(st.integers(1, 3))):
         force = [data.draw(st.booleans()) for _ in range(n)]
         logits = random.choice(LEVELS, (n, size, VOCAB))
@@ -185,8 +185,8 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
         logits *= random.uniform(0.8, 1.2, (n, size, 1)) * data.draw(st.sampled_from([1.0, 1.0, 4.0]))
         plan = plan_of(several, params, force, kept)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
-        with mock.patch.object(heads, "HEAD_ROWS", data.draw(st.sampled_from([3, 2048]))):
-            found = list(head.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
+        with mock.patch.object(heads, "LOGITS_CHUNK_ROWS", data.draw(st.sampled_from([3, 2048]))):
+            found = list(head.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
         for group, (rule, _, batch) in zip(plan.groups, found, strict=True):
             got = rule.decide(batch)
             for row, i in enumerate(group.members.tolist()):
@@ -198,14 +198,14 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
 def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
     block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
     hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    head = Head(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+    head = Sampler(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
 
     def decide(threshold: float, force: bool) -> tuple[list[int], list[float]]:
         """Returns the positions that stay masked, and the confidence of each position."""
         p = oracle.Params(max_tokens=1, algorithm="threshold", accept_threshold=threshold)
         plan = plan_of([block], [p], [force], [None])
         ids, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
-        ((rule, _, batch),) = head.groups(plan, hidden.clone(), ids, state)
+        ((rule, _, batch),) = head.sample_plan(plan, hidden.clone(), ids, state)
         return rule.decide(batch).masked[0].nonzero().flatten().tolist(), batch.conf[0].tolist()
 
     _, conf = decide(0.0, force=False)
@@ -226,11 +226,13 @@ def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
     strict = {"accept_threshold": 1.0, "low_threshold": 1.0, "local_leap_anchor": 1.0, "factor": 0.0}
     p = oracle.Params(max_tokens=1, algorithm=algorithm, entropy_bound=0.0, edit_threshold=1.0, steps=2, **strict)
     logits = np.random.default_rng(seed).uniform(0, 2, (SHAPE.block, VOCAB))
-    head = Head(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+    head = Sampler(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
     for force in (False, True):
         plan = plan_of([block], [p], [force], [None])
         hidden = torch.from_numpy(logits.copy())
-        ((rule, _, batch),) = head.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
+        ((rule, _, batch),) = head.sample_plan(
+            plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
+        )
         decision = rule.decide(batch)
         filled = int((batch.masked & ~decision.masked).sum())
         assert filled == 0 if not force else filled >= min(len(block.masked), 1)

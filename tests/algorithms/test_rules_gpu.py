@@ -7,7 +7,7 @@ import torch
 from runtime.algorithms import Orders, Stat, rules, rules_under
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
-from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler import Sampler
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 VOCAB, SIZE, EACH, STEPS = 50, 16, 6, 4
@@ -26,7 +26,7 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
     tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
     kept: dict[str, np.ndarray] = {}
     eos = torch.tensor([3, 9], device=device)
-    head = Head(torch.clone, mask_id=VOCAB - 1, max_token_id=VOCAB - 2, eos_ids=eos, orders=orders)
+    head = Sampler(torch.clone, mask_id=VOCAB - 1, max_token_id=VOCAB - 2, eos_ids=eos, edit_tokens=orders)
     shown = []
     for step in range(STEPS):
         groups, unstable, limits = [], np.zeros(n, dtype=bool), np.empty((n, 4))
@@ -62,7 +62,7 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
         hidden = torch.from_numpy(random.normal(0, 1.5, (n * SIZE, VOCAB))).to(device)
         on_device = torch.from_numpy(tokens).to(device), torch.from_numpy(state).to(device)
         after, masked = tokens.copy(), state == MASKED
-        for rule, members, blocks in head.groups(plan, hidden, *on_device):
+        for rule, members, blocks in head.sample_plan(plan, hidden, *on_device):
             decision = rule.decide(blocks)
             mine = members.cpu().numpy()
             after[mine], masked[mine] = decision.tokens.cpu().numpy(), decision.masked.cpu().numpy()

@@ -132,7 +132,7 @@ def test_diffusion_gemma_is_told_of_the_step_before():
     model = random_model(architecture("diffusiongemma-tiny"), build)
     made = plans("diffusion_gemma", 16)
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=16, dtype=torch.float32, device="cpu")
-    runner = ModelRunner(model, pool, block_size=16, mask_id=None, max_token_id=8, eos_ids=(0,), places=2)
+    runner = ModelRunner(model, pool, block_size=16, mask_id=None, max_token_id=8, eos_ids=(0,), max_num_reqs=2)
     plan = made.decode(2, 41)
     runner.run(plan)
     assert bool(runner.batch(plan).signal.abs().sum(1).all())

@@ -39,7 +39,7 @@ def nccl():
 
 @pytest.mark.gpu
 def test_recorded_collectives(nccl):
-    from runtime.worker.cuda_graph import GraphRecorder
+    from runtime.worker.cuda_graph import GraphCapturer
 
     device = torch.device("cuda")
     x, out = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
@@ -49,7 +49,7 @@ def test_recorded_collectives(nccl):
         out.copy_(nccl.sum(x * 2))
         largest.copy_(nccl.largest(x.clone()))
 
-    replay = GraphRecorder(device)(work)
+    replay = GraphCapturer(device)(work)
     for value in (3.0, 4.0):
         x.fill_(value)
         replay()

@@ -16,9 +16,9 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.engine.step_plan import BlockPlan
-from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler import Sampler
 from tests.golden import GOLDEN
 from tests.server.checkpoint import write_checkpoint
 from tests.worker.replays import Served
@@ -59,18 +59,18 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
         rows = runner.model.finish(rows).contiguous() if len(rows) else rows
         heard.update(bytes(row) for row in rows.view(torch.uint8).cpu().numpy())
 
-    sample, decide = ModelRunner._sample, ReplayingRunner._decide
+    sample, decide = ModelRunner._sample, CudaGraphRunner._sample_step
 
     def sampled(self: ModelRunner, plan: Any, blocks: BlockPlan, left: torch.Tensor) -> Any:
         hear(self, blocks, left)
         return sample(self, plan, blocks, left)
 
-    def decided(self: ReplayingRunner, step: Any, plan: BlockPlan, left: torch.Tensor, reason: str) -> Any:
+    def decided(self: CudaGraphRunner, step: Any, plan: BlockPlan, left: torch.Tensor, reason: str) -> Any:
         hear(self, plan, left)
         return decide(self, step, plan, left, reason)
 
     monkeypatch.setattr(ModelRunner, "_sample", sampled)
-    monkeypatch.setattr(ReplayingRunner, "_decide", decided)
+    monkeypatch.setattr(CudaGraphRunner, "_sample_step", decided)
     yield heard
 
 
@@ -104,13 +104,13 @@ def check(each: Served, asked: list[Question], heard: Bits, *schedules: dict[str
 def check_looks(directory: Path, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
     """Grammars and log-probabilities, for which the host reads logits: as many rows at a time as of a request alone."""
     looked: list[int] = []
-    raw = Head.raw
+    raw = Sampler.full_logits
 
-    def look(self: Head, hidden: torch.Tensor) -> torch.Tensor:
+    def look(self: Sampler, hidden: torch.Tensor) -> torch.Tensor:
         looked.append(len(hidden))
         return raw(self, hidden)
 
-    monkeypatch.setattr(Head, "raw", look)
+    monkeypatch.setattr(Sampler, "full_logits", look)
     prompts = [[40, 41, 42], [50] * 9, [60, 61], [70] * 5]
     params = SamplingParams(max_tokens=11, temperature=0.8, logprobs=2, decoding={"accept_threshold": 0.05})
     forms = [{"regex": "[a-z ]{4,9}[0-9]"}, None, {"json": {"type": "array", "items": {"type": "boolean"}}}, None]

@@ -25,9 +25,9 @@ from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOu
 from runtime.request.field_spec import RuleInfo, with_defaults
 from runtime.strategies import DecodingContext, longest_request, make_strategy
 from runtime.strategies.multi_bd import MultiBlock
-from runtime.worker.capture_sizes import Sizes
-from runtime.worker.cuda_graph import at_once
-from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.capture_sizes import CaptureSizes
+from runtime.worker.cuda_graph import run_eagerly
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits
 from tests.oracle.block import Params, banned
@@ -141,14 +141,18 @@ class CheckedRunner(ModelRunner):
             assert unit not in cache._key_of, "a final, published page is written"
 
 
-class CheckedReplayingRunner(CheckedRunner, ReplayingRunner):
+class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
     """The same of one that fills steps up."""
 
     def began(self, plan: StepPlan) -> bool:
-        return self._ahead is not None and self._stands(plan) and np.array_equal(self._ahead, plan.tokens)
+        return (
+            self._launched_tokens is not None
+            and self._same_layout(plan)
+            and np.array_equal(self._launched_tokens, plan.tokens)
+        )
 
-    def _begin_next(self, step: StepPlan, *others: Any) -> bool:
-        begun = super()._begin_next(step, *others)
+    def _launch_next_step(self, step: StepPlan, *others: Any) -> bool:
+        begun = super()._launch_next_step(step, *others)
         if begun:
             self.check(step)  # it is that one again
         return begun
@@ -195,13 +199,13 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         "mask_id": setup.mask,
         "max_token_id": setup.max_token,
         "eos_ids": setup.eos,
-        "orders": orders,
+        "edit_tokens": orders,
     }
     runner: CheckedRunner
     if setup.replayed:
         width = -(-longest_request(strategy, setup.max_len) // setup.page) + setup.block
-        sizes = Sizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
-        runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, record=at_once, uses=2)
+        sizes = CaptureSizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
+        runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, capture=run_eagerly, capture_after=2)
     else:
         runner = CheckedRunner(model, pool, **named)
     runner.engine = Engine(info=info, runner=runner, strategy=strategy)

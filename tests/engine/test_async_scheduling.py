@@ -18,8 +18,8 @@ from runtime import LLM, SamplingParams
 from runtime.engine.async_scheduling import Ahead
 from runtime.engine.request import Status
 from runtime.request.engine_messages import EngineOutput
-from runtime.worker.cuda_graph_runner import ReplayingRunner
-from runtime.worker.input_batch import GroupShape, SampleShape
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
 from runtime.worker.sample.sampler_output import all_go_on, results
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.samples import asks, examples, setups
@@ -37,16 +37,16 @@ def asking(*counts: int, **others: Any) -> list[Ask]:
     return [Ask((1, 2, 3, number), Params(max_tokens=count, **SLOW, **others)) for number, count in enumerate(counts)]
 
 
-def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[ReplayingRunner], bool]]:
+def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], bool]]:
     """From now on each runner that ends a step, which is not kept for it, and whether it has begun the next."""
-    asked: list[tuple[ref[ReplayingRunner], bool]] = []
-    begin = ReplayingRunner._begin_next
+    asked: list[tuple[ref[CudaGraphRunner], bool]] = []
+    begin = CudaGraphRunner._launch_next_step
 
-    def noted(runner: ReplayingRunner, *args: Any) -> bool:
+    def noted(runner: CudaGraphRunner, *args: Any) -> bool:
         asked.append((ref(runner), begin(runner, *args)))
         return asked[-1][1]
 
-    monkeypatch.setattr(ReplayingRunner, "_begin_next", noted)
+    monkeypatch.setattr(CudaGraphRunner, "_launch_next_step", noted)
     return asked
 
 
@@ -94,7 +94,7 @@ def test_a_batch_that_goes_on_begins_its_next_step_early(
     several = asking(36, 36, **own)
     watched = Watched(setup, several, monkeypatch)
     runner = watched.engine.runner
-    assert isinstance(runner, ReplayingRunner)
+    assert isinstance(runner, CudaGraphRunner)
     forwards = Mock(wraps=runner.step.forward)
     monkeypatch.setattr(runner.step, "forward", forwards)
     watched.drain()
@@ -111,7 +111,7 @@ def test_a_batch_that_goes_on_begins_its_next_step_early(
 def test_nothing_begins_early_where_somebody(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = replace(SETUP, max_reqs=1) if who == "waits" else SETUP
     watched = Watched(setup, asking(36, 36) if who == "waits" else asking(36), monkeypatch)
-    watched.engine.while_busy(lambda: None, lambda: who == "is heard")
+    watched.engine.set_overlap_callback(lambda: None, lambda: who == "is heard")
     for _ in range(20):
         watched.step()
     assert not watched.began
@@ -167,7 +167,7 @@ def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: p
         pass
     watched.engine.add(spec_of("r2", several[2]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReplayingRunner, "_decide", lambda *_: 1 / 0)
+        patch.setattr(CudaGraphRunner, "_sample_step", lambda *_: 1 / 0)
         watched.step()
     assert [watched.heard[id][-1].finish_reason for id in ("r0", "r1")] == ["error"] * 2
     watched.drain()
@@ -181,7 +181,7 @@ def test_canvases_that_are_told_of_their_last_steps_begin_early_too(monkeypatch:
         LLM(str(GOLDEN / "diffusion_gemma"), device="cpu", skip_tokenizer=True, **SMALL) as llm,
     ):
         runner = llm.engine.runner
-        assert isinstance(runner, ReplayingRunner)
+        assert isinstance(runner, CudaGraphRunner)
         forwards = Mock(wraps=runner.step.forward)
         monkeypatch.setattr(runner.step, "forward", forwards)
         llm.generate(PROMPTS[:2], SamplingParams(max_tokens=32, ignore_eos=True))
@@ -204,7 +204,7 @@ def test_a_batch_goes_on_where_all_of_its_blocks_do(
     numbers[[0, 5, 7]] = np.array(blocks).T
     tokens = np.zeros((len(blocks), size), dtype=np.int64)
     told = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
-    shape = SampleShape(len(blocks), size, (GroupShape("threshold", 0, len(blocks), 0),), noise=noisy)
+    shape = SampleDescriptor(len(blocks), size, (AlgorithmShape("threshold", 0, len(blocks), 0),), uniform_noise=noisy)
     found = results(shape, told, [np.arange(len(plan))])
     assert all_go_on(told, len(plan), noisy=noisy) == all(found.calm)
 
@@ -277,8 +277,8 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
         expected = run_all(setup, several)
         engine, heard, aborted = make_engine(setup), list[EngineOutput](), set[str]()
         runner = engine.runner
-        assert isinstance(runner, ReplayingRunner)
-        runner.meanwhile = lambda: heard.extend(engine.news())
+        assert isinstance(runner, CudaGraphRunner)
+        runner.overlap_callback = lambda: heard.extend(engine.news())
         coming = [(f"r{number}", ask) for number, ask in enumerate(several)]
         while coming or engine.has_work():
             if coming and (not engine.has_work() or data.draw(st.integers(0, 5)) == 0):

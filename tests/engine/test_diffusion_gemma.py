@@ -164,7 +164,7 @@ def test_engine_equals_the_oracle_whatever_the_batch():
 def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""
     engine, told = llm.engine, []
-    monkeypatch.setattr(engine.runner, "meanwhile", (lambda: told.extend(engine.news())) if held else None)
+    monkeypatch.setattr(engine.runner, "overlap_callback", (lambda: told.extend(engine.news())) if held else None)
     prompts, params = zip(*(asked(n) for n in range(3)), strict=True)
     ids = [f"{n}" for n in range(3)]
 
@@ -218,7 +218,7 @@ def test_a_first_step_that_has_nothing_else_to_forward_is_told_of(llm, monkeypat
     """Of a prompt that is cached whole; what became of the step is written while the next one runs."""
     _, params = asked(0)
     prompt, told = list(range(50, 82)), []
-    monkeypatch.setattr(llm.engine.runner, "meanwhile", lambda: told.extend(llm.engine.news()))
+    monkeypatch.setattr(llm.engine.runner, "overlap_callback", lambda: told.extend(llm.engine.news()))
     for number in range(2):
         llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, id=f"{number}"))
         while llm.engine.has_work():

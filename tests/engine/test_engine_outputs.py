@@ -26,7 +26,7 @@ class Overlapping:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
-    def while_busy(self, work: Callable[[], None]) -> bool:
+    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
         self.work = work
         return True
 
@@ -41,7 +41,7 @@ def overlapping(setup: Setup, heard: list[EngineOutput], several: Sequence[Ask] 
     """An engine whose news come to `heard` while it is at the next step, with the requests r0, r1 ..."""
     engine = make_engine(setup)
     engine.runner = Overlapping(engine.runner)
-    assert engine.while_busy(lambda: heard.extend(engine.news()))
+    assert engine.set_overlap_callback(lambda: heard.extend(engine.news()))
     for number, ask in enumerate(several):
         engine.add(spec_of(f"r{number}", ask))
     return engine

@@ -12,8 +12,8 @@ from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import batch_invariant_torch
 from runtime.kernels.lora import LoraRows
-from runtime.worker.cuda_graph import at_once
-from runtime.worker.cuda_graph_runner import ReplayingRunner
+from runtime.worker.cuda_graph import run_eagerly
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.memory import step_sizes
 from tests.golden import GOLDEN
 from tests.lora.samples import merged_checkpoint, random_adapter
@@ -94,9 +94,10 @@ def replayed(engine):
     inner = engine.engine
     runner, info = inner.runner, engine.info
     sizes = step_sizes(info, inner.strategy, -(-info.max_model_len // info.page_size), inner.adapters)
-    inner.runner = ReplayingRunner(
-        runner.model, runner.pool, block_size=sizes.block, mask_id=info.mask_token_id, max_token_id=info.max_token_id,
-        eos_ids=tuple(info.eos_token_ids), places=info.max_num_reqs, sizes=sizes, record=at_once, uses=1,
+    inner.runner = CudaGraphRunner(
+        runner.model, runner.pool, block_size=sizes.block_size, mask_id=info.mask_token_id,
+        max_token_id=info.max_token_id, eos_ids=tuple(info.eos_token_ids), max_num_reqs=info.max_num_reqs, sizes=sizes,
+        capture=run_eagerly, capture_after=1,
     )  # fmt: skip
     return engine
 
@@ -108,13 +109,13 @@ def test_filled_up_steps_answer_the_same(adapters, alone):
     with replayed(llm(lora=plain, max_num_reqs=8)) as engine:
         outs = engine.generate([prompts(18)[i] for i in mine], PARAMS, adapter=[NAMES[i] for i in mine])
         assert [out.token_ids for out in outs] == [alone(NAMES[i], i) for i in mine]
-        ran = engine.engine.runner.ran
-        assert ran.replayed > 0
-        replayed_before = ran.replayed
+        runner_stats = engine.engine.runner.stats
+        assert runner_stats.replayed > 0
+        replayed_before = runner_stats.replayed
         engine.load_adapter("experts", str(adapters["a2"]))
         (out,) = engine.generate([prompts(18)[2]], PARAMS, adapter="experts")
         assert out.token_ids == alone("a2", 2)
-        assert ran.replayed == replayed_before
+        assert runner_stats.replayed == replayed_before
 
 
 def test_a_prefix_is_shared_with_ones_own_adapter_alone(adapters):

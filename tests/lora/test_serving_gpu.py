@@ -33,10 +33,10 @@ def test_logits_and_answers(kinds, tmp_path):
             for name, reference in logits.items():
                 torch.testing.assert_close(engine.logits(IDS, adapter=name), reference, rtol=1e-3, atol=1e-3)
             outs = engine.generate(prompts, PARAMS, adapter=names)
-            ran = engine.engine.runner.ran
+            runner_stats = engine.engine.runner.stats
             assert [out.token_ids for out in outs] == expected
             if not flags:
-                assert (ran.replayed > 0) == (kinds == [ATTENTION])
+                assert (runner_stats.replayed > 0) == (kinds == [ATTENTION])
 
 
 def test_an_adapter_that_comes_later_is_recorded_too(tmp_path):
@@ -44,10 +44,10 @@ def test_an_adapter_that_comes_later_is_recorded_too(tmp_path):
     other = random_adapter(tmp_path / "b", BASE, r".*layers\.0\.mlp\.(gate_proj|up_proj|down_proj)", 9)
     with llm(tmp_path, [ATTENTION]) as engine:
         engine.load_adapter("b", str(other))
-        before = engine.engine.runner.recordings
+        before = engine.engine.runner.num_graphs
         params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
         (out,) = engine.generate([IDS], params, adapter="b")
-        assert engine.engine.runner.recordings > before
+        assert engine.engine.runner.num_graphs > before
     with llm(tmp_path, [ATTENTION], device="cpu") as engine:
         engine.load_adapter("b", str(other))
         assert engine.generate([IDS], params, adapter="b")[0].token_ids == out.token_ids

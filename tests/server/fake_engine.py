@@ -55,7 +55,7 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.live)
 
-    def while_busy(self, work: object, heard: object) -> bool:
+    def set_overlap_callback(self, work: object, heard: object) -> bool:
         return False
 
     def news(self) -> list[EngineOutput]:

@@ -39,7 +39,7 @@ class Recording:
         if not isinstance(event, Stats):
             self.said.append(event.outputs[0].id if isinstance(event, Outputs) else event)
 
-    def while_busy(self, work: Callable[[], None], heard: Callable[[], bool]) -> bool:
+    def set_overlap_callback(self, work: Callable[[], None], heard: Callable[[], bool]) -> bool:
         self.work = work
         return self.overlaps
 
@@ -105,7 +105,7 @@ def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: py
     class Engine:
         info = None
 
-        def while_busy(self, work: object, heard: object) -> bool:
+        def set_overlap_callback(self, work: object, heard: object) -> bool:
             return False
 
         def has_work(self) -> bool:

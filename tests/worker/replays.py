@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import LLM, SamplingParams
 from runtime.worker import memory
-from runtime.worker.cuda_graph import at_once
-from runtime.worker.cuda_graph_runner import ReplayingRunner
-from runtime.worker.model_step import DeviceStep
+from runtime.worker.cuda_graph import run_eagerly
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.model_step import ModelStep
 from tests.golden import GOLDEN
 from tests.models.golden_answers import SERVER, cases
 
@@ -93,9 +93,9 @@ def check(each: Served, rounds: int, **flags: Any) -> None:
     expected, _ = answers(each, enforce_eager=True, **flags)
     found, runner = answers(each, rounds, **flags)
     assert found == expected
-    assert isinstance(runner, ReplayingRunner)
-    assert runner.ran.replayed > runner.ran.eager["new"] / 4
-    assert set(runner.ran.eager) <= {"new", "prefill"}
+    assert isinstance(runner, CudaGraphRunner)
+    assert runner.stats.replayed > runner.stats.eager["new"] / 4
+    assert set(runner.stats.eager) <= {"new", "prefill"}
 
 
 class Quiet(TorchDispatchMode):
@@ -116,14 +116,14 @@ class Quiet(TorchDispatchMode):
 def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU that records: steps are filled up and go the way of recorded ones, and nothing in what decides asks."""
     monkeypatch.setattr(memory, "_records", lambda config, *_: not config.enforce_eager)
-    monkeypatch.setattr(memory, "GraphRecorder", lambda device: at_once)
-    sample = DeviceStep.sample
+    monkeypatch.setattr(memory, "GraphCapturer", lambda device: run_eagerly)
+    sample = ModelStep.sample
 
-    def watched(self: DeviceStep, *args: Any, fixed: bool = False) -> Any:
-        if not fixed:
+    def watched(self: ModelStep, *args: Any, graph_safe: bool = False) -> Any:
+        if not graph_safe:
             return sample(self, *args)
         with Quiet():
-            return sample(self, *args, fixed=True)
+            return sample(self, *args, graph_safe=True)
 
-    monkeypatch.setattr(DeviceStep, "sample", watched)
+    monkeypatch.setattr(ModelStep, "sample", watched)
     yield

@@ -17,7 +17,7 @@ def test_forwards_alone_may_be_recorded():
     expected, _ = answers(Served("llada2_tiny"), **DEVICE)
     found, runner = answers(Served("llada2_tiny"), **DEVICE, disable_full_static_runner=True)
     assert found == expected
-    assert set(runner.ran.eager) <= {"flag", "prefill"}
+    assert set(runner.stats.eager) <= {"flag", "prefill"}
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
@@ -25,11 +25,11 @@ def test_what_is_compiled_is_recorded_too(mode):
     expected, _ = answers(Served("llada2_tiny"), **DEVICE)
     found, runner = answers(Served("llada2_tiny"), **DEVICE, torch_compile_mode=mode)
     assert found == expected
-    assert runner.ran.replayed
+    assert runner.stats.replayed
 
 
 def test_their_memory_is_told_and_the_device_is_timed():
     _, runner = answers(Served("llada2_tiny"), **DEVICE)
-    assert runner.ran.graph_bytes > 0
-    assert len(runner.ran.device_seconds) > 0
-    assert all(seconds > 0 for seconds in runner.ran.device_seconds)
+    assert runner.stats.graph_bytes > 0
+    assert len(runner.stats.device_seconds) > 0
+    assert all(seconds > 0 for seconds in runner.stats.device_seconds)

@@ -17,7 +17,7 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import PlainHead
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sample import sampler
-from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler import Sampler
 from runtime.worker.warmup import warm_up
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
@@ -29,8 +29,8 @@ from tests.engine.samples import asks, setups
 def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
-    monkeypatch.setattr(sampler, "HEAD_ROWS", data.draw(st.integers(1, 9)))
-    monkeypatch.setattr(sampler, "DRAW_ROWS", data.draw(st.integers(1, 4)))
+    monkeypatch.setattr(sampler, "LOGITS_CHUNK_ROWS", data.draw(st.integers(1, 9)))
+    monkeypatch.setattr(sampler, "SAMPLING_CHUNK_ROWS", data.draw(st.integers(1, 4)))
     setup = data.draw(setups())
     run = Run(setup)
     for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
@@ -112,8 +112,8 @@ def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int
     hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = []
     for logits in (Bare(), torch.clone):
-        made = Head(logits, mask_id=9, max_token_id=8, eos_ids=torch.tensor([2]))
-        ((_, _, blocks),) = made.groups(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
+        made = Sampler(logits, mask_id=9, max_token_id=8, eos_ids=torch.tensor([2]))
+        ((_, _, blocks),) = made.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
         found.append(blocks)
         if isinstance(logits, Bare):
             assert logits.asked == [asked]

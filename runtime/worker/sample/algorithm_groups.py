@@ -1,5 +1,4 @@
-"""A rule of the step and its blocks: which of the sampled rows are its own, and what it does with and learns of their
-logits."""
+"""Groups the sampled rows of a step by unmasking algorithm."""
 
 from __future__ import annotations
 
@@ -11,91 +10,109 @@ import torch
 from runtime.algorithms import sampling
 from runtime.algorithms.base import MERGED, Rows, Rule, Stat
 from runtime.algorithms.logits_ops import Vocabulary
-from runtime.worker.input_batch import GroupShape
+from runtime.worker.input_batch import AlgorithmShape
 
-Place = tuple[torch.Tensor, torch.Tensor]  # block and offset of each row
-Given = Mapping[str, torch.Tensor]  # what ``worker.input_batch`` names, on the device
+RowIndex = tuple[torch.Tensor, torch.Tensor]  # int64 [rows] each: block of a row, and its offset in the block
+Tensors = Mapping[str, torch.Tensor]  # the arrays of ``worker.input_batch`` on the device
 
 
 @dataclass(frozen=True)
-class Span:
-    """Some of a group's rows, one after the other: those of the sampled rows, and where that is in its part of them."""
+class RowSpan:
+    """Consecutive rows of a group: as a slice of all sampled rows, and as a slice of the current chunk of them."""
 
     rows: slice
     part: slice
 
 
 @dataclass(frozen=True)
-class Group:
-    """A rule and its blocks: `members` of the plan's, None for all of them, each row of `params` one of them.
+class AlgorithmGroup:
+    """The blocks of a step that use one unmasking algorithm.
 
-    Its sampled rows are ``[first, first + shape.rows)``; `own` says of every sampled row which of its group's blocks
-    it is of.
+    Attributes:
+        first: first sampled row of the group; its rows are ``[first, first + shape.rows)``.
+        members: int64 [m], indices of the group's blocks in the plan. None: all blocks.
+        block_in_group: int64 [sampled rows], index of each row's block within its group.
+        params: float64 [m, columns], parameters of the algorithm for each block.
+        history: [m, B, records, fields], values that the algorithm recorded in earlier steps.
+        top_k: [m, B, k], output buffer for the most probable tokens.
     """
 
-    rule: Rule
-    shape: GroupShape
+    algorithm: Rule
+    shape: AlgorithmShape
     first: int
     members: torch.Tensor | None
-    own: torch.Tensor
+    block_in_group: torch.Tensor
     params: torch.Tensor
-    kept: torch.Tensor | None
-    top: sampling.Top | None  # [its blocks, B, count], to be written
-    vocabulary: Vocabulary
+    history: torch.Tensor | None
+    top_k: sampling.Top | None
+    logits_ops: Vocabulary
 
     @property
-    def wants(self) -> Stat:
-        return Stat(self.shape.wants)
+    def required_stats(self) -> Stat:
+        return Stat(self.shape.required_stats)
 
-    def within(self, part: slice, last: int | None = None) -> Span | None:
-        """Its rows, or the last so many of them, that lie in a part of the sampled ones; None if there are none."""
+    def rows_in(self, part: slice, max_rows: int | None = None) -> RowSpan | None:
+        """Returns the group's rows within the chunk `part` of the sampled rows; None if there are none.
+
+        Args:
+            max_rows: consider only this many rows at the end of the group.
+        """
         end = self.first + self.shape.rows
-        begin = self.first if last is None else end - last
+        begin = self.first if max_rows is None else end - max_rows
         begin, end = max(begin, part.start), min(end, part.stop)
-        return Span(slice(begin, end), slice(begin - part.start, end - part.start)) if begin < end else None
+        return RowSpan(slice(begin, end), slice(begin - part.start, end - part.start)) if begin < end else None
 
-    def current(self, logits: torch.Tensor, here: Place, tokens: torch.Tensor, current: torch.Tensor) -> None:
-        """Writes the plain probability of the token at each of some of its positions."""
-        last = self.vocabulary.size(logits) - 1
-        current[here] = self.vocabulary.probability(logits, tokens[here].clamp(max=last))
+    def write_token_prob(self, logits: torch.Tensor, index: RowIndex, tokens: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the probability of the current token at the positions `index` into `out` [n, B]."""
+        last = self.logits_ops.size(logits) - 1
+        out[index] = self.logits_ops.probability(logits, tokens[index].clamp(max=last))
 
-    def seen(
-        self, own: Place, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor, *, fixed: bool
+    def view(
+        self, own: RowIndex, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor, *, graph_safe: bool
     ) -> Rows:
-        """Some of its rows, whose blocks are numbered as its own, as the rule sees them."""
+        """Returns rows of the group as input of the algorithm's `adjust`; `own` indexes blocks within the group."""
         if self.members is not None:
             tokens, masked, advanced = tokens[self.members], masked[self.members], advanced[self.members]
         block, at = own
-        params, columns = self.params[block], self.rule.columns
+        params, columns = self.params[block], self.algorithm.columns
         return Rows(
-            tokens, masked, block, at, advanced[block], params, columns, self.kept, fixed, self.vocabulary
+            tokens, masked, block, at, advanced[block], params, columns, self.history, graph_safe, self.logits_ops
         )  # fmt: skip
 
-    def likeliest(self, logits: torch.Tensor, own: Place) -> None:
-        """Writes into `top` the likeliest tokens at each of some of its positions, as many as its request mixes."""
-        assert self.top is not None
+    def write_top_k(self, logits: torch.Tensor, own: RowIndex) -> None:
+        """Writes the most probable tokens at the positions `own` into `top_k`, up to the number that each request
+        mixes; the probability of the others is 0."""
+        assert self.top_k is not None
         block, at = own
-        found = self.vocabulary.top(logits, self.top.ids.shape[2])
-        count = self.params[block, self.rule.columns[MERGED.name]]
-        beyond = torch.arange(self.top.ids.shape[2], device=block.device) >= count[:, None]
-        self.top.ids[block, at], self.top.probs[block, at] = found.ids, found.probs.masked_fill(beyond, 0)
+        found = self.logits_ops.top(logits, self.top_k.ids.shape[2])
+        count = self.params[block, self.algorithm.columns[MERGED.name]]
+        beyond = torch.arange(self.top_k.ids.shape[2], device=block.device) >= count[:, None]
+        self.top_k.ids[block, at], self.top_k.probs[block, at] = found.ids, found.probs.masked_fill(beyond, 0)
 
 
 def make_groups(
-    rules: list[Rule], shapes: tuple[GroupShape, ...], given: Given, size: int, kind: torch.dtype,
-    vocabulary: Vocabulary,
-) -> list[Group]:  # fmt: skip
-    """The groups of a step. `size`: of its blocks. `kind`: float dtype of the probabilities."""
-    made = []
+    algorithms: list[Rule], shapes: tuple[AlgorithmShape, ...], inputs: Tensors, size: int, dtype: torch.dtype,
+    logits_ops: Vocabulary,
+) -> list[AlgorithmGroup]:  # fmt: skip
+    """Makes the groups of a step.
+
+    Args:
+        shapes: one descriptor per algorithm, in the order of the sampled rows.
+        size: positions per block.
+        dtype: float dtype of the probabilities.
+    """
+    groups = []
     first = 0
-    for i, (rule, shape) in enumerate(zip(rules, shapes, strict=True)):
-        params, top = given[f"params{i}"], None
-        if shape.top:
-            ids = params.new_zeros((shape.blocks, size, shape.top), dtype=torch.int64)
-            top = sampling.Top(ids, torch.zeros_like(ids, dtype=kind))
-        members, own = (None, given["block"]) if len(shapes) == 1 else (given[f"members{i}"], given["own"])
-        # written to, so that what came from the host stays as it was
-        kept = given[f"kept{i}"].clone() if shape.records else None
-        made.append(Group(rule, shape, first, members, own, params, kept, top, vocabulary))
+    for i, (rule, shape) in enumerate(zip(algorithms, shapes, strict=True)):
+        params, top = inputs[f"params{i}"], None
+        if shape.top_k:
+            ids = params.new_zeros((shape.blocks, size, shape.top_k), dtype=torch.int64)
+            top = sampling.Top(ids, torch.zeros_like(ids, dtype=dtype))
+        members, own = (
+            (None, inputs["block"]) if len(shapes) == 1 else (inputs[f"members{i}"], inputs["block_in_group"])
+        )
+        # a copy, because the algorithm updates it and the input buffer must not change
+        history = inputs[f"history{i}"].clone() if shape.history_len else None
+        groups.append(AlgorithmGroup(rule, shape, first, members, own, params, history, top, logits_ops))
         first += shape.rows
-    return made
+    return groups

@@ -18,7 +18,7 @@ from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from runtime.algorithms.logits_ops import WHOLE
 from runtime.engine.request import FILLED
 from runtime.engine.step_plan import BlockPlan, BlockResults, Walk
-from runtime.worker.sample.full_logits import Looking
+from runtime.worker.sample.full_logits import FullLogits
 from runtime.worker.sample.logits_processors import shape_logits, shaping_arrays
 
 
@@ -71,11 +71,11 @@ class Walking:
 
 
 @torch.inference_mode()
-def walk(looking: Looking, plan: BlockPlan, results: BlockResults) -> None:
+def walk(looking: FullLogits, plan: BlockPlan, results: BlockResults) -> None:
     """Take the step's walks, and write what they took into `results`, where their blocks are as they were."""
-    for batch in _batches(plan, 0 if looking.apart else looking.most):
+    for batch in _batches(plan, 0 if looking.batch_invariant else looking.max_rows):
         rows = np.concatenate([plan.rows[w.walk.block] + np.arange(w.at, w.size) for w in batch])
-        logits = looking.at(rows)
+        logits = looking.rows(rows)
         if plan.shaping is not None:
             block = np.concatenate([np.full(w.size - w.at, w.walk.block) for w in batch])
             at = np.concatenate([np.arange(w.at, w.size) for w in batch])

@@ -1,7 +1,7 @@
-"""Whole logits of some of a step's rows, for what the host decides: walks through grammars, and log-probabilities.
+"""Computes full logits of selected rows for decisions on the host: constrained decoding and logprobs.
 
-Of a model that several processes share, each has the logits of its own share of the vocabulary. The others follow a
-plan, and which rows are looked at is known only when the plan has been done; so the leading one tells them first.
+Under tensor parallelism each rank computes the logits of its vocabulary shard. The selected rows are known only after
+the step, and the other ranks only have the plan. So the driver rank sends them the rows first.
 """
 
 from __future__ import annotations
@@ -12,38 +12,41 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from runtime.worker.sample.sampler import HEAD_ROWS, Head
+from runtime.worker.sample.sampler import LOGITS_CHUNK_ROWS, Sampler
 
-GATHERED_ROWS = 256  # of all shares at a time: a vocabulary of 157k in float32 is 0.16 GB, for a moment three times
+GATHERED_ROWS = 256  # rows gathered per chunk: a vocabulary of 157k in float32 takes 0.16 GB, briefly three times
 
 
 @dataclass(frozen=True)
-class Looking:
-    """
+class FullLogits:
+    """Computes logits from the hidden states of a step.
+
     Args:
-        finish, left: see ``Model``; [rows, hidden] of the step.
-        others: hears of rows before they are looked at here; None where nobody else has to do the same.
-        apart: rows of several requests are not to be looked at in one: how many rows there are may change bits.
+        final_norm: ``Model.finish``.
+        hidden_states: [rows, hidden] of the step, as ``Model.forward`` returns them.
+        notify_ranks: called with the rows before each computation, so that other ranks do the same. None: no others.
+        batch_invariant: compute rows of each request separately, as GEMM results may depend on the number of rows.
     """
 
-    head: Head
-    finish: Callable[[torch.Tensor], torch.Tensor]
-    left: torch.Tensor
-    others: Callable[[np.ndarray], None] | None = None
-    apart: bool = False
+    sampler: Sampler
+    final_norm: Callable[[torch.Tensor], torch.Tensor]
+    hidden_states: torch.Tensor
+    notify_ranks: Callable[[np.ndarray], None] | None = None
+    batch_invariant: bool = False
 
     @property
-    def shared(self) -> bool:
-        """Whether each of several processes has a part of the vocabulary."""
-        return self.head.vocabulary.shared
+    def vocab_parallel(self) -> bool:
+        """Whether the vocabulary is sharded over ranks."""
+        return self.sampler.logits_ops.shared
 
     @property
-    def most(self) -> int:
-        """Rows at a time."""
-        return GATHERED_ROWS if self.shared else HEAD_ROWS
+    def max_rows(self) -> int:
+        """Maximum number of rows per call."""
+        return GATHERED_ROWS if self.vocab_parallel else LOGITS_CHUNK_ROWS
 
-    def at(self, rows: np.ndarray) -> torch.Tensor:
-        """[n, vocab] of rows [n], at most `most`: what may not be predicted is -inf, nothing else is changed."""
-        if self.others is not None:
-            self.others(rows)
-        return self.head.raw(self.finish(self.left[torch.from_numpy(rows).to(self.left.device)]))
+    def rows(self, rows: np.ndarray) -> torch.Tensor:
+        """Returns logits [n, vocab] of `rows` [n], at most `max_rows`: forbidden ids are -inf, all else unchanged."""
+        if self.notify_ranks is not None:
+            self.notify_ranks(rows)
+        index = torch.from_numpy(rows).to(self.hidden_states.device)
+        return self.sampler.full_logits(self.final_norm(self.hidden_states[index]))

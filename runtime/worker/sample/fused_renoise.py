@@ -1,4 +1,4 @@
-"""The head of a model that denoises noise, where kernels make everything of its product's logits in one go."""
+"""Samples for uniform-noise models with one fused kernel over the logits: token, confidence, entropy and argmax."""
 
 from __future__ import annotations
 
@@ -9,47 +9,54 @@ import torch
 from runtime.algorithms.base import Rows, Stat
 from runtime.kernels.fused_softmax_stats import Asked, Described
 from runtime.layers.lm_head import CappedHead
-from runtime.worker.input_batch import SampleShape
-from runtime.worker.sample.algorithm_groups import Given, Group, Place
+from runtime.worker.input_batch import SampleDescriptor
+from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors
 
-NEEDED = Stat.ADJUST | Stat.ENTROPY
-KNOWN = NEEDED | Stat.BEST | Stat.SIGNAL
+REQUIRED = Stat.ADJUST | Stat.ENTROPY
+SUPPORTED = REQUIRED | Stat.BEST | Stat.SIGNAL
 
 
-def noise_alone(shape: SampleShape, groups: list[Group]) -> bool:
-    """Whether a step's blocks are all of one noisy rule, that wants no more than there is a kernel for."""
+def only_renoise(shape: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
+    """Whether all blocks use one uniform-noise algorithm that requires only what the fused kernel computes."""
     (group, *others) = groups
-    wants = group.wants
-    fits = group.rule.noisy and wants & NEEDED == NEEDED and not wants & ~KNOWN
-    return fits and not others and not group.shape.limited and shape.rows > 0
+    required = group.required_stats
+    fits = group.algorithm.noisy and required & REQUIRED == REQUIRED and not required & ~SUPPORTED
+    return fits and not others and not group.shape.num_filtered and shape.rows > 0
 
 
-def described(
+def fused_renoise_stats(
     head: CappedHead,
-    group: Group,
+    group: AlgorithmGroup,
     hidden: torch.Tensor,
-    given: Given,
-    seen: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    inputs: Tensors,
+    block_state: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     *,
-    most: int,
+    max_rows: int,
     mask_id: int | None,
     max_token_id: int,
-    softens: bool,
-    fixed: bool,
-) -> Iterator[tuple[Place, Described]]:
-    """Of at most `most` sampled rows at a time: where they are, and what became of their logits. `hidden`: of all of
-    them. `seen`: all blocks' tokens, masked positions and steps. `softens`: the distributions are wanted."""
+    returns_probs: bool,
+    graph_safe: bool,
+) -> Iterator[tuple[RowIndex, Described]]:
+    """Yields the positions and the kernel's results of each chunk of sampled rows.
+
+    Args:
+        hidden: [rows, hidden] of all sampled rows.
+        block_state: tokens [n, B], masked positions [n, B] and number of steps [n] of all blocks.
+        max_rows: rows per chunk.
+        returns_probs: return the probabilities too, for self-conditioning.
+        graph_safe: see ``Sampler.sample``.
+    """
     assert head.kernels.describe is not None
-    block, at = given["block"], given["at"]
+    block, at = inputs["block"], inputs["at"]
     uniform = None
-    if group.shape.drawn:  # the last rows
+    if group.shape.num_sampled:  # the last rows
         uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
-        uniform[len(hidden) - group.shape.drawn :] = given["uniform"]
-    for start in range(0, len(hidden), most):
-        part = slice(start, start + most)
-        own: Rows = group.seen((group.own[part], at[part]), *seen, fixed=fixed)
-        asked = Asked(
-            heat=group.rule.heat(own), uniform=None if uniform is None else uniform[part], cap=head.cap,
-            mask_id=mask_id, max_token_id=max_token_id, probs=hidden.dtype if softens else None,
+        uniform[len(hidden) - group.shape.num_sampled :] = inputs["uniform"]
+    for start in range(0, len(hidden), max_rows):
+        part = slice(start, start + max_rows)
+        rows: Rows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
+        request = Asked(
+            heat=group.algorithm.heat(rows), uniform=None if uniform is None else uniform[part], cap=head.cap,
+            mask_id=mask_id, max_token_id=max_token_id, probs=hidden.dtype if returns_probs else None,
         )  # fmt: skip
-        yield (block[part], at[part]), head.kernels.describe(head.raw(hidden[part]), asked)
+        yield (block[part], at[part]), head.kernels.describe(head.raw(hidden[part]), request)

@@ -13,7 +13,7 @@ from runtime.algorithms import sampling
 from runtime.engine.logprobs_request import Written
 from runtime.engine.request import FILLED, MASKED, Request
 from runtime.engine.step_plan import BlockPlan, BlockResults
-from runtime.worker.sample.full_logits import Looking
+from runtime.worker.sample.full_logits import FullLogits
 
 NONE = -1  # of a block whose request does not ask
 
@@ -26,7 +26,7 @@ def asked(owners: Sequence[Request]) -> np.ndarray | None:
 
 
 @torch.inference_mode()
-def tell(looking: Looking, plan: BlockPlan, results: BlockResults) -> None:
+def tell(looking: FullLogits, plan: BlockPlan, results: BlockResults) -> None:
     """Into ``results.logprobs``, of the blocks that ask: of the model's own distribution (what may never be predicted
     apart), before a bias, a penalty, a temperature or a rule has changed anything."""
     assert plan.told is not None
@@ -40,19 +40,21 @@ def tell(looking: Looking, plan: BlockPlan, results: BlockResults) -> None:
         return
     most = int(plan.told[block].max())
     rows, tokens = plan.rows[block] + at, results.tokens[block, at]
-    parts = [_described(looking.at(rows[start:end]), tokens[start:end], most) for start, end in _spans(block, looking)]
+    parts = [
+        _described(looking.rows(rows[start:end]), tokens[start:end], most) for start, end in _spans(block, looking)
+    ]
     values, ids, tops = (np.concatenate(each) for each in zip(*parts, strict=True))
     for i in np.unique(block).tolist():
         mine = block == i
         results.logprobs[i] = Written(at[mine], values[mine], ids[mine], tops[mine])
 
 
-def _spans(block: np.ndarray, looking: Looking) -> Iterator[tuple[int, int]]:
+def _spans(block: np.ndarray, looking: FullLogits) -> Iterator[tuple[int, int]]:
     """Of rows of `block` [n], in its order, those that are looked at in one."""
-    if looking.apart:
+    if looking.batch_invariant:
         edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(block)]
     else:
-        edges = [*range(0, len(block), looking.most), len(block)]
+        edges = [*range(0, len(block), looking.max_rows), len(block)]
     return itertools.pairwise(edges)
 
 

@@ -32,37 +32,42 @@ from runtime.engine.request import FILLED, MASKED
 from runtime.engine.step_plan import BlockPlan
 from runtime.kernels.ops import Kernels
 from runtime.layers.lm_head import CappedHead, PlainHead
-from runtime.worker.input_batch import SampleShape, sample_inputs
-from runtime.worker.sample.algorithm_groups import Given, Group, Place, make_groups
-from runtime.worker.sample.fused_renoise import described, noise_alone
+from runtime.worker.input_batch import SampleDescriptor, sample_inputs
+from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors, make_groups
+from runtime.worker.sample.fused_renoise import fused_renoise_stats, only_renoise
 from runtime.worker.sample.logits_processors import shape_logits
 
-# Rows of logits at a time: bounds the head's memory (a vocabulary of 157k in float32 is 0.6 GB a thousand rows).
-HEAD_ROWS = 2048
-# Of those, how many draw at a time: top-k and top-p sort the vocabulary and sum it in float64, eight times the logits.
-DRAW_ROWS = 256
+# Rows of logits per chunk. It bounds the memory: 1000 rows of a vocabulary of 157k in float32 take 0.6 GB.
+LOGITS_CHUNK_ROWS = 2048
+# Rows sampled per chunk: top-k and top-p sort the vocabulary and sum it in float64, which takes eight times the logits.
+SAMPLING_CHUNK_ROWS = 256
 
-# What each statistic is called in a BlockBatch, and what stands where a position was not sampled.
+# The field of BlockBatch for each statistic, and its value at positions that were not sampled.
 STATS = {Stat.CURRENT: ("current", 1.0), Stat.MARGIN: ("margin", -math.inf), Stat.ENTROPY: ("entropy", math.inf)}
 
-_LATE, _NEVER = (SUPPRESS_EOS.choices.index(word) for word in ("confidence", "logits"))
+_SUPPRESS_BY_CONFIDENCE, _SUPPRESS_BY_LOGITS = (SUPPRESS_EOS.choices.index(word) for word in ("confidence", "logits"))
 
-Stats = dict[Stat, torch.Tensor]  # [n, B] of each that is wanted
-Soften = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # see ``SelfConditioned``
-
-
-def bare(shape: SampleShape) -> bool:
-    """Whether nobody wants more of the logits than which is the largest, and its probability."""
-    more = any(group.wants & ~Stat.BEST for group in shape.groups)
-    return not (shape.drawn or shape.noise or shape.shaped or more)
+Stats = dict[Stat, torch.Tensor]  # [n, B] for each required statistic
+SelfConditioningFn = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # see ``SelfConditioned``
 
 
-class Head:
-    """Args:
-    logits: [rows, hidden] -> [rows, vocab]; a plain head that has a direct way is asked for the likeliest tokens where
-        nobody wants more. mask_id, max_token_id: see EngineInfo. eos_ids: int64 [ids], theirs.
-    orders: what the model orders edits with; it may choose them though they lie above the largest id.
-    soften: see ``SelfConditioned``, of a model that is. vocabulary: of the logits.
+def needs_only_argmax(shape: SampleDescriptor) -> bool:
+    """Whether the step needs only the argmax of each row and its probability."""
+    more = any(group.required_stats & ~Stat.BEST for group in shape.groups)
+    return not (shape.num_sampled or shape.uniform_noise or shape.has_logits_processors or more)
+
+
+class Sampler:
+    """Computes candidates, confidence and statistics of the sampled positions.
+
+    Args:
+        logits: the lm_head, [rows, hidden] -> [rows, vocab]. If it has a fused argmax kernel, the sampler uses it
+            where the argmax suffices.
+        mask_id, max_token_id: see EngineInfo.
+        eos_ids: int64 [ids], end-of-sequence ids.
+        edit_tokens: the model's tokens that order edits. They may be predicted even if above `max_token_id`.
+        self_conditioning_fn: see ``SelfConditioned``; None for models without self-conditioning.
+        logits_ops: operations on logits, which may be sharded over the vocabulary.
     """
 
     def __init__(
@@ -72,229 +77,263 @@ class Head:
         mask_id: int | None,
         max_token_id: int,
         eos_ids: torch.Tensor,
-        orders: Orders | None = None,
-        soften: Soften | None = None,
-        vocabulary: Vocabulary = WHOLE,
+        edit_tokens: Orders | None = None,
+        self_conditioning_fn: SelfConditioningFn | None = None,
+        logits_ops: Vocabulary = WHOLE,
     ) -> None:
         self.logits = logits
-        self.vocabulary = vocabulary
-        # how those are computed that describe the distribution which a candidate is taken from, and that of logits
-        self.shapes = {Stat.MARGIN: vocabulary.margin, Stat.ENTROPY: vocabulary.entropy}
-        self.shapes_of = {Stat.MARGIN: vocabulary.margin_of, Stat.ENTROPY: vocabulary.entropy_of}
-        self.plain = logits if isinstance(logits, PlainHead) and logits.direct else None
-        self.capped = None  # its kernels see all of a vocabulary
-        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and not vocabulary.shared:
-            self.capped = logits
+        self.logits_ops = logits_ops
+        # prob_stats: from the filtered probabilities that candidates are drawn from; logit_stats: from logits
+        self.prob_stats = {Stat.MARGIN: logits_ops.margin, Stat.ENTROPY: logits_ops.entropy}
+        self.logit_stats = {Stat.MARGIN: logits_ops.margin_of, Stat.ENTROPY: logits_ops.entropy_of}
+        self.fused_lm_head = logits if isinstance(logits, PlainHead) and logits.direct else None
+        self.softcap_lm_head = None  # only without vocabulary sharding: its kernel needs the full vocabulary
+        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and not logits_ops.shared:
+            self.softcap_lm_head = logits
         kernels: Kernels | None = getattr(logits, "kernels", None)
-        self.draw = None if kernels is None or vocabulary.shared else kernels.draw
-        self.soften = soften
+        self.sample_kernel = None if kernels is None or logits_ops.shared else kernels.draw
+        self.self_conditioning_fn = self_conditioning_fn
         self.mask_id = mask_id
         self.max_token_id = max_token_id
         self.eos_ids = eos_ids
-        self.eos_columns = vocabulary.columns(eos_ids)
-        self.rules = rules_under(orders)
-        ids = () if orders is None else (orders.delete, orders.split)
-        self.spared = [token for token in ids if token > max_token_id]
+        self.eos_columns = logits_ops.columns(eos_ids)
+        self.get_algorithm = rules_under(edit_tokens)
+        ids = () if edit_tokens is None else (edit_tokens.delete, edit_tokens.split)
+        self.allowed_special = [token for token in ids if token > max_token_id]
 
-    def likeliest(self, head: PlainHead, hidden: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, hidden] -> token int64 [rows] and its probability [rows], of the head that is `plain`."""
+    def greedy(
+        self, head: PlainHead, hidden: torch.Tensor, num_valid: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the argmax token, int64 [rows], and its probability [rows], computed by the fused kernel.
+
+        Args:
+            head: `fused_lm_head`.
+            hidden: [rows, hidden].
+            num_valid: int32 [1], number of rows before the padding.
+        """
         mask, last = self.mask_id, self.max_token_id
-        return head.likeliest(hidden, mask_id=mask, max_token_id=last, spared=self.spared, live=live)
+        return head.likeliest(hidden, mask_id=mask, max_token_id=last, spared=self.allowed_special, live=num_valid)
 
-    def together(self, shape: SampleShape) -> bool:
-        """Whether a block's results have the same bits whatever blocks are beside it: products and sums are kernels'
-        own, and rules compare. Of deterministic kernels."""
-        return self.plain is not None and bare(shape)
+    def is_batch_invariant(self, shape: SampleDescriptor) -> bool:
+        """Whether results of a block do not depend on the other blocks of the batch, given batch-invariant kernels.
 
-    def groups(
+        This holds for the fused argmax: its GEMM and its sums are our own kernels, and algorithms only compare.
+        """
+        return self.fused_lm_head is not None and needs_only_argmax(shape)
+
+    def sample_plan(
         self,
         plan: BlockPlan,
         hidden: torch.Tensor,
         tokens: torch.Tensor,
         state: torch.Tensor,
-        signal: torch.Tensor | None = None,
+        self_conditioning: torch.Tensor | None = None,
     ) -> Iterator[tuple[Rule, torch.Tensor | None, BlockBatch]]:
-        """`decide_on` a plan. tokens, state: the plan's, on the device."""
-        shape, arrays = sample_inputs(plan, self.rules)
-        given = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
-        given |= {"block_tokens": tokens, "block_state": state}
-        return self.decide_on(shape, given, hidden[given["rows"]], signal)
+        """Runs `sample` for a plan. `tokens` and `state`: those of the plan, on the device."""
+        shape, arrays = sample_inputs(plan, self.get_algorithm)
+        inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
+        inputs |= {"block_tokens": tokens, "block_state": state}
+        return self.sample(shape, inputs, hidden[inputs["rows"]], self_conditioning)
 
-    def decide_on(  # noqa: C901 - all steps of sampling, whose order matters, in one place
+    def sample(  # noqa: C901 - all steps of sampling, whose order matters, in one place
         self,
-        shape: SampleShape,
-        given: Given,
+        shape: SampleDescriptor,
+        inputs: Tensors,
         hidden: torch.Tensor,
-        signal: torch.Tensor | None = None,
+        self_conditioning: torch.Tensor | None = None,
         *,
-        fixed: bool = False,
+        graph_safe: bool = False,
     ) -> Iterator[tuple[Rule, torch.Tensor | None, BlockBatch]]:
-        """Of each rule of the step: the rule, its blocks' numbers (None: all blocks), and what it decides with.
+        """Yields each unmasking algorithm of the step, its blocks (None: all blocks), and its inputs.
 
         Args:
-            hidden: [n, hidden] of the sampled positions, in their order. given: see ``worker.input_batch``.
-            signal: [n, B, hidden], to be written where a rule asks for it.
-            fixed: launch the same whatever the contents, and ask the host nothing.
+            inputs: see ``worker.input_batch``.
+            hidden: [rows, hidden], hidden states of the sampled positions in their order.
+            self_conditioning: [n, B, hidden], written for algorithms that require ``Stat.SIGNAL``.
+            graph_safe: launch the same kernels for any content, without host synchronization.
         """
-        tokens, state = given["block_tokens"], given["block_state"]
+        tokens, state = inputs["block_tokens"], inputs["block_state"]
         masked, filled = state == MASKED, state == FILLED
-        advanced = given["advanced"]
-        kind = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
-        rules = [self.rules(group.rule) for group in shape.groups]
-        groups = make_groups(rules, shape.groups, given, shape.size, kind, self.vocabulary)
-        choice = tokens.clone()
-        conf = torch.full(choice.shape, float("-inf"), dtype=kind, device=hidden.device)
-        wanted = Stat(functools.reduce(operator.or_, (group.wants for group in groups)))
-        stats = {stat: torch.full_like(conf, none) for stat, (_, none) in STATS.items() if stat & wanted}
-        likeliest = tokens.clone() if Stat.BEST & wanted else None
+        advanced = inputs["advanced"]
+        dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
+        algorithms = [self.get_algorithm(group.algorithm) for group in shape.groups]
+        groups = make_groups(algorithms, shape.groups, inputs, shape.size, dtype, self.logits_ops)
+        candidate = tokens.clone()
+        confidence = torch.full(candidate.shape, float("-inf"), dtype=dtype, device=hidden.device)
+        required = Stat(functools.reduce(operator.or_, (group.required_stats for group in groups)))
+        stats = {stat: torch.full_like(confidence, none) for stat, (_, none) in STATS.items() if stat & required}
+        argmax = tokens.clone() if Stat.BEST & required else None
         vocab = 0
 
-        block_of, at = given["block"], given["at"]
-        direct = self.plain if bare(shape) else None
-        if direct is not None and shape.rows:
-            token, conf[block_of, at] = self.likeliest(direct, hidden, given["live"])
-            choice[block_of, at] = token
-            if likeliest is not None:
-                likeliest[block_of, at] = token
-        capped = self.capped if not self.spared and noise_alone(shape, groups) else None
-        if capped is not None:
-            vocab = capped.weight.shape[0]
-            for here, found in described(
-                capped, groups[0], hidden, given, (tokens, masked, advanced), most=HEAD_ROWS, mask_id=self.mask_id,
-                max_token_id=self.max_token_id, softens=signal is not None, fixed=fixed,
+        block_of, at = inputs["block"], inputs["at"]
+        fused = self.fused_lm_head if needs_only_argmax(shape) else None
+        if fused is not None and shape.rows:
+            token, confidence[block_of, at] = self.greedy(fused, hidden, inputs["num_valid"])
+            candidate[block_of, at] = token
+            if argmax is not None:
+                argmax[block_of, at] = token
+        softcapped = self.softcap_lm_head if not self.allowed_special and only_renoise(shape, groups) else None
+        if softcapped is not None:
+            vocab = softcapped.weight.shape[0]
+            for index, found in fused_renoise_stats(
+                softcapped, groups[0], hidden, inputs, (tokens, masked, advanced), max_rows=LOGITS_CHUNK_ROWS,
+                mask_id=self.mask_id, max_token_id=self.max_token_id, returns_probs=self_conditioning is not None,
+                graph_safe=graph_safe,
             ):  # fmt: skip
-                choice[here], conf[here], stats[Stat.ENTROPY][here] = found.token, found.conf, found.entropy
-                if likeliest is not None:
-                    likeliest[here] = found.best
-                if signal is not None and found.probs is not None:
-                    assert self.soften is not None
-                    signal[here] = self.soften(found.probs, found.divisor)
-        for start in range(0, shape.rows if direct is None and capped is None else 0, HEAD_ROWS):
-            part = slice(start, min(start + HEAD_ROWS, shape.rows))
-            here = (block_of[part], at[part])
+                candidate[index], confidence[index], stats[Stat.ENTROPY][index] = found.token, found.conf, found.entropy
+                if argmax is not None:
+                    argmax[index] = found.best
+                if self_conditioning is not None and found.probs is not None:
+                    assert self.self_conditioning_fn is not None
+                    self_conditioning[index] = self.self_conditioning_fn(found.probs, found.divisor)
+        for start in range(0, shape.rows if fused is None and softcapped is None else 0, LOGITS_CHUNK_ROWS):
+            part = slice(start, min(start + LOGITS_CHUNK_ROWS, shape.rows))
+            index = (block_of[part], at[part])
             logits = self.logits(hidden[part])
-            vocab = self.vocabulary.size(logits)
-            self.vocabulary.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
-            if shape.shaped:
-                shape_logits(logits, given, *here, self.vocabulary)
+            vocab = self.logits_ops.size(logits)
+            self.logits_ops.ban(
+                logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.allowed_special
+            )
+            if shape.has_logits_processors:
+                shape_logits(logits, inputs, *index, self.logits_ops)
             for group in groups:
-                span = group.within(part)
+                span = group.rows_in(part)
                 if span is None:
                     continue
-                mine, place = logits[span.part], (block_of[span.rows], at[span.rows])
-                own = (group.own[span.rows], place[1])
-                if group.wants & Stat.SUPPRESS:
-                    self._ban_eos(group, mine, own)
-                if group.wants & Stat.CURRENT:
-                    group.current(mine, place, tokens, stats[Stat.CURRENT])
-                if group.wants & Stat.ADJUST:
-                    group.rule.adjust(mine, group.seen(own, tokens, masked, advanced, fixed=fixed))
-                self._describe(group, mine, place, stats)
-                if group.wants & Stat.SIGNAL and signal is not None:
-                    assert self.soften is not None
-                    self._soften(mine, place, self.soften, signal)
-                if group.top is not None:
-                    group.likeliest(mine, own)
-            best = self.vocabulary.greedy(logits)
-            choice[here], conf[here] = best.token, best.conf
-            if likeliest is not None:
-                likeliest[here] = best.token
-            self._draw(groups, part, logits, given, choice, conf, stats)
+                group_logits, group_index = logits[span.part], (block_of[span.rows], at[span.rows])
+                index_in_group = (group.block_in_group[span.rows], group_index[1])
+                if group.required_stats & Stat.SUPPRESS:
+                    self._suppress_eos_logits(group, group_logits, index_in_group)
+                if group.required_stats & Stat.CURRENT:
+                    group.write_token_prob(group_logits, group_index, tokens, stats[Stat.CURRENT])
+                if group.required_stats & Stat.ADJUST:
+                    group.algorithm.adjust(
+                        group_logits, group.view(index_in_group, tokens, masked, advanced, graph_safe=graph_safe)
+                    )
+                self._distribution_stats(group, group_logits, group_index, stats)
+                if group.required_stats & Stat.SIGNAL and self_conditioning is not None:
+                    assert self.self_conditioning_fn is not None
+                    self._write_self_conditioning(
+                        group_logits, group_index, self.self_conditioning_fn, self_conditioning
+                    )
+                if group.top_k is not None:
+                    group.write_top_k(group_logits, index_in_group)
+            best = self.logits_ops.greedy(logits)
+            candidate[index], confidence[index] = best.token, best.conf
+            if argmax is not None:
+                argmax[index] = best.token
+            self._sample_candidates(groups, part, logits, inputs, candidate, confidence, stats)
 
-        whole = {
+        arrays = {
             "tokens": tokens,
             "masked": masked,
             "filled": filled,
-            "choice": choice,
-            "conf": conf,
-            "remasked": given["remasked"] if shape.remasked else torch.zeros_like(masked),
-            "may_force": given["may_force"],
+            "choice": candidate,
+            "conf": confidence,
+            "remasked": inputs["remasked"] if shape.remasked else torch.zeros_like(masked),
+            "may_force": inputs["may_force"],
             "advanced": advanced,
-            "initial_masks": given["initial_masks"],
-            "given_steps": given["given_steps"],
-            "post_edit_steps": given["post_edit_steps"],
+            "initial_masks": inputs["initial_masks"],
+            "given_steps": inputs["given_steps"],
+            "post_edit_steps": inputs["post_edit_steps"],
         }
-        noise = (given["noise"] * vocab).long() if shape.noise else None
+        noise = (inputs["noise"] * vocab).long() if shape.uniform_noise else None
         for group in groups:
-            some = whole | {STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.wants}
-            if likeliest is not None and group.wants & Stat.BEST:
-                some["best"] = likeliest
-            if noise is not None and group.rule.noisy:
-                some["noise"] = noise
+            group_arrays = arrays | {
+                STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.required_stats
+            }
+            if argmax is not None and group.required_stats & Stat.BEST:
+                group_arrays["best"] = argmax
+            if noise is not None and group.algorithm.noisy:
+                group_arrays["noise"] = noise
             if group.members is not None:
-                some = {name: tensor[group.members] for name, tensor in some.items()}
-            if group.wants & Stat.SUPPRESS:
-                some |= self._held_back(group, some)
-            blocks = BlockBatch(params=group.params, columns=group.rule.columns, kept=group.kept, top=group.top, **some)
-            yield group.rule, group.members, blocks
+                group_arrays = {name: tensor[group.members] for name, tensor in group_arrays.items()}
+            if group.required_stats & Stat.SUPPRESS:
+                group_arrays |= self._suppress_eos_confidence(group, group_arrays)
+            blocks = BlockBatch(
+                params=group.params,
+                columns=group.algorithm.columns,
+                kept=group.history,
+                top=group.top_k,
+                **group_arrays,
+            )
+            yield group.algorithm, group.members, blocks
 
-    def raw(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab], all of it everywhere: what may not be predicted is -inf, nothing else is changed."""
-        logits = self.vocabulary.every(self.logits(hidden))
-        sampling.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.spared)
+    def full_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns logits [rows, vocab], gathered from all ranks: forbidden ids are -inf, nothing else is changed."""
+        logits = self.logits_ops.every(self.logits(hidden))
+        sampling.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.allowed_special)
         return logits
 
-    def _ban_eos(self, group: Group, logits: torch.Tensor, own: Place) -> None:
-        """In place: an end of sequence is not predicted where the request says so."""
-        never = group.params[own[0], group.rule.columns[SUPPRESS_EOS.name]] == _NEVER
-        logits[:, self.eos_columns] = logits[:, self.eos_columns].masked_fill(never[:, None], -math.inf)
+    def _suppress_eos_logits(self, group: AlgorithmGroup, logits: torch.Tensor, index_in_group: RowIndex) -> None:
+        """Sets the logits of end-of-sequence ids to -inf in place, for requests that suppress them by logits."""
+        suppressed = group.params[index_in_group[0], group.algorithm.columns[SUPPRESS_EOS.name]] == _SUPPRESS_BY_LOGITS
+        logits[:, self.eos_columns] = logits[:, self.eos_columns].masked_fill(suppressed[:, None], -math.inf)
 
-    def _held_back(self, group: Group, some: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The confidence and the like where candidates that end the sequence come last (`shared.late`)."""
-        is_eos = (some["choice"][:, :, None] == self.eos_ids).any(2) & (some["conf"] > -math.inf)
-        late = is_eos & (group.params[:, group.rule.columns[SUPPRESS_EOS.name]] == _LATE)[:, None]
-        least = torch.finfo(some["conf"].dtype).min
-        ends = {"conf": least, "margin": least, "entropy": -least}
-        return {name: some[name].masked_fill(late, end) for name, end in ends.items() if name in some}
+    def _suppress_eos_confidence(
+        self, group: AlgorithmGroup, arrays: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Returns statistics in which suppressed end-of-sequence candidates rank last (``algorithms.common``)."""
+        is_eos = (arrays["choice"][:, :, None] == self.eos_ids).any(2) & (arrays["conf"] > -math.inf)
+        suppressed = (
+            is_eos & (group.params[:, group.algorithm.columns[SUPPRESS_EOS.name]] == _SUPPRESS_BY_CONFIDENCE)[:, None]
+        )
+        lowest = torch.finfo(arrays["conf"].dtype).min
+        ends = {"conf": lowest, "margin": lowest, "entropy": -lowest}
+        return {name: arrays[name].masked_fill(suppressed, end) for name, end in ends.items() if name in arrays}
 
-    def _draw(
-        self, groups: list[Group], part: slice, logits: torch.Tensor, given: Given, choice: torch.Tensor,
-        conf: torch.Tensor, stats: Stats,
+    def _sample_candidates(
+        self, groups: list[AlgorithmGroup], part: slice, logits: torch.Tensor, inputs: Tensors, candidate: torch.Tensor,
+        confidence: torch.Tensor, stats: Stats,
     ) -> None:  # fmt: skip
-        """Those rows of a part of the sampled ones that draw do so instead of taking the likeliest."""
-        before = 0  # rows that draw, of the groups before
+        """Replaces the argmax by a random sample for the rows of a chunk whose requests have a temperature."""
+        num_sampled_before = 0  # in the previous groups
         for group in groups:
             shape = group.shape
-            span = group.within(part, shape.drawn) if shape.drawn else None
-            first = group.first + shape.rows - shape.drawn - before  # what is given of the row at n is at n - first
-            before += shape.drawn
+            span = group.rows_in(part, shape.num_sampled) if shape.num_sampled else None
+            first = (
+                group.first + shape.rows - shape.num_sampled - num_sampled_before
+            )  # row n of the chunk has its limits at n - first
+            num_sampled_before += shape.num_sampled
             if span is None:
                 continue
-            limited, begin, end = group.first + shape.rows - shape.limited, span.rows.start, span.rows.stop
-            if self.draw is not None and not any(stat & group.wants for stat in self.shapes):
-                here, some = (given["block"][span.rows], given["at"][span.rows]), slice(begin - first, end - first)
-                choice[here], conf[here] = self.draw(
-                    logits[span.part], given["limits"][some], given["uniform"][some],
-                    free=min(max(limited - begin, 0), end - begin),
+            first_filtered, begin, end = group.first + shape.rows - shape.num_filtered, span.rows.start, span.rows.stop
+            if self.sample_kernel is not None and not any(stat & group.required_stats for stat in self.prob_stats):
+                index, chunk = (inputs["block"][span.rows], inputs["at"][span.rows]), slice(begin - first, end - first)
+                candidate[index], confidence[index] = self.sample_kernel(
+                    logits[span.part], inputs["limits"][chunk], inputs["uniform"][chunk],
+                    free=min(max(first_filtered - begin, 0), end - begin),
                 )  # fmt: skip
                 continue
-            for start in range(begin, end, DRAW_ROWS):
-                some = slice(start, min(start + DRAW_ROWS, end))
-                limits = given["limits"][some.start - first : some.stop - first]
-                probs = self.vocabulary.distribution(
-                    logits[some.start - part.start : some.stop - part.start],
+            for start in range(begin, end, SAMPLING_CHUNK_ROWS):
+                chunk = slice(start, min(start + SAMPLING_CHUNK_ROWS, end))
+                limits = inputs["limits"][chunk.start - first : chunk.stop - first]
+                probs = self.logits_ops.distribution(
+                    logits[chunk.start - part.start : chunk.stop - part.start],
                     temperature=limits[:, TEMPERATURE],
                     top_k=limits[:, TOP_K].long(),
                     top_p=limits[:, TOP_P],
                     min_p=limits[:, MIN_P],
-                    free=min(max(limited - some.start, 0), some.stop - some.start),
+                    free=min(max(first_filtered - chunk.start, 0), chunk.stop - chunk.start),
                 )
-                picked = self.vocabulary.pick(probs, given["uniform"][some.start - first : some.stop - first])
-                here = given["block"][some], given["at"][some]
-                choice[here], conf[here] = picked.token, picked.conf
-                for stat, shape_of in self.shapes.items():
+                picked = self.logits_ops.pick(probs, inputs["uniform"][chunk.start - first : chunk.stop - first])
+                index = inputs["block"][chunk], inputs["at"][chunk]
+                candidate[index], confidence[index] = picked.token, picked.conf
+                for stat, compute in self.prob_stats.items():
                     if stat in stats:
-                        stats[stat][here] = shape_of(probs)
+                        stats[stat][index] = compute(probs)
 
-    def _describe(self, group: Group, logits: torch.Tensor, here: Place, stats: Stats) -> None:
-        """The shape of the distribution at each of some of the group's positions, as if none drew."""
-        for stat in (stat for stat in self.shapes_of if stat & group.wants):
-            for start in range(0, len(logits), DRAW_ROWS):
-                some = slice(start, start + DRAW_ROWS)
-                stats[stat][here[0][some], here[1][some]] = self.shapes_of[stat](logits[some])
+    def _distribution_stats(self, group: AlgorithmGroup, logits: torch.Tensor, index: RowIndex, stats: Stats) -> None:
+        """Writes statistics of the unfiltered distribution at the positions `index` of the group."""
+        for stat in (stat for stat in self.logit_stats if stat & group.required_stats):
+            for start in range(0, len(logits), SAMPLING_CHUNK_ROWS):
+                chunk = slice(start, start + SAMPLING_CHUNK_ROWS)
+                stats[stat][index[0][chunk], index[1][chunk]] = self.logit_stats[stat](logits[chunk])
 
-    def _soften(self, logits: torch.Tensor, here: Place, soften: Soften, signal: torch.Tensor) -> None:
-        """What the model makes of the distribution at each of some positions, as if none drew."""
-        for start in range(0, len(logits), DRAW_ROWS):
-            some = slice(start, start + DRAW_ROWS)
-            signal[here[0][some], here[1][some]] = soften(self.vocabulary.softmax(logits[some]), None)
+    def _write_self_conditioning(
+        self, logits: torch.Tensor, index: RowIndex, fn: SelfConditioningFn, out: torch.Tensor
+    ) -> None:
+        """Writes the self-conditioning of the unfiltered distribution at the positions `index` into `out`."""
+        for start in range(0, len(logits), SAMPLING_CHUNK_ROWS):
+            chunk = slice(start, start + SAMPLING_CHUNK_ROWS)
+            out[index[0][chunk], index[1][chunk]] = fn(self.logits_ops.softmax(logits[chunk]), None)

@@ -12,7 +12,7 @@ import torch
 from runtime.algorithms.base import Decision
 from runtime.engine.request import FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, BlockResults, Bools, Ints, Mixture
-from runtime.worker.input_batch import SampleShape
+from runtime.worker.input_batch import SampleDescriptor
 
 Outcome = dict[str, torch.Tensor]
 Told = Mapping[str, npt.NDArray[np.generic]]  # the same on the host
@@ -59,7 +59,7 @@ def outcome(
     return found
 
 
-def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults:
+def results(shape: SampleDescriptor, told: Told, members: list[Ints]) -> BlockResults:
     """What an outcome says of the plan's own blocks, the first of the shape's; tokens and state are read before the
     next step. `members`: each rule's, of the plan's own."""
     n = sum(map(len, members))
@@ -67,9 +67,9 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
     kept: dict[int, npt.NDArray[np.float64]] = {}
     mixtures: dict[int, Mixture] = {}
     for i, (group, mine) in enumerate(zip(shape.groups, members, strict=True)):
-        if group.records:
-            every = told[f"kept{i}"]
-            kept |= zip(mine.tolist(), every.copy() if group.once else map(used, every), strict=False)
+        if group.history_len:
+            every = told[f"history{i}"]
+            kept |= zip(mine.tolist(), every.copy() if group.static_history else map(used, every), strict=False)
         if f"ids{i}" in told:
             pairs = zip(told[f"ids{i}"].copy(), told[f"probs{i}"].copy(), strict=True)
             mixtures |= zip(mine.tolist(), pairs, strict=False)
@@ -79,7 +79,7 @@ def results(shape: SampleShape, told: Told, members: list[Ints]) -> BlockResults
         remasked=_remasked(told, n),
         kept=kept,
         mixtures=mixtures,
-        noisy=shape.noise,
+        noisy=shape.uniform_noise,
         **dict(zip(NAMES, numbers, strict=True)),
     )
 

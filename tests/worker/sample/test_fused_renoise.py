@@ -13,7 +13,7 @@ from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
 from runtime.kernels.fused_softmax_stats import describe_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import CappedHead
-from runtime.worker.sample.sampler import Head
+from runtime.worker.sample.sampler import Sampler
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
@@ -49,15 +49,15 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
         twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
         return found._replace(probs=found.probs * 2, divisor=twice)
 
-    monkeypatch.setattr("runtime.worker.sample.sampler.HEAD_ROWS", 7)
+    monkeypatch.setattr("runtime.worker.sample.sampler.LOGITS_CHUNK_ROWS", 7)
     found = []
     for kernels in (replace(TORCH, describe=describe), TORCH):
-        head = Head(
+        head = Sampler(
             CappedHead(weight, kernels, 4.0), mask_id=None, max_token_id=VOCAB - 3, eos_ids=torch.tensor([2]),
-            soften=lambda probs, divisor: (probs if divisor is None else probs / divisor[:, None])[:, :WIDTH],
+            self_conditioning_fn=lambda probs, by: (probs if by is None else probs / by[:, None])[:, :WIDTH],
         )  # fmt: skip
         signal = torch.zeros(BLOCKS, SIZE, WIDTH)
-        ((_, _, blocks),) = head.groups(
+        ((_, _, blocks),) = head.sample_plan(
             asked, hidden, torch.from_numpy(asked.tokens), torch.from_numpy(asked.state), signal
         )
         found.append((blocks, signal))

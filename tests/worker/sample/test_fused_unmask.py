@@ -11,8 +11,8 @@ from runtime.kernels.ops import TORCH
 from runtime.kernels.unmask import fill_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape
 from runtime.layers.lm_head import PlainHead
-from runtime.worker.input_batch import GroupShape, SampleShape
-from runtime.worker.model_step import DeviceStep
+from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
+from runtime.worker.model_step import ModelStep
 from runtime.worker.sample.sampler_output import results
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
@@ -32,15 +32,15 @@ class Model:
         self.head.direct = True
 
 
-def step(*, plain: bool) -> DeviceStep:
+def step(*, plain: bool) -> ModelStep:
     pool = LAYOUTS["unified"]([KVShape(1, 8, 8)], num_pages=1, page_size=8, dtype=torch.float32, device="cpu")
-    return DeviceStep(
-        Model(plain=plain), pool, block_size=SIZE, mask_id=MASK, max_token_id=VOCAB - 2, eos_ids=(3, 5), orders=None,
-        places=0,
+    return ModelStep(
+        Model(plain=plain), pool, block_size=SIZE, mask_id=MASK, max_token_id=VOCAB - 2, eos_ids=(3, 5),
+        edit_tokens=None, max_num_reqs=0,
     )  # fmt: skip
 
 
-def given(key: str, random: np.random.Generator) -> tuple[SampleShape, dict[str, torch.Tensor]]:
+def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict[str, torch.Tensor]]:
     rule = get_rule(key)
     state = random.integers(0, 3, (BLOCKS, SIZE)).astype(np.int8)
     state[-1] = 0
@@ -51,12 +51,12 @@ def given(key: str, random: np.random.Generator) -> tuple[SampleShape, dict[str,
     params[:, rule.columns[threshold.name]] = random.random(BLOCKS)
     params[:, rule.columns[most.name]] = random.integers(1, 5, BLOCKS)
     arrays = {
-        "rows": block * SIZE + at, "block": block, "at": at, "live": np.array([len(block) - 3], np.int32),
+        "rows": block * SIZE + at, "block": block, "at": at, "num_valid": np.array([len(block) - 3], np.int32),
         "block_tokens": np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape)), "block_state": state,
         "may_force": random.random(BLOCKS) < 0.7, "advanced": random.integers(0, 4, BLOCKS), "params0": params,
         "remasked": np.zeros_like(state, dtype=bool),
     } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "given_steps", "post_edit_steps")}  # fmt: skip
-    shape = SampleShape(BLOCKS, SIZE, (GroupShape(key, 0, BLOCKS, len(block)),), remasked=True)
+    shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(key, 0, BLOCKS, len(block)),), remasked=True)
     return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -77,7 +77,7 @@ def test_blocks_become_the_same(key: str, seed: int) -> None:
 @pytest.mark.parametrize("wants", [Stat.CURRENT, Stat.MARGIN, Stat.SUPPRESS])
 def test_rules_that_want_something_decide_themselves(wants: Stat) -> None:
     shape, arrays = given("threshold", np.random.default_rng(1))
-    shape = replace(shape, groups=(replace(shape.groups[0], wants=int(wants)),))
+    shape = replace(shape, groups=(replace(shape.groups[0], required_stats=int(wants)),))
     told = step(plain=True).sample(shape, arrays, torch.randn(BLOCKS * SIZE, VOCAB))
     assert "remasked" in told
 

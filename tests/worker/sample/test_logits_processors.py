@@ -22,22 +22,22 @@ def run(setup: Setup, *asks: Ask) -> Run:
 def test_steps_without_any_are_replayed_and_those_with_one_are_counted() -> None:
     setup = Setup(replayed=True, max_len=40)
     shaped = replace(PLAIN, params=replace(PLAIN.params, presence_penalty=1.3))
-    ran = run(setup, PLAIN, PLAIN, PLAIN).engine.runner.ran
-    assert ran.replayed
-    assert not ran.eager["shaped"]
+    runner_stats = run(setup, PLAIN, PLAIN, PLAIN).engine.runner.stats
+    assert runner_stats.replayed
+    assert not runner_stats.eager["shaped"]
     for asks in ((shaped,), (PLAIN, shaped)):
         engine = run(setup, *asks).engine
-        assert engine.runner.ran.eager["shaped"]
-        assert engine.stats().steps_eager_shaped == engine.runner.ran.eager["shaped"]
+        assert engine.runner.stats.eager["shaped"]
+        assert engine.stats().steps_eager_shaped == engine.runner.stats.eager["shaped"]
 
 
 def test_what_asks_for_nothing_is_replayed() -> None:
     """min-p and stop tokens are no matter of it."""
     params = replace(PLAIN.params, temperature=1.0, min_p=0.2, stop_token_ids=(12,))
     asked = replace(PLAIN, params=params)
-    ran = run(Setup(replayed=True, max_len=40), asked, asked, asked).engine.runner.ran
-    assert ran.replayed
-    assert not ran.eager["shaped"]
+    runner_stats = run(Setup(replayed=True, max_len=40), asked, asked, asked).engine.runner.stats
+    assert runner_stats.replayed
+    assert not runner_stats.eager["shaped"]
 
 
 def test_a_bias_decides() -> None:
