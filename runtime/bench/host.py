@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtime.algorithms import get_rule
+from runtime.algorithms import get_algorithm
 from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
@@ -77,7 +77,7 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
     tokens = (steps + 64) * per_step + 4 * block_size
     longest = context + tokens + block_size
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(block_size, 1, True, longest))
-    rule = get_rule("threshold")
+    rule = get_algorithm("threshold")
     info = EngineInfo(
         family="none",
         strategy="multi_bd",

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
-from runtime.algorithms import get_rule, rules
+from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.bench.discarding import Discarding, experts_chosen
 from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
@@ -106,7 +106,7 @@ class Live:
             prompt = random.integers(low, high, member.prompt).tolist()
             asked = RequestSpec(
                 id=str(n), prompt=prompt, max_tokens=block, ignore_eos=True, seed=n,
-                temperature=self.args.temperature or float(self.strategy.noisy), top_p=self.args.top_p,
+                temperature=self.args.temperature or float(self.strategy.uniform_noise), top_p=self.args.top_p,
                 decoding=info.defaults(),
                 adapter=str(n % self.loras) if self.loras else "",
             )  # fmt: skip
@@ -114,7 +114,7 @@ class Live:
         rewind = begin(engine, step)
         drawn = np.random.default_rng((BLOCKS, len(step.members)))
         for member, request in zip(step.members, engine.scheduler.running, strict=True):
-            if member.cached is None and not self.strategy.noisy:
+            if member.cached is None and not self.strategy.uniform_noise:
                 self._half_fill(request, drawn, (low, high))
         discarding.hold()
         for _ in range(SETTLE):
@@ -182,8 +182,8 @@ class Live:
         return CudaGraphRunner(self.model, self.pool, **named, sizes=sizes, capture=recorder, capture_after=2)
 
     def _info(self, step: Steady) -> EngineInfo:
-        fitting = [key for key in rules() if get_rule(key).noisy == self.strategy.noisy]
-        rule = get_rule("threshold" if "threshold" in fitting else fitting[0])
+        fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == self.strategy.uniform_noise]
+        rule = get_algorithm("threshold" if "threshold" in fitting else fitting[0])
         size = self.args.block_size
         longest = max(self.strategy.positions(member.prompt, size) for member in step.members)
         return EngineInfo(

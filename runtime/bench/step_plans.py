@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from runtime.algorithms import get_rule, rules
+from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import FILLED, Block, Request
 from runtime.engine.scheduled_request import Feed, Turn
@@ -87,8 +87,8 @@ class StepPlans:
         for request in self._requests(batch, context, self.block_size):
             block = Block(request, context, last)
             block.advanced = request.nfe = 1
-            if request.rule.keeps:
-                block.kept = np.ones((self.block_size, 1, len(request.rule.keeps)))
+            if request.rule.history_fields:
+                block.kept = np.ones((self.block_size, 1, len(request.rule.history_fields)))
             ids = random.integers(0, self.vocab_size if self.mask_id is None else self.mask_id, self.block_size)
             some = np.arange(self.block_size)
             if self.mask_id is not None:
@@ -113,10 +113,10 @@ class StepPlans:
         return plans
 
     def _requests(self, count: int, prompt: int, answer: int) -> list[Request]:
-        noisy = self.strategy.noisy
-        fitting = [key for key in rules() if get_rule(key).noisy == noisy]
+        noisy = self.strategy.uniform_noise
+        fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == noisy]
         key = "threshold" if "threshold" in fitting else fitting[0]
-        declared = (*self.strategy.fields, *get_rule(key).fields)
+        declared = (*self.strategy.fields, *get_algorithm(key).fields)
         values = values_of(with_defaults(declared, self.block_size, {"accept_threshold": ACCEPT}))
         made = []
         for n in range(count):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.algorithms.base import rules_under
+from runtime.algorithms.base import algorithms_with_edit_tokens
 from runtime.engine.async_scheduling import Ahead
 from runtime.engine.engine_outputs import news
 from runtime.engine.grammar_queue import ConstraintError, Entrance, reason_of
@@ -46,7 +46,7 @@ class Engine:
         self.info = info
         self.runner = runner
         self.strategy = strategy
-        self.rules = rules_under(orders_of(info))
+        self.rules = algorithms_with_edit_tokens(orders_of(info))
         self.cache = KVCacheManager(
             num_pages=info.num_pages,
             page_size=info.page_size,

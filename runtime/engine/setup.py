@@ -102,7 +102,7 @@ def _unstructured(config: EngineConfig, strategy: Strategy, key: str, ids: Token
     """Why no answer can keep to a grammar, "" where they can."""
     if config.skip_tokenizer:
         return "no tokenizer is loaded"
-    if not strategy.walks:
+    if not strategy.supports_grammar:
         return f"grammars are not built for the {key} strategy"
     return "" if ids.eos else "this model has no end of sequence"
 

@@ -62,7 +62,7 @@ class Field(Limits):
     flag: str = ""
 
 
-def share(name: str, default: float, help: str, neutral: float | None = None) -> Field:
+def fraction_field(name: str, default: float, help: str, neutral: float | None = None) -> Field:
     """A field of 0 to 1."""
     return Field(name=name, help=help, default=default, high=1, neutral=neutral)
 
@@ -75,8 +75,8 @@ class RuleInfo:
     key: str
     fields: tuple[Field, ...] = ()
     modes: dict[str, dict[str, Value]] = field(default_factory=dict)
-    walks: bool = False
-    moves: bool = False
+    supports_grammar: bool = False
+    reorders_tokens: bool = False
 
 
 def with_defaults(fields: Iterable[Field], block_size: int, *sources: Mapping[str, Value]) -> tuple[Field, ...]:

@@ -65,7 +65,7 @@ def _check_least(params: SamplingParams, decoding: DecodingParams, info: EngineI
     if filled:
         raise refuse(at("min_tokens"), "has no meaning where every hole is filled; leave it out")
     rule = info.rule(decoding.algorithm)
-    if rule is not None and rule.moves:
+    if rule is not None and rule.reorders_tokens:
         raise refuse(
             at("min_tokens"), f"is not built with {rule.key}, which moves tokens from place to place here; leave it out"
         )

@@ -106,8 +106,8 @@ def _grammar(
     if filled:
         raise refuse(name, "is not built for texts with holes; leave it out")
     rule = info.rule(decoding.algorithm)
-    if rule is None or not rule.walks:
-        others = " or ".join(rule.key for rule in info.rules if rule.walks) or "no algorithm of this server"
+    if rule is None or not rule.supports_grammar:
+        others = " or ".join(rule.key for rule in info.rules if rule.supports_grammar) or "no algorithm of this server"
         raise refuse(name, f"goes with {others}, not with {decoding.algorithm}; set {path}.algorithm, or leave it out")
     if decoding.values.get("remask_threshold"):
         raise refuse(name, f"a remasked token may be one that the grammar needs; set {path}.remask_threshold to 0")
@@ -127,7 +127,7 @@ def _told(params: SamplingParams, decoding: DecodingParams, info: EngineInfo, na
     if filled:
         raise refuse(name, "is not built for texts with holes; leave it out")
     rule = info.rule(decoding.algorithm)
-    if rule is not None and rule.moves:
+    if rule is not None and rule.reorders_tokens:
         raise refuse(name, f"is not built with {rule.key}, which moves tokens from place to place here; leave it out")
     return params.logprobs
 

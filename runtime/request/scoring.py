@@ -63,7 +63,7 @@ def _rule(info: EngineInfo, param: str) -> RuleInfo:
     if info.mask_token_id is None:
         raise refuse(param, "prompts cannot be scored where noise is denoised: nothing of it is masked; leave it out")
     for rule in info.rules:
-        if rule.walks:
+        if rule.supports_grammar:
             return rule
     raise refuse(
         param, f"prompts cannot be scored with --decoding-strategy {info.strategy}, which revises all of a block; "

@@ -42,9 +42,8 @@ class Strategy(Protocol):
         shares_prefixes: whether the K/V of equal beginnings is the same whatever comes after them.
         whole_prompts: a prompt is forwarded in one step, which `max_rows` allows for.
         default_max_tokens: of a request that names no length; None leaves it to whoever asks.
-        noisy: what is open is noise instead of masks.
-        walks: whether what it fills stays, and is filled from the left where a rule says so: answers can keep to a
-            grammar.
+        uniform_noise: what is open is noise instead of masks.
+        supports_grammar: whether unmasked tokens stay, and constrained decoding can unmask from left to right.
         one_window: all open rows have the window of the first of them (docs/decoding-rules.md#sliding-windows).
     """
 
@@ -55,8 +54,8 @@ class Strategy(Protocol):
     shares_prefixes: bool
     whole_prompts: bool
     default_max_tokens: int | None
-    noisy: bool
-    walks: bool
+    uniform_noise: bool
+    supports_grammar: bool
     one_window: bool
 
     def max_rows(self) -> int:

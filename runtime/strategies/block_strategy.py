@@ -21,8 +21,8 @@ class TiledBlocks:
     shares_prefixes = True
     whole_prompts = False
     default_max_tokens: int | None = None
-    noisy = False
-    walks = True
+    uniform_noise = False
+    supports_grammar = True
     one_window = False
     tiling: Tiling
 

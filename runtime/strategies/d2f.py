@@ -10,11 +10,13 @@ from collections.abc import Mapping
 
 from runtime.engine.request import Request
 from runtime.request.block_layout import Tiling
-from runtime.request.field_spec import Field, Value, share
+from runtime.request.field_spec import Field, Value, fraction_field
 from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.multi_bd import MultiBlock
 
-SEMI_COMPLETE = share("semi_complete_threshold", 0.95, "progress of a block at which its successor may force a token")
+SEMI_COMPLETE = fraction_field(
+    "semi_complete_threshold", 0.95, "progress of a block at which its successor may force a token"
+)
 
 
 @register_strategy("d2f")

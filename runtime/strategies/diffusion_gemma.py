@@ -24,8 +24,8 @@ from runtime.strategies.block_update import advance, finish, worth_caching, writ
 @register_strategy("diffusion_gemma")
 class Canvas(TiledBlocks):
     buffer_size = 1
-    noisy = True
-    walks = False
+    uniform_noise = True
+    supports_grammar = False
     one_window = True
 
     def __init__(self, context: DecodingContext) -> None:

@@ -16,5 +16,5 @@ from runtime.strategies.multi_bd import MultiBlock
 
 @register_strategy("dmax")
 class DMax(MultiBlock):
-    walks = False
+    supports_grammar = False
     defaults: Mapping[str, Value] = {"accept_threshold": 0.5}  # of its rule, whatever the family's is

@@ -10,7 +10,7 @@ from runtime.engine.request import FIXED, Block, Request
 from runtime.engine.scheduled_request import Feed
 from runtime.engine.step_plan import BlockResults
 from runtime.request.block_layout import Tiling
-from runtime.request.field_spec import Field, share
+from runtime.request.field_spec import Field, fraction_field
 from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.block_strategy import TiledBlocks
 from runtime.strategies.block_update import advance, complete, finish, looked_at, worth_caching, write_block
@@ -20,9 +20,9 @@ from runtime.strategies.step_schedule import shares
 @register_strategy("multi_bd")
 class MultiBlock(TiledBlocks):
     fields: tuple[Field, ...] = (
-        share("add_block_threshold", 0.1, "progress of the newest block at which the next opens"),
-        share("semi_complete_threshold", 0.9, "progress of a block at which its successor may force a token"),
-        share("token_stability_threshold", 0.0, "share of unchanged tokens at which the next block opens"),
+        fraction_field("add_block_threshold", 0.1, "progress of the newest block at which the next opens"),
+        fraction_field("semi_complete_threshold", 0.9, "progress of a block at which its successor may force a token"),
+        fraction_field("token_stability_threshold", 0.0, "share of unchanged tokens at which the next block opens"),
     )
 
     buffers = 1  # default of --buffer-size

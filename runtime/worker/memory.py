@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from runtime.algorithms.compiled_logits_ops import CompiledVocabulary
-from runtime.algorithms.logits_ops import WHOLE
+from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import ALONE, Group
 from runtime.engine.lora_manager import Adapters
@@ -53,10 +53,10 @@ def make_runner(
     sizes = step_sizes(info, strategy, needed, adapters)
     block = sizes.block_size
     records = _records(config, device, dtype)
-    logits_ops = WHOLE
+    logits_ops = DEFAULT_LOGITS_OPS
     if config.compile_mode is not None:
         logits = torch.promote_types(dtype, torch.float32)
-        logits_ops = CompiledVocabulary(config.compile_mode, device, logits, info.vocab_size)
+        logits_ops = CompiledLogitsOps(config.compile_mode, device, logits, info.vocab_size)
 
     def make(pages: int) -> ModelRunner:
         pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)

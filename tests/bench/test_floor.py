@@ -34,7 +34,7 @@ def a_step(config, *, quantization=None, layout="unified", context=CONTEXT):
     strategy = make_strategy(family.strategies[0], family.strategies + also_fits(family.key), settings)
     pool = LAYOUTS[layout](model.kv_shapes, num_pages=40, page_size=32, dtype=torch.float32, device="cpu")
     plans = StepPlans(strategy, known.block_size, known.mask_id, known.vocab_size, 32, 40)
-    return model, pool, plans.decode(REQUESTS, context, filled=0 if strategy.noisy else 0.5)
+    return model, pool, plans.decode(REQUESTS, context, filled=0 if strategy.uniform_noise else 0.5)
 
 
 def rates(tflops=1.0, tbs=1.0):

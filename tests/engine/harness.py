@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.algorithms import Orders, get_rule, rules_of, rules_under
+from runtime.algorithms import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request
 from runtime.engine.step_plan import BlockResults, StepPlan
@@ -163,8 +163,8 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     model = model or HashModel(setup.vocab)
     context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching, setup.max_len, setup.shift)
     strategy = make_strategy(setup.strategy, (setup.strategy,), context)
-    orders = None if setup.orders is None else Orders(*setup.orders)
-    rule = rules_under(orders)
+    orders = None if setup.orders is None else EditTokens(*setup.orders)
+    rule = algorithms_with_edit_tokens(orders)
     info = EngineInfo(
         family="none",
         strategy=setup.strategy,
@@ -189,7 +189,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         strategy_fields=list(with_defaults(strategy.fields, setup.block)),
         rules=[
             RuleInfo(key=each.key, fields=with_defaults(rule(each.key).fields, setup.block))
-            for each in rules_of(setup.strategy)
+            for each in algorithms_for(setup.strategy)
         ],
         default_rule="dmax" if setup.strategy == "dmax" else "threshold",
     )
@@ -215,7 +215,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
 
 def decoding_of(p: Params) -> dict[str, Any]:
     """The values of the fields that multi_bd and the request's rule declare."""
-    names = [field.name for field in (*MultiBlock.fields, *get_rule(p.algorithm).fields)]
+    names = [field.name for field in (*MultiBlock.fields, *get_algorithm(p.algorithm).fields)]
     return {name: getattr(p, name.replace(".", "_")) for name in names}
 
 

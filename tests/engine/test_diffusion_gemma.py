@@ -53,13 +53,13 @@ def test_golden_answers(llm, case, monkeypatch):
     def numbers(seeds, positions, steps, stream):
         return (draws["renoise"][steps[:, 0]].numpy() + 0.5) / 224 if stream == RENOISE else np.zeros(positions.shape)
 
-    def pick(probs, uniform):
+    def multinomial(probs, uniform):
         token = next(steps)
         return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     monkeypatch.setattr(Canvas, "_noise", initial)
     monkeypatch.setattr(input_builder, "uniforms", numbers)
-    monkeypatch.setattr(sampling, "pick", pick)
+    monkeypatch.setattr(sampling, "multinomial", multinomial)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:
         steps = iter(draws["sampled"])

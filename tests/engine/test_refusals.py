@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import get_rule, rules, rules_of
+from runtime.algorithms import algorithm_keys, algorithms_for, get_algorithm
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.engine.setup import load_engine
@@ -51,7 +51,7 @@ def flags_of(family: Family[Any], strategy: str | None, directory: Path) -> dict
         flags["model_name"] = family.key
     if family.masks:
         flags["mask_token_id"] = MASK
-    if strategy in strategies() and all(rule.edits for rule in rules_of(strategy)):
+    if strategy in strategies() and all(rule.edits for rule in algorithms_for(strategy)):
         flags["sampling_mode"] = "edit"
     return flags
 
@@ -90,7 +90,7 @@ def refused(info: EngineInfo, param: str, prompt: tuple[int, ...] = (1, 2, 3), *
 @cache
 def every_field() -> dict[str, Field]:
     """All that any rule or strategy declares."""
-    own = [field for key in rules() for field in get_rule(key).fields]
+    own = [field for key in algorithm_keys() for field in get_algorithm(key).fields]
     return {field.name: field for field in [*own, *(field for _, made, _ in fits() for field in made.fields)]}
 
 
@@ -128,7 +128,7 @@ def test_defaults_that_no_request_of_the_server_has(pair: tuple[Family[Any], str
 
 def test_a_rule_that_does_not_fit(info: EngineInfo) -> None:
     there = ", ".join(rule.key for rule in info.rules)
-    for key in [*rules(), "nonesuch"]:
+    for key in [*algorithm_keys(), "nonesuch"]:
         if info.rule(key) is None:
             said = refused(info, "decoding.algorithm", decoding={"algorithm": key})
             assert said == f"decoding.algorithm: {key!r} is no acceptance rule of this server; there are {there}"

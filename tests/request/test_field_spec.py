@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from runtime.algorithms import get_rule, rules
+from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.config import FLAGS
 from runtime.config.flags import DECODING
 from runtime.request.decoding import engine_fields
@@ -80,7 +80,7 @@ def test_what_is_left_out_is_not_checked():
 
 def fields() -> list[Field]:
     context = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)
-    every = [field for key in rules() for field in get_rule(key).fields]
+    every = [field for key in algorithm_keys() for field in get_algorithm(key).fields]
     return every + [field for key in strategies() for field in make_strategy(key, (key,), context).fields]
 
 

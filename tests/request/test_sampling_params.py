@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.algorithms import get_rule, rules, rules_of
+from runtime.algorithms import algorithm_keys, algorithms_for, get_algorithm
 from runtime.errors import RequestError
 from runtime.request.decoding import field_names
 from runtime.request.engine_messages import EngineInfo, RequestSpec, Shaping
@@ -23,7 +23,7 @@ SERVER = {"accept_threshold": 0.95, "remask_threshold": 0.2, "edit_threshold": 0
 
 
 def rule_info(key: str, **defaults) -> RuleInfo:
-    rule = get_rule(key)
+    rule = get_algorithm(key)
     return RuleInfo(key=key, fields=with_defaults(rule.fields, 8, defaults), modes=rule.modes)
 
 
@@ -33,7 +33,7 @@ def info(**changes) -> EngineInfo:
         "max_token_id": 90, "mask_token_id": 95, "eos_token_ids": [1], "block_size": 8, "buffer_size": 2,
         "page_size": 16, "num_pages": 100, "max_model_len": 256, "max_num_reqs": 4, "max_num_batched_tokens": 512,
         "prefix_caching": True, "strategy_fields": list(with_defaults(MultiBlock.fields, 8)),
-        "rules": [rule_info(rule.key, **SERVER) for rule in rules_of("multi_bd")], "default_rule": "threshold",
+        "rules": [rule_info(rule.key, **SERVER) for rule in algorithms_for("multi_bd")], "default_rule": "threshold",
     }  # fmt: skip
     return EngineInfo(**(facts | changes))
 
@@ -139,9 +139,9 @@ def test_what_cannot_be_done_to_logits_is_refused():
     noise = info(mask_token_id=None)
     for field, value in (("logit_bias", {1: 1}), ("presence_penalty", 1), ("min_tokens", 2)):
         refused({field: value}, field, "has no meaning where noise is denoised", facts=noise)
-    moving = info(rules=[replace(INFO.rules[0], key="edit", moves=True)], default_rule="edit")
+    moving = info(rules=[replace(INFO.rules[0], key="edit", reorders_tokens=True)], default_rule="edit")
     refused({"min_tokens": 2}, "min_tokens", "is not built with edit", facts=moving)
-    grammatical = info(unstructured="", rules=[replace(rule, walks=True) for rule in INFO.rules])
+    grammatical = info(unstructured="", rules=[replace(rule, supports_grammar=True) for rule in INFO.rules])
     refused({"min_tokens": 2, "structured_outputs": {"regex": "a"}}, "min_tokens", "grammar", facts=grammatical)
     with pytest.raises(RequestError, match="every hole is filled"):
         resolve(SamplingParams(min_tokens=2), [1], INFO, id="r", given={3: 4})
@@ -215,7 +215,9 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-plausible = st.one_of(json_values, st.floats(0, 1), st.integers(0, 40), st.sampled_from([*MODES, *rules(), "margin"]))
+plausible = st.one_of(
+    json_values, st.floats(0, 1), st.integers(0, 40), st.sampled_from([*MODES, *algorithm_keys(), "margin"])
+)
 bodies = st.fixed_dictionaries(
     {},
     optional={

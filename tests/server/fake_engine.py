@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.request.field_spec import RuleInfo, share
+from runtime.request.field_spec import RuleInfo, fraction_field
 from runtime.server.messages import Configure
 
 LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer
@@ -39,7 +39,7 @@ class FakeEngine:
             num_pages=config.num_pages or 4096,
             max_model_len=config.max_model_len or 4096, max_num_reqs=config.max_num_reqs,
             max_num_batched_tokens=8192, prefix_caching=True, strategy_fields=[],
-            rules=[RuleInfo(key="threshold", fields=(share("accept_threshold", 0.9, "what is taken"),))],
+            rules=[RuleInfo(key="threshold", fields=(fraction_field("accept_threshold", 0.9, "what is taken"),))],
             default_rule="threshold", model_revision="0123456789" * 4,
         )  # fmt: skip
         self.live: dict[str, tuple[RequestSpec, int, float]] = {}

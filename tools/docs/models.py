@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from runtime.algorithms import rules
+from runtime.algorithms import algorithm_keys
 from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.engine.request_defaults import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
@@ -47,12 +47,12 @@ def _defaults(family: Family[Any], strategy: Strategy, key: str) -> str:
     mask = "none" if not family.masks else "the files'" if family.mask_id is None else f"{family.mask_id}"
     words = [f"`{word}`".replace("|", "\\|") for word in family.turn_end_tokens]
     ends = ", ".join([*map(str, family.eos_ids), *words]) or "the files'"
-    return " | ".join([_rules(family, key), "-" if strategy.noisy else f"{threshold}", mask, ends])
+    return " | ".join([_rules(family, key), "-" if strategy.uniform_noise else f"{threshold}", mask, ends])
 
 
 def _rules(family: Family[Any], key: str) -> str:
     fitting = {rule.key for rule in fitting_rules(family, key)}
-    others = [key for key in rules() if key not in fitting]
+    others = [key for key in algorithm_keys() if key not in fitting]
     if len(others) < len(fitting):
         return "all but " + ", ".join(f"`{key}`" for key in others) if others else "all"
     return ", ".join(f"`{key}`" for key in sorted(fitting))

@@ -125,7 +125,7 @@ def test_beside_others_and_several_a_forward(data: st.DataObject) -> None:
 
 
 def test_what_a_score_asks_of_the_engine() -> None:
-    walking = info(rules=[replace(rule, walks=rule.key == "threshold") for rule in info().rules])
+    walking = info(rules=[replace(rule, supports_grammar=rule.key == "threshold") for rule in info().rules])
     spec = score_spec([4, 5, 6], walking, id="s", param="echo", logprobs=3)
     assert (spec.prompt, spec.recited, spec.max_tokens, spec.logprobs) == ([4], [5, 6], 2, 3)
     assert spec.decoding.algorithm == "threshold"
