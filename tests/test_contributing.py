@@ -28,7 +28,7 @@ def run(monkeypatch):
         (models, "_FAMILIES"),
         (algorithms, "_ALGORITHMS"),
         (strategies, "_STRATEGIES"),
-        (strategies, "_ALSO_FITS"),
+        (strategies, "_SUPPORTED_FAMILIES"),
         (formats, "_TOOLS"),
         (formats, "_REASONING"),
     ):

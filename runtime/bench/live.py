@@ -31,7 +31,7 @@ from runtime.models.base import Facts, Model
 from runtime.models.decoder import Decoder
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import RuleInfo, with_defaults
-from runtime.strategies import Strategy, longest_request
+from runtime.strategies import Strategy, max_request_len
 from runtime.strategies.full import CACHE
 from runtime.worker.cuda_graph import GraphCapturer
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
@@ -166,7 +166,7 @@ class Live:
 
     def _runner(self, info: EngineInfo) -> ModelRunner:
         served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
-        pages = -(-longest_request(self.strategy, info.max_model_len) // info.page_size)
+        pages = -(-max_request_len(self.strategy, info.max_model_len) // info.page_size)
         sizes = step_sizes(served, self.strategy, pages, self.adapters)
         named: dict[str, Any] = {
             "block_size": sizes.block_size,
@@ -185,7 +185,7 @@ class Live:
         fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == self.strategy.uniform_noise]
         rule = get_algorithm("threshold" if "threshold" in fitting else fitting[0])
         size = self.args.block_size
-        longest = max(self.strategy.positions(member.prompt, size) for member in step.members)
+        longest = max(self.strategy.total_len(member.prompt, size) for member in step.members)
         return EngineInfo(
             family="bench",
             strategy="bench",
@@ -203,8 +203,8 @@ class Live:
             max_num_reqs=step.places,
             max_num_batched_tokens=step.budget,
             prefix_caching=False,
-            blocks_from_prompt=self.strategy.tiling.from_prompt,
-            blocks_cut=self.strategy.tiling.cut,
+            blocks_from_prompt=self.strategy.block_layout.from_prompt,
+            truncate_last_block=self.strategy.block_layout.truncate_last,
             strategy_fields=list(with_defaults(self.strategy.fields, size, {CACHE: "dual"})),
             rules=[RuleInfo(key=rule.key, fields=with_defaults(rule.fields, size, {"accept_threshold": ACCEPT}))],
             default_rule=rule.key,

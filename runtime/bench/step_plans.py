@@ -101,7 +101,7 @@ class StepPlans:
     def prefill(self, batch: int, length: int, *, budget: int) -> list[StepPlan]:
         """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. Where
         nothing of a prompt is settled it is a canvas of `length`, all but the last position of it the prompt."""
-        answer = 0 if self.strategy.settled(length) else 1
+        answer = 0 if self.strategy.initial_final_len(length) else 1
         each = max(1, budget // length)
         random = np.random.default_rng(batch * length)
         plans = []
@@ -123,8 +123,8 @@ class StepPlans:
             asked = _Asked([0] * prompt, answer, _Decoding(key, values), temperature=float(noisy), seed=n)
             request = Request(
                 cast("RequestSpec", asked),
-                size=self.strategy.positions(prompt, answer),
-                settled=self.strategy.settled(prompt),
+                size=self.strategy.total_len(prompt, answer),
+                settled=self.strategy.initial_final_len(prompt),
                 mask_id=self.mask_id or 0,
                 seq=n,
             )

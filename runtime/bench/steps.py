@@ -36,7 +36,7 @@ from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
 from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.quantization.checkpoint import quantization_of
-from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
+from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.worker.model_runner import ModelRunner
 
@@ -201,7 +201,7 @@ def _strategy(family: Family[Any], known: Facts, args: argparse.Namespace) -> St
         args.block_size = known.block_size
     longest = max([*args.context, *args.prompt]) + args.block_size
     context = DecodingContext(args.block_size, None, True, longest, shift=known.shift, vocab_size=known.vocab_size)
-    strategy = make_strategy(family.strategies[0], family.strategies + also_fits(family.key), context)
+    strategy = make_strategy(family.strategies[0], family.strategies + strategies_supporting(family.key), context)
     if strategy.uniform_noise and args.filled is not None:
         raise ConfigError(f"--filled {args.filled:g} means nothing here: {family.key} denoises noise, not masks")
     if not strategy.uniform_noise and args.filled is None:
@@ -209,7 +209,7 @@ def _strategy(family: Family[Any], known: Facts, args: argparse.Namespace) -> St
     if args.filled is not None and not 0 <= args.filled < 1:
         raise ConfigError(f"--filled {args.filled} must be at least 0 and less than 1: something has to be sampled")
     for flag, lengths in (("context", args.context), ("prompt", args.prompt)):
-        if not strategy.tiling.from_prompt and any(length % args.block_size for length in lengths):
+        if not strategy.block_layout.from_prompt and any(length % args.block_size for length in lengths):
             raise ConfigError(
                 f"--{flag} must be a multiple of --block-size {args.block_size}: decoding starts at a block"
             )

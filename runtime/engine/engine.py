@@ -23,7 +23,7 @@ from runtime.engine.step_plan import NO_RESULTS
 from runtime.engine.step_stats import Observed
 from runtime.errors import ReplicaLost
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.strategies.base import Strategy, longest_request
+from runtime.strategies.base import Strategy, max_request_len
 from runtime.structured_output.grammar_cache import GrammarError, Grammars
 from runtime.worker.input_builder import Planner
 from runtime.worker.model_runner import Runner
@@ -50,12 +50,12 @@ class Engine:
         self.cache = KVCacheManager(
             num_pages=info.num_pages,
             page_size=info.page_size,
-            block_size=info.tiling.grain,
+            block_size=info.block_layout.alignment,
             prefix_caching=info.prefix_caching,
         )
         self.table = PageTable(
             rows=info.max_num_reqs,
-            units=self.cache.units_for(longest_request(strategy, info.max_model_len)),
+            units=self.cache.units_for(max_request_len(strategy, info.max_model_len)),
             pages_per_unit=self.cache.pages_per_unit,
             page_size=info.page_size,
         )
@@ -95,8 +95,8 @@ class Engine:
             raise ValueError(f"there is no adapter {spec.adapter!r}")
         request = Request(
             spec,
-            size=self.strategy.positions(len(spec.prompt), spec.max_tokens),
-            settled=self.strategy.settled(len(spec.prompt)),
+            size=self.strategy.total_len(len(spec.prompt), spec.max_tokens),
+            settled=self.strategy.initial_final_len(len(spec.prompt)),
             mask_id=self.info.mask_token_id or 0,  # without a mask a strategy fills the positions itself
             seq=self._arrivals,
             rules=self.rules,

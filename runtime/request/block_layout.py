@@ -9,30 +9,30 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Tiling:
+class BlockLayout:
     """Blocks of `size` positions; the first begins at 0 or, with `from_prompt`, where the prompt ends. With `cut` the
     last one ends where the answer does."""
 
     size: int
     from_prompt: bool = False
-    cut: bool = False
+    truncate_last: bool = False
 
     @property
-    def grain(self) -> int:
+    def alignment(self) -> int:
         """Positions that lie in one page, or fill whole ones: a block, where all begin on multiples of their size."""
         return 1 if self.from_prompt else self.size
 
-    def start(self, prompt_len: int, position: int) -> int:
+    def block_start(self, prompt_len: int, position: int) -> int:
         """Where the block that holds `position`, of the prompt's end or later, begins."""
         origin = prompt_len if self.from_prompt else 0
         return origin + (position - origin) // self.size * self.size
 
-    def covered(self, prompt_len: int, max_tokens: int) -> int:
+    def total_len(self, prompt_len: int, max_tokens: int) -> int:
         """Positions of prompt and answer, as far as the last block reaches."""
         end = prompt_len + max_tokens
-        return end if self.cut else self.start(prompt_len, end - 1) + self.size
+        return end if self.truncate_last else self.block_start(prompt_len, end - 1) + self.size
 
-    def blocks(self, prompt_len: int, max_tokens: int) -> int:
+    def num_blocks(self, prompt_len: int, max_tokens: int) -> int:
         """How many blocks hold the answer."""
-        last = self.start(prompt_len, prompt_len + max_tokens - 1)
-        return (last - self.start(prompt_len, prompt_len)) // self.size + 1
+        last = self.block_start(prompt_len, prompt_len + max_tokens - 1)
+        return (last - self.block_start(prompt_len, prompt_len)) // self.size + 1

@@ -76,8 +76,8 @@ def resolve_decoding(
     values |= {name: declared(at(name), given[name], field) for name, field in fields.items() if name in given}
     _check_read(given, fields, values, at)
     if total is not None:
-        tiling = replace(info.tiling, size=int(values.get(SUB_BLOCK, size)))
-        _check_total(total, rule, given, info, tiling.blocks(prompt_len, max_tokens), at)
+        block_layout = replace(info.block_layout, size=int(values.get(SUB_BLOCK, size)))
+        _check_total(total, rule, given, info, block_layout.num_blocks(prompt_len, max_tokens), at)
     alone = flag(at(ALONE), given.get(ALONE))
     return DecodingParams(algorithm=rule.key, values=values, total_steps=total, force_single_batch=alone)
 

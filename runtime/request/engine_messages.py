@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.request.block_layout import Tiling
+from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, RuleInfo, Value, values_of
 
 Report = Literal["final", "stable", "denoise"]
@@ -135,8 +135,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None = None  # begins every prompt that is given as plain text
     delete_token_id: int | None = None  # these two: orders to edit, which never stand in an answer
     split_token_id: int | None = None
-    blocks_from_prompt: bool = False  # these two: see Tiling
-    blocks_cut: bool = False
+    blocks_from_prompt: bool = False  # these two: see BlockLayout
+    truncate_last_block: bool = False
     tool_calls: str = "hermes"  # the formats in which the model's family writes these: see ``runtime.parsers``
     reasoning: str = ""  # "": it marks none
     model_revision: str | None = None  # the hub's commit that was loaded
@@ -148,9 +148,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_adapter: str = ""  # of requests that name none; "": these have the base model
 
     @property
-    def tiling(self) -> Tiling:
+    def block_layout(self) -> BlockLayout:
         """Where blocks lie."""
-        return Tiling(self.block_size, self.blocks_from_prompt, self.blocks_cut)
+        return BlockLayout(self.block_size, self.blocks_from_prompt, self.truncate_last_block)
 
     def begun(self, ids: list[int]) -> list[int]:
         """The prompt whose plain text has these ids."""

@@ -63,7 +63,7 @@ def resolve(
     ids = check_prompt(prompt, info, param=at("prompt"))
     check_fields(params, at)
     max_tokens = _max_tokens(params.max_tokens, len(ids), info, default_max_tokens, at("max_tokens"))
-    _check_pages(info.tiling.covered(len(ids), max_tokens), info, at("max_tokens"))
+    _check_pages(info.block_layout.total_len(len(ids), max_tokens), info, at("max_tokens"))
     temperature = info.temperature if params.temperature is None else float(params.temperature)
     top_k = info.top_k if params.top_k is None else params.top_k
     seed = secrets.randbits(63) if params.seed is None else params.seed

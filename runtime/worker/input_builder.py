@@ -115,7 +115,7 @@ class Planner:
             positions=positions,
             slots=positions + (at - page) * page_size,
             visible_end=visible_end.astype(np.int32),
-            window_origin=np.minimum(positions, boundary) if self.strategy.one_window else positions,
+            window_origin=np.minimum(positions, boundary) if self.strategy.shared_window else positions,
             open=positions >= boundary,
             tiles=layout.tiles,
             page_table=pages,

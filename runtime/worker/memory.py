@@ -19,7 +19,7 @@ from runtime.errors import ConfigError
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
-from runtime.strategies import Strategy, longest_request
+from runtime.strategies import Strategy, max_request_len
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph import GraphCapturer
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
@@ -47,8 +47,8 @@ def make_runner(
     """The runner with its K/V pool, warmed up and recorded, and the pool's pages, as many in all of a group."""
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
     bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
-    unit = max(page_size, info.tiling.grain)
-    longest = longest_request(strategy, info.max_model_len)
+    unit = max(page_size, info.block_layout.alignment)
+    longest = max_request_len(strategy, info.max_model_len)
     needed = -(-longest // unit) * (unit // page_size)
     sizes = step_sizes(info, strategy, needed, adapters)
     block = sizes.block_size
@@ -117,7 +117,7 @@ def make_runner(
 
 def step_sizes(info: EngineInfo, strategy: Strategy, pages: int, adapters: Adapters) -> CaptureSizes:
     """What steps are filled up to. `pages`: of the longest request."""
-    block = min(info.block_size, longest_request(strategy, info.max_model_len))
+    block = min(info.block_size, max_request_len(strategy, info.max_model_len))
     blocks = 2 * info.max_num_reqs * block  # each denoises one, and commits another
     budget = info.max_num_batched_tokens
     most = max(min(budget, max(blocks, strategy.max_rows(), PROMPT_ROWS), RECORDED_ROWS), block)

@@ -23,7 +23,7 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
 from runtime.request.field_spec import RuleInfo, with_defaults
-from runtime.strategies import DecodingContext, longest_request, make_strategy
+from runtime.strategies import DecodingContext, make_strategy, max_request_len
 from runtime.strategies.multi_bd import MultiBlock
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph import run_eagerly
@@ -183,9 +183,9 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         max_model_len=setup.max_len,
         max_num_reqs=setup.max_reqs,
         max_num_batched_tokens=setup.budget,
-        prefix_caching=setup.prefix_caching and strategy.shares_prefixes,
-        blocks_from_prompt=strategy.tiling.from_prompt,
-        blocks_cut=strategy.tiling.cut,
+        prefix_caching=setup.prefix_caching and strategy.prefix_cacheable,
+        blocks_from_prompt=strategy.block_layout.from_prompt,
+        truncate_last_block=strategy.block_layout.truncate_last,
         strategy_fields=list(with_defaults(strategy.fields, setup.block)),
         rules=[
             RuleInfo(key=each.key, fields=with_defaults(rule(each.key).fields, setup.block))
@@ -203,7 +203,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     }
     runner: CheckedRunner
     if setup.replayed:
-        width = -(-longest_request(strategy, setup.max_len) // setup.page) + setup.block
+        width = -(-max_request_len(strategy, setup.max_len) // setup.page) + setup.block
         sizes = CaptureSizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
         runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, capture=run_eagerly, capture_after=2)
     else:

@@ -23,7 +23,7 @@ from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field
 from runtime.request.resolve import resolve
 from runtime.request.validation import shown
-from runtime.strategies import also_fits, strategies
+from runtime.strategies import strategies, strategies_supporting
 from runtime.weights import Checkpoint, read_tokens
 from tests.models.tiny import checkpoint_of
 from tests.oracle.spelling import KINDS
@@ -97,7 +97,7 @@ def every_field() -> dict[str, Field]:
 @pytest.mark.parametrize("key", FAMILIES)
 def test_a_strategy_that_does_not_fit_the_family(key: str, directory: Path) -> None:
     family = FAMILIES[key]
-    mine = [name for name in strategies() if name in (*family.strategies, *also_fits(key))]
+    mine = [name for name in strategies() if name in (*family.strategies, *strategies_supporting(key))]
     for name in [*strategies(), "nonesuch"]:
         if name not in mine:
             said = start(flags_of(family, name, directory))

@@ -16,7 +16,7 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
 from runtime.models import Family, families, resolve_family
-from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy, strategies
+from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies, strategies_supporting
 from tools.docs.flags import put_between, rewrite
 
 CONTEXT = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)
@@ -36,7 +36,7 @@ def fits() -> list[tuple[Family[Any], Strategy, str]]:
     """Every family with every strategy that this version has for it; the first of a family is its default."""
     found = []
     for family in {resolve_family(key, {}).key: resolve_family(key, {}) for key in families()}.values():
-        keys = (*family.strategies, *also_fits(family.key))
+        keys = (*family.strategies, *strategies_supporting(family.key))
         found += [(family, make_strategy(key, keys, CONTEXT), key) for key in keys if key in strategies()]
     return found
 
