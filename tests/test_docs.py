@@ -17,7 +17,7 @@ from runtime.bench import sweep
 from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
 from runtime.models import families, resolve_family
-from runtime.request.decoding import CHOOSING, ENGINE
+from runtime.request.decoding import ENGINE_FIELDS, SELECTORS
 from runtime.request.sampling_params import SamplingParams
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies
 from tests.golden import GOLDEN
@@ -127,7 +127,7 @@ def test_decoding_fields_are_the_table():
 
 def test_fields_of_every_request_are_documented():
     text = page("docs/decoding.md")
-    for field in (*CHOOSING, *ENGINE):
+    for field in (*SELECTORS, *ENGINE_FIELDS):
         assert f"`{field}`" in text, field
 
 

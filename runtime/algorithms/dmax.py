@@ -80,8 +80,8 @@ class DMax(UnmaskingAlgorithm):
         accepted = passed | (first & forced[:, None]) | (masked & at_step_limit)
         edited = blocks.unmasked & (blocks.candidates != blocks.tokens) & ~suppressed
         changed = (accepted | edited).any(1)
-        is_fixed = ~(masked | blocks.unmasked)
-        stable = (((blocks.top_k.probs[:, :, 0] >= STABLE_PROB) & ~suppressed) | is_fixed).all(1)
+        not_editable = ~(masked | blocks.unmasked)
+        stable = (((blocks.top_k.probs[:, :, 0] >= STABLE_PROB) & ~suppressed) | not_editable).all(1)
         left = masked & ~accepted
         return BlockUpdate(
             tokens=torch.where(accepted | edited, blocks.candidates, blocks.tokens),

@@ -22,7 +22,7 @@ from runtime.engine.request import FILLED, MASKED
 from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
-from runtime.request.field_spec import RuleInfo, with_defaults
+from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.runner_stats import RunnerStats
 
@@ -96,8 +96,8 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
         max_num_batched_tokens=8192,
         prefix_caching=True,
         strategy_fields=list(with_defaults(strategy.fields, block_size)),
-        rules=[RuleInfo(key=rule.key, fields=with_defaults(rule.fields, block_size))],
-        default_rule=rule.key,
+        algorithms=[AlgorithmInfo(key=rule.key, fields=with_defaults(rule.fields, block_size))],
+        default_algorithm=rule.key,
     )
     runner = FillingRunner(per_step)
     engine = Engine(info=info, runner=runner, strategy=strategy)

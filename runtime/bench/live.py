@@ -30,7 +30,7 @@ from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Facts, Model
 from runtime.models.decoder import Decoder
 from runtime.request.engine_messages import EngineInfo, RequestSpec
-from runtime.request.field_spec import RuleInfo, with_defaults
+from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.strategies import Strategy, max_request_len
 from runtime.strategies.full import CACHE
 from runtime.worker.cuda_graph import GraphCapturer
@@ -206,6 +206,8 @@ class Live:
             blocks_from_prompt=self.strategy.block_layout.from_prompt,
             truncate_last_block=self.strategy.block_layout.truncate_last,
             strategy_fields=list(with_defaults(self.strategy.fields, size, {CACHE: "dual"})),
-            rules=[RuleInfo(key=rule.key, fields=with_defaults(rule.fields, size, {"accept_threshold": ACCEPT}))],
-            default_rule=rule.key,
+            algorithms=[
+                AlgorithmInfo(key=rule.key, fields=with_defaults(rule.fields, size, {"accept_threshold": ACCEPT}))
+            ],
+            default_algorithm=rule.key,
         )

@@ -18,7 +18,7 @@ from runtime.bench.accuracy import Result, add_model_arguments, chosen_tasks, op
 from runtime.demo.tasks import Task
 from runtime.errors import ConfigError, RequestError
 from runtime.request.engine_messages import EngineInfo
-from runtime.request.validation import declared
+from runtime.request.validation import check_declared
 
 AXES = ("tokens per forward", "accuracy, %")
 
@@ -108,7 +108,7 @@ def walks(info: EngineInfo, wanted: Sequence[str] | None, values: Sequence[float
     """
     from runtime.algorithms import get_algorithm
 
-    fitting = [rule.key for rule in info.rules]
+    fitting = [rule.key for rule in info.algorithms]
     for name in wanted or ():
         if name not in fitting:
             raise ConfigError(f"--algorithm: {name} is no rule of this model; there are {', '.join(fitting)}")
@@ -122,7 +122,7 @@ def walks(info: EngineInfo, wanted: Sequence[str] | None, values: Sequence[float
         raise ConfigError(f"--values: {keys[0]} declares no field by which it trades; leave them out")
     field = speed_accuracy_knob.field
     for value in values:
-        declared(f"--values: {field.name}", value, field)
+        check_declared(f"--values: {field.name}", value, field)
     return [Walk(keys[0], field.name, tuple(values))]
 
 

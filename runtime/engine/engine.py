@@ -22,12 +22,11 @@ from runtime.engine.scheduler import Scheduler, TurnError
 from runtime.engine.step_plan import NO_RESULTS
 from runtime.engine.step_stats import Observed
 from runtime.errors import ReplicaLost
-from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, max_request_len
 from runtime.structured_output.grammar_cache import GrammarError, Grammars
 from runtime.worker.input_builder import Planner
 from runtime.worker.model_runner import Runner
-from runtime.worker.runner_stats import EAGER_REASONS
 
 log = logging.getLogger(__name__)
 
@@ -268,8 +267,8 @@ class Engine:
         stats.prefix_hit_tokens = self.scheduler.prefix_hit_tokens
         runner_stats = self.runner.stats
         stats.steps_replayed, stats.graph_bytes = runner_stats.replayed, runner_stats.graph_bytes
-        for reason in EAGER_REASONS:
-            setattr(stats, f"steps_eager_{reason}", runner_stats.eager[reason])
+        for reason in EagerReason:
+            setattr(stats, reason.stats_field, runner_stats.eager[reason])
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
         self._observed.report(report)
         return report

@@ -137,7 +137,7 @@ class Request:
         self.tokens[self.prompt_len :] = mask_id
         self.state = np.zeros(size, dtype=np.int8)  # FIXED
         self.state[self.prompt_len :] = MASKED
-        for offset, token in spec.given.items():
+        for offset, token in spec.prefilled_tokens.items():
             self.tokens[self.prompt_len + offset] = token
             self.state[self.prompt_len + offset] = FIXED
 
@@ -157,8 +157,8 @@ class Request:
         self.sent = self.prompt_len  # positions below were reported
         self.hit_eos = False
         self.eos_seen = False  # an EOS that counts has been FILLED at some time
-        self.told = spec.report != "final"  # of every step
-        self.shows = spec.report == "denoise"  # what each left
+        self.told = spec.stream_mode != "final"  # of every step
+        self.shows = spec.stream_mode == "denoise"  # what each left
         self.shown: tuple[int, list[int], list[int]] = (0, [], [])
         self.reason: FinishReason | None = None
         self.run = RepetitionRun(self.prompt_len)
@@ -173,7 +173,7 @@ class Request:
         self.unstable = agreed.may_revise
         self.wants = agreed.required_stats  # of the head: Stat
         self.ends = bool(spec.stop_ids) or not spec.ignore_eos  # some token ends the answer
-        self.shaper = None if spec.shaping is None else Shaper(spec, spec.shaping, eos)
+        self.shaper = None if spec.logits_processors is None else Shaper(spec, spec.logits_processors, eos)
         self.told_of = None if spec.logprobs is None else Told(size, spec.logprobs)
         self.constraint: Constraint | None = None  # the answer keeps to; has taken all of it that is FILLED
         self.merge = agreed.soft_embedding_params  # how embeddings are made of its blocks' `mixture`
@@ -198,7 +198,7 @@ class Request:
     @property
     def led(self) -> bool:
         """Its masks are filled from the left by something else than its rule, in one block at a time."""
-        return self.constraint is not None or bool(self.spec.recited)
+        return self.constraint is not None or bool(self.spec.forced_token_ids)
 
     @property
     def prefilling(self) -> bool:

@@ -17,8 +17,8 @@ from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
 from runtime.models import Facts, Family
 from runtime.request.engine_messages import EngineInfo
-from runtime.request.field_spec import Field, RuleInfo, Value, with_defaults
-from runtime.request.validation import declared
+from runtime.request.field_spec import AlgorithmInfo, Field, Value, with_defaults
+from runtime.request.validation import check_declared
 from runtime.strategies import Strategy
 from runtime.weights import TokenIds
 
@@ -91,8 +91,8 @@ def offer(
         "top_p": _generation(generation, "top_p", 1e-6, 1, greedy=1.0),
         "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, whole=True)),
         "strategy_fields": list(served(strategy.fields)),
-        "rules": [
-            RuleInfo(
+        "algorithms": [
+            AlgorithmInfo(
                 key=rule.key,
                 fields=served(rule.fields),
                 modes=rule.modes,
@@ -101,7 +101,7 @@ def offer(
             )
             for rule in fitting
         ],
-        "default_rule": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
+        "default_algorithm": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
     }
 
 
@@ -143,7 +143,7 @@ def _flag(config: EngineConfig, field: Field) -> Value | None:
     value: Value | None = getattr(config, dest, None)
     if value is not None:
         try:
-            declared(f"--{dest.replace('_', '-')}", value, field)
+            check_declared(f"--{dest.replace('_', '-')}", value, field)
         except RequestError as error:
             raise ConfigError(str(error)) from error
     return value

@@ -95,7 +95,7 @@ def load_engine(
 
 def _grammars(checkpoint: Checkpoint, info: EngineInfo) -> Grammars | None:
     """What answers can keep to, where they can; the tokenizer is read once one does."""
-    return None if info.unstructured else grammars_of(checkpoint.path, info)
+    return None if info.structured_output_error else grammars_of(checkpoint.path, info)
 
 
 def _unstructured(config: EngineConfig, strategy: Strategy, key: str, ids: TokenIds) -> str:
@@ -209,6 +209,6 @@ def _info(
         tool_calls=family.tool_calls,
         reasoning=family.reasoning,
         model_revision=checkpoint.revision,
-        unstructured=_unstructured(config, strategy, key, ids),
+        structured_output_error=_unstructured(config, strategy, key, ids),
         **offer(config, family, checkpoint.generation_config, strategy, key, block_size, orders),
     )

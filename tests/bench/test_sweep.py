@@ -13,7 +13,7 @@ from runtime.bench import accuracy, sweep
 from runtime.bench.accuracy import Result
 from runtime.bench.sweep import Point, Walk
 from runtime.demo.tasks import all_tasks, held_out_samples
-from runtime.request.validation import declared
+from runtime.request.validation import check_declared
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_every_rule_declares_values_that_it_takes(key, size) -> None:
     values = speed_accuracy_knob.values_for(size)
     assert len(values) == len(set(values)) > 2
     for value in values:
-        assert declared("", value, speed_accuracy_knob.field) == value
+        assert check_declared("", value, speed_accuracy_knob.field) == value
 
 
 def test_what_counts_in_blocks_is_of_the_served_blocks() -> None:
@@ -63,7 +63,7 @@ def test_what_counts_in_blocks_is_of_the_served_blocks() -> None:
 def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> None:
     """Values go from careful to fast, or a curve would say the opposite of what it shows."""
     walks = sweep.walks(llm.info, None, None)
-    assert [walk.rule for walk in walks] == [rule.key for rule in llm.info.rules]
+    assert [walk.rule for walk in walks] == [rule.key for rule in llm.info.algorithms]
     assert len(walks) == len(set(algorithm_keys()) - {"dmax", "noise"})
     prompt = held_out_samples(all_tasks()["story"], 1)[0].messages
     ends = [walk.decoding(value) for walk in walks for value in (walk.values[0], walk.values[-1])]

@@ -71,7 +71,7 @@ def test_routes_take_what_is_declared():
 @pytest.mark.parametrize("field", [field for field in PARAMETERS if field.stands_for], ids=by_name)
 def test_another_name_is_of_a_field_that_exists(field):
     known = {field.name for field in engine_fields(INFO)}
-    assert field.stands_for in known | {field.name for rule in INFO.rules for field in rule.fields}
+    assert field.stands_for in known | {field.name for rule in INFO.algorithms for field in rule.fields}
 
 
 def test_what_is_left_out_is_not_checked():

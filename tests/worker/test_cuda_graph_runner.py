@@ -59,7 +59,7 @@ def test_a_batch_that_only_denoises_sends_its_tokens_alone(each: Served, monkeyp
     monkeypatch.setattr(CudaGraphRunner, "_replay", counted)
     flags = {"skip_tokenizer": True, "device": "cpu"} | SMALL | dict(each.flags)
     with pretending(monkeypatch), LLM(str(GOLDEN / each.folder), **flags) as llm:
-        slow = {"accept_threshold": 1.0} if llm.info.default_rule == "threshold" else {}
+        slow = {"accept_threshold": 1.0} if llm.info.default_algorithm == "threshold" else {}
         llm.generate(PROMPTS[:1], SamplingParams(max_tokens=16, ignore_eos=True, decoding=slow))
     assert len(again) >= 4, again
 

@@ -68,10 +68,10 @@ def test_min_p_keeps_what_the_oracle_keeps():
 
 
 def test_ends_are_never_counted():
-    from runtime.request.engine_messages import RequestSpec, Shaping
+    from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
 
-    asked = Shaping(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)
-    spec = RequestSpec(id="r", prompt=[3, 3, 5, 1], max_tokens=8, stop_ids=[7], shaping=asked)
+    asked = LogitsProcessorParams(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)
+    spec = RequestSpec(id="r", prompt=[3, 3, 5, 1], max_tokens=8, stop_ids=[7], logits_processors=asked)
     found = Shaper(spec, asked, eos=[1]).shaped(np.array([5, 6, 6, 1, 7]))
     assert found.ids.tolist() == [1, 3, 5, 6, 7, 9]
     assert found.seen.tolist() == [0, 2, 2, 2, 0, 0]
