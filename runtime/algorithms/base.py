@@ -22,12 +22,12 @@ NO_FILTERS = (1.0, 1.0, 0.0, 0.0)  # values of these columns: sampled from the u
 # The sampler implements this field. An algorithm only has to declare it.
 SUPPRESS_EOS = Field(
     name="suppress_eos", kind="choice", choices=("none", "confidence", "logits"), default="none", neutral="none",
-    help="confidence: positions that choose an end of sequence come last and pass no threshold; logits: none does",
+    help="confidence: end-of-sequence candidates rank last and pass no threshold; logits: they are never sampled",
 )  # fmt: skip
 
 # The sampler implements this field too, for algorithms that require LogitStat.TOP_K.
 TOKEN_MERGE_TOP_K = Field(
-    name="token_merge_top_k", kind="integer", default=1, low=1, high=64, help="likeliest tokens that are mixed"
+    name="token_merge_top_k", kind="integer", default=1, low=1, high=64, help="most probable tokens in a soft embedding"
 )
 
 

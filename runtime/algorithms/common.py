@@ -17,23 +17,23 @@ from runtime.algorithms.base import (
 )
 from runtime.request.field_spec import Field, fraction_field
 
-ACCEPT = fraction_field("accept_threshold", 0.9, "confidence above which a masked position is taken")
+ACCEPT = fraction_field("accept_threshold", 0.9, "confidence above which a masked position is unmasked")
 THRESHOLD_KNOB = SpeedAccuracyKnob(ACCEPT, (0.99, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3))
 MAX_STEPS = Field(
     name="max_steps_per_block", kind="integer", default=2, per_block=True, low=1, high=2**31,
-    help="steps after which a block takes whatever it holds; default twice the block",
+    help="steps after which all positions of a block are unmasked; default twice the block size",
 )  # fmt: skip
 COMMON = (MAX_STEPS, SUPPRESS_EOS)  # fields of every algorithm that unmasks
 STEPS = Field(
     name="steps", kind="integer", default=1, per_block=True, low=1, high=2**31,
-    help="steps a block; default one a position",
+    help="steps per block; default one per position",
 )  # fmt: skip
 STEPS_KNOB = SpeedAccuracyKnob(STEPS, (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32))
 
 METRIC = Field(
     name="confidence_metric", kind="choice", choices=("max_prob", "margin", "neg_entropy"), default="max_prob",
-    neutral="max_prob", help="what orders positions: the candidate's probability, the lead of the likeliest token, or "
-    "the entropy, the lower the better; thresholds always look at the probability",
+    neutral="max_prob", help="order of positions: by the probability of the candidate, the margin to the second "
+    "token, or the negative entropy; thresholds always apply to the probability",
 )  # fmt: skip
 
 

@@ -19,10 +19,15 @@ from runtime.algorithms.common import (
 )
 from runtime.request.field_spec import Field, fraction_field
 
-WEIGHT = Field(name="credit.weight", default=0.7, high=100, help="what the logarithm of credit adds to a logit")
-DECAY = fraction_field("credit.decay", 0.8, "what a step leaves of the credit before it")
+WEIGHT = Field(
+    name="credit.weight", default=0.7, high=100, help="factor of log(1 + credit), which is added to the logit"
+)
+DECAY = fraction_field("credit.decay", 0.8, "factor of the credit of earlier steps")
 POWER = Field(
-    name="credit.power", default=0.2, high=100, help="a step credits its candidate with the probability to this power"
+    name="credit.power",
+    default=0.2,
+    high=100,
+    help="the credit of a step is the probability of the candidate to this power",
 )
 
 

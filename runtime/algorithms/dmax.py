@@ -27,20 +27,20 @@ from runtime.request.field_spec import Field, Value, fraction_field
 STABLE_PROB = 0.9  # a block is finished if all positions have an argmax with at least this probability
 
 ACCEPT = fraction_field(
-    "accept_threshold", 0.5, "confidence from which masked positions are taken, up to the first below it"
+    "accept_threshold", 0.5, "confidence from which masked positions are unmasked, up to the first below it"
 )
 MODE = Field(
     name="token_merge_mode", kind="choice", choices=("dmax_topk", "iter_smooth_topk"), default="dmax_topk",
-    help="the embedding of a filled position: of its likeliest tokens and, for the rest of 1, the mask; or its token's "
-    "own, to which they are added",
+    help="embedding of an unmasked position: its most probable tokens, and the mask with the remaining probability; or "
+    "the embedding of its token, to which they are added",
 )  # fmt: skip
 RENORMALIZE = Field(
     name="token_merge_renormalize", kind="flag", default=True, only=(MODE.name, "dmax_topk"),
-    help="bring the mixture to the length that the mixed embeddings have on average",
+    help="scale the mixture to the mean norm of the mixed embeddings",
 )  # fmt: skip
 WEIGHT = Field(
     name="token_merge_weight", default=1.0, high=100, only=(MODE.name, "iter_smooth_topk"),
-    help="what is added to the token's embedding is multiplied by this",
+    help="factor of the mixture that is added to the embedding of the token",
 )  # fmt: skip
 
 
@@ -54,7 +54,11 @@ class DMax(UnmaskingAlgorithm):
         TOKEN_MERGE_TOP_K,
         RENORMALIZE,
         WEIGHT,
-        replace(MAX_STEPS, default=1, help="steps after which a block takes whatever it holds; default one a position"),
+        replace(
+            MAX_STEPS,
+            default=1,
+            help="steps after which all positions of a block are unmasked; default one per position",
+        ),
         SUPPRESS_EOS,
     )
     speed_accuracy_knob = SpeedAccuracyKnob(ACCEPT, (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3))

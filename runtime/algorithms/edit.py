@@ -18,12 +18,12 @@ from runtime.algorithms.base import (
 from runtime.algorithms.common import ACCEPT, COMMON, THRESHOLD_KNOB, threshold_with_fallback
 from runtime.request.field_spec import Field, Value, fraction_field
 
-EDIT = fraction_field("edit_threshold", 0.0, "confidence above which a filled token is replaced")
+EDIT = fraction_field("edit_threshold", 0.0, "confidence above which an unmasked token is replaced")
 MAX_POST_EDIT = Field(
     name="max_post_edit_steps", kind="integer", default=16, high=2**31,
-    help="steps a block may go on being edited once it is full",
+    help="maximum steps that edit a block without masks",
 )  # fmt: skip
-PENALTY = Field(name="penalty_lambda", default=0.0, neutral=0, help="penalty on repeating the token before")
+PENALTY = Field(name="penalty_lambda", default=0.0, neutral=0, help="penalty on repeating the previous token")
 
 MODES: dict[str, dict[str, Value]] = {
     "speed": {"accept_threshold": 0.5, "edit_threshold": 0.0},

@@ -20,7 +20,7 @@ from runtime.request.field_spec import Field
 
 BOUND = Field(
     name="entropy_bound", default=0.1, high=1e6,
-    help="nats: positions are taken from the lowest entropy up while the sum stays within it",
+    help="nats: positions are unmasked in order of rising entropy while the sum is within this bound",
 )  # fmt: skip
 
 

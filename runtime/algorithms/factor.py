@@ -10,7 +10,7 @@ from runtime.request.field_spec import Field
 
 FACTOR = Field(
     name="factor", default=1.0, high=1e6,
-    help="n positions are taken at once where each one's confidence is at least 1 - factor / (n + 1)",
+    help="n positions are unmasked at once if the confidence of each is at least 1 - factor / (n + 1)",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from runtime.algorithms.base import BlockBatch, BlockUpdate, SpeedAccuracyKnob, 
 from runtime.algorithms.common import ACCEPT, COMMON, METRIC, RankedAlgorithm, confidence_metric, unmask, with_fallback
 from runtime.request.field_spec import fraction_field
 
-LOW = fraction_field("low_threshold", 0.4, "confidence above which the best position of a run of masks is taken")
+LOW = fraction_field("low_threshold", 0.4, "confidence above which the best position of a run of masks is unmasked")
 
 
 @register_algorithm

@@ -9,11 +9,13 @@ from runtime.algorithms.common import COMMON, METRIC, RankedAlgorithm, confidenc
 from runtime.request.field_spec import Field, fraction_field
 
 ANCHOR = fraction_field(
-    "local_leap.anchor", 0.9, "confidence from which a masked position is an anchor, which is taken"
+    "local_leap.anchor", 0.9, "confidence from which a masked position is an anchor, which is unmasked"
 )
-NEIGHBOR = fraction_field("local_leap.neighbor", 0.75, "confidence from which one in an anchor's reach is taken too")
+NEIGHBOR = fraction_field(
+    "local_leap.neighbor", 0.75, "confidence from which a position near an anchor is unmasked too"
+)
 RADIUS = Field(
-    name="local_leap.radius", kind="integer", default=4, high=2**31, help="positions that an anchor reaches, each way"
+    name="local_leap.radius", kind="integer", default=4, high=2**31, help="maximum distance of a position to its anchor"
 )
 
 

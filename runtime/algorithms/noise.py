@@ -20,27 +20,27 @@ from runtime.request.field_spec import Field, Value
 
 STEPS = Field(
     name="max_denoising_steps", kind="integer", default=48, low=1, high=4096, flag="diffusion_gemma_max_steps",
-    help="most steps of a canvas",
+    help="maximum steps per canvas",
 )  # fmt: skip
 BOUND = Field(
     name="entropy_bound", default=0.1, above_low=True, flag="diffusion_gemma_entropy_bound",
-    help="nats: positions are taken from the lowest entropy up while the sum, the last one's apart, stays within it",
+    help="nats: positions are accepted in order of rising entropy while the sum of those before is within this bound",
 )  # fmt: skip
 T_MIN = Field(
     name="t_min", default=0.4, above_low=True, flag="diffusion_gemma_t_min",
-    help="what the temperature of a canvas falls towards",
+    help="lower bound of the temperature of a canvas, which decreases linearly",
 )  # fmt: skip
 T_MAX = Field(
     name="t_max", default=0.8, above_low=True, flag="diffusion_gemma_t_max",
-    help="the temperature of a canvas's first step",
+    help="temperature of the first step of a canvas",
 )  # fmt: skip
 STABLE = Field(
     name="stability_threshold", kind="integer", default=1, high=64, flag="diffusion_gemma_stability_threshold",
-    help="steps for which the likeliest tokens must stay the same before a canvas ends",
+    help="steps without a change of the most probable tokens before a canvas can finish",
 )  # fmt: skip
 ENTROPY = Field(
     name="confidence_threshold", default=0.005, flag="diffusion_gemma_confidence_threshold",
-    help="nats, of a position on average, below which a canvas ends that is stable",
+    help="nats: mean entropy per position below which a stable canvas finishes",
 )  # fmt: skip
 
 

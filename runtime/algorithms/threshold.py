@@ -23,7 +23,7 @@ from runtime.algorithms.common import (
 from runtime.request.field_spec import Value, fraction_field
 
 REMASK = fraction_field(
-    "remask_threshold", 0.0, "confidence below which a filled position is masked again, once", neutral=0
+    "remask_threshold", 0.0, "confidence below which an unmasked position is masked again, once", neutral=0
 )
 
 MODES: dict[str, dict[str, Value]] = {

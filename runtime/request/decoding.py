@@ -36,7 +36,7 @@ def engine_fields(info: EngineInfo) -> tuple[Field, ...]:
     modes = tuple(dict.fromkeys(mode for algorithm in info.algorithms for mode in algorithm.modes))
     keys = tuple(algorithm.key for algorithm in info.algorithms)
     return (
-        Field(name="mode", kind="choice", choices=modes, default="", help="values of several fields in one word"),
+        Field(name="mode", kind="choice", choices=modes, default="", help="a preset of several fields"),
         Field(
             name="algorithm",
             kind="choice",
@@ -44,8 +44,10 @@ def engine_fields(info: EngineInfo) -> tuple[Field, ...]:
             default=info.default_algorithm,
             help="the unmasking algorithm",
         ),
-        Field(name=BLOCK_LENGTH, kind="integer", low=1, default=info.block_size, help="the server's block size alone"),
-        Field(name=EXCLUSIVE_BATCH, kind="flag", default=False, help="the request has its forwards to itself"),
+        Field(
+            name=BLOCK_LENGTH, kind="integer", low=1, default=info.block_size, help="only the block size of the server"
+        ),
+        Field(name=EXCLUSIVE_BATCH, kind="flag", default=False, help="no other request shares the forward passes"),
     )
 
 

@@ -19,7 +19,7 @@ MAX_STOPS, MAX_STOP_CHARS, MAX_CHOICES = 32, 1024, 128
 MAX_STOP_IDS = 128
 MAX_LOGPROBS = 20  # most probable tokens per position
 MAX_COUNT = 2**31  # limit of all counts
-UNKNOWN = "means nothing here, as dlmserve does not say what it does; leave it out"
+UNKNOWN = "is not supported, because dlmserve does not document it; leave it out"
 
 At = Callable[[str], str]  # maps a field to the name that the client used
 
@@ -60,96 +60,100 @@ class SamplingParams:
     """
 
     max_tokens: int | None = _parameter(
-        "integer", "most tokens of the answer", low=1, high=MAX_COUNT,
-        unset="what the model's length leaves; on `/generate` 512, with the strategy `full` 256 everywhere",
+        "integer", "maximum number of output tokens", low=1, high=MAX_COUNT,
+        unset="the rest of the context length; 512 on `/generate`; 256 with the strategy `full`",
         example=64,
     )  # fmt: skip
     temperature: float | None = _parameter(
-        "number", "0: the likeliest token; above it tokens are drawn", high=100,
-        unset="the checkpoint's, else 0 (with `diffusion_gemma` 1)", example=0.7,
+        "number", "sampling temperature; 0: greedy", high=100,
+        unset="that of the checkpoint, else 0 (with `diffusion_gemma` 1)", example=0.7,
     )  # fmt: skip
     top_p: float | None = _parameter(
-        "number", "draw from the likeliest tokens that together have this probability", high=1, above_low=True,
-        unset="the checkpoint's, else 1", example=0.9,
+        "number", "sample from the most probable tokens with this cumulative probability", high=1, above_low=True,
+        unset="that of the checkpoint, else 1", example=0.9,
     )  # fmt: skip
     top_k: int | None = _parameter(
-        "integer", "draw from so many of the likeliest tokens; 0, -1: off", low=-1, high=MAX_COUNT,
-        unset="the checkpoint's, else 0", example=20,
+        "integer", "sample from this many most probable tokens; 0, -1: off", low=-1, high=MAX_COUNT,
+        unset="that of the checkpoint, else 0", example=20,
     )  # fmt: skip
     min_p: float | None = _parameter(
-        "number", "draw from tokens of at least this share of the likeliest one's probability", high=1, unset="0",
+        "number", "sample from tokens with at least this fraction of the highest probability", high=1, unset="0",
         example=0.05,
     )  # fmt: skip
     seed: int | None = _parameter(
-        "integer", "of what is drawn; answer i of `n` has seed + i", low=-(2**63), high=2**64 - 1, unset="random",
+        "integer", "seed of sampling; output i of `n` has seed + i", low=-(2**63), high=2**64 - 1, unset="random",
         example=1,
     )  # fmt: skip
     stop: str | Sequence[str] | None = _parameter(
-        "texts", f"a text, or up to {MAX_STOPS}; the answer ends before the first that appears", high=MAX_STOP_CHARS,
-        example=("\n\n",),
+        "texts", f"a text, or up to {MAX_STOPS}; the output ends before the first occurrence of one",
+        high=MAX_STOP_CHARS, example=("\n\n",),
     )  # fmt: skip
     stop_token_ids: Sequence[int] | None = _parameter(
-        "ids", "ids that end the answer as an end of sequence does", high=MAX_STOP_IDS, example=[42]
+        "ids", "token ids that end the output, like the end-of-sequence token", high=MAX_STOP_IDS, example=[42]
     )
     min_tokens: int | None = _parameter(
         "integer",
-        "no end of sequence, nor a stop token id, before so many tokens",
+        "minimum output tokens before an end-of-sequence token or stop token id",
         high=MAX_COUNT,
         unset="0",
         example=2,
     )
     logit_bias: Mapping[str | int, float] | None = _parameter(
-        "object", "what is added to the logits of token ids, by the id: -100 to 100 each", example={"42": -100}
+        "object", "bias by token id, added to the logits: -100 to 100", example={"42": -100}
     )
     repetition_penalty: float | None = _parameter(
-        "number", "divides positive logits of tokens that prompt or answer hold, and multiplies negative ones",
+        "number", "divides positive logits of tokens in prompt or output, and multiplies negative ones",
         high=100, above_low=True, unset="1", example=1.1,
     )  # fmt: skip
     presence_penalty: float | None = _parameter(
-        "number", "taken from the logits of tokens that the answer holds", low=-2, high=2, unset="0", example=0.5
+        "number", "subtracted from the logits of tokens in the output", low=-2, high=2, unset="0", example=0.5
     )
     frequency_penalty: float | None = _parameter(
-        "number", "the same as often as the answer holds them", low=-2, high=2, unset="0", example=0.5
+        "number", "subtracted once per occurrence in the output", low=-2, high=2, unset="0", example=0.5
     )
     ignore_eos: bool = _parameter(
-        "flag", "go on to `max_tokens` whatever the model says", default=False, unset="`false`", example=False
+        "flag", "continue to `max_tokens` after an end-of-sequence token", default=False, unset="`false`", example=False
     )
-    max_nfe: int | None = _parameter("integer", "most denoising steps", low=1, high=MAX_COUNT, example=16)
+    max_nfe: int | None = _parameter("integer", "maximum denoising steps", low=1, high=MAX_COUNT, example=16)
     max_repetition_run: int | None = _parameter(
-        "integer", "most repetitions of a token in a row", low=1, high=MAX_COUNT, example=8
+        "integer", "maximum consecutive repetitions of a token", low=1, high=MAX_COUNT, example=8
     )
-    n: int = _parameter("integer", "answers to each prompt", default=1, low=1, high=MAX_CHOICES, unset="1", example=1)
-    decoding: Mapping[str, Any] | None = _parameter("object", "how blocks are denoised", example={"mode": "balanced"})
+    n: int = _parameter("integer", "outputs per prompt", default=1, low=1, high=MAX_CHOICES, unset="1", example=1)
+    decoding: Mapping[str, Any] | None = _parameter(
+        "object", "fields of the unmasking algorithm and the strategy", example={"mode": "balanced"}
+    )
     structured_outputs: Mapping[str, Any] | None = _parameter(
-        "object", "what the answer has to be: one of `json` (a schema), `json_object` (`true`), `regex`, `choice` "
+        "object", "format of the output: one of `json` (a schema), `json_object` (`true`), `regex`, `choice` "
         "(a list of texts), `grammar`", example={"regex": "[a-z]+"},
     )  # fmt: skip
     logprobs: int | None = _parameter(
-        "integer", "tell log-probabilities: each token's, and of so many of the likeliest in its place",
+        "integer", "return logprobs: of each token, and of this many most probable tokens at its position",
         high=MAX_LOGPROBS, example=1,
     )  # fmt: skip
     cache_salt: str | None = _parameter(
-        "text", "cached prefixes are shared with requests of the same salt alone", high=256, unset="the empty text",
+        "text", "cached prefixes are only shared between requests with the same salt", high=256, unset="the empty text",
         example="team-a",
     )  # fmt: skip
     num_denoising_steps: int | None = _parameter(
-        "integer", "steps over all blocks of the answer, shared out evenly", low=1, high=MAX_COUNT, example=16
+        "integer", "steps of all blocks of the output, divided evenly", low=1, high=MAX_COUNT, example=16
     )
-    block_length: int | None = _parameter("integer", "tokens of a block", stands_for="block_length", example=32)
+    block_length: int | None = _parameter("integer", "tokens per block", stands_for="block_length", example=32)
     use_local_leap: bool | None = _parameter("flag", "the algorithm is `local_leap`", unset="`false`", example=False)
     local_leap_anchor_threshold: float | None = _parameter(
-        "number", "what makes anchors", stands_for="local_leap.anchor", example=0.9
+        "number", "confidence of anchors", stands_for="local_leap.anchor", example=0.9
     )
     local_leap_neighbor_threshold: float | None = _parameter(
-        "number", "what is taken near them", stands_for="local_leap.neighbor", example=0.6
+        "number", "confidence of positions near anchors", stands_for="local_leap.neighbor", example=0.6
     )
-    local_leap_radius: int | None = _parameter("integer", "how near that is", stands_for="local_leap.radius", example=4)
+    local_leap_radius: int | None = _parameter(
+        "integer", "maximum distance to an anchor", stands_for="local_leap.radius", example=4
+    )
     confidence_metric: str | None = _parameter(
-        "text", "what orders positions; also `top1_prob` and `entropy_inverse`", stands_for="confidence_metric",
+        "text", "order of positions; also `top1_prob` and `entropy_inverse`", stands_for="confidence_metric",
         value_names={"top1_prob": "max_prob", "entropy_inverse": "neg_entropy"}, example="margin",
     )  # fmt: skip
     force_single_batch: bool | None = _parameter(
-        "flag", "forwards that no other request shares", stands_for="force_single_batch", example=False
+        "flag", "no other request shares the forward passes", stands_for="force_single_batch", example=False
     )
     block_schedule: str | None = _parameter("text", "", refused=UNKNOWN)
     target_length: int | None = _parameter("integer", "", refused=UNKNOWN)

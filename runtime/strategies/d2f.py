@@ -15,7 +15,7 @@ from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.multi_bd import MultiBlock
 
 SEMI_COMPLETE = fraction_field(
-    "semi_complete_threshold", 0.95, "progress of a block at which its successor may force a token"
+    "semi_complete_threshold", 0.95, "progress of a block from which its successor may force a token"
 )
 
 

@@ -31,11 +31,11 @@ class FastDLLMv2(ShiftedBlockStrategy):
         self.fields: tuple[Field, ...] = (
             Field(
                 name=SUB_BLOCK, kind="integer", default=size, low=1, high=self.block_size, divides=self.block_size,
-                help="positions of a sub-block; what a rule counts by the block is counted by these",
+                help="positions per sub-block; per-block fields of algorithms apply to sub-blocks",
             ),
             Field(
                 name="block_cache", kind="flag", default=False,
-                help="forward the sub-block alone where its first token is there",
+                help="forward only the sub-block once its first token is unmasked",
             ),
         )  # fmt: skip
 

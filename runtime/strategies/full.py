@@ -34,12 +34,12 @@ class FullCanvas(BlockStrategy):
         Field(
             name=CACHE, kind="choice", choices=("none", "prefix", "dual", "vicinity"), default="none",
             flag="full_cache",
-            help="what a block's later steps do not compute again: nothing, the rows before the block, all but its "
-            "own, or all but 16 on either side",
+            help="rows that later steps of a block do not forward again: none, those before the block, all outside the "
+            "block, or all but 16 on either side of it",
         ),
         Field(
             name=BLOCK_LENGTH, kind="integer", default=1, per_block=True, low=1, high=2**31,
-            help="tokens of a block; default the server's",
+            help="block size of the request; default that of the server",
         ),
     )  # fmt: skip
     buffer_size = 1

@@ -27,9 +27,13 @@ from runtime.strategies.step_schedule import split_steps
 @register_strategy("multi_bd")
 class MultiBlock(BlockStrategy):
     fields: tuple[Field, ...] = (
-        fraction_field("add_block_threshold", 0.1, "progress of the newest block at which the next opens"),
-        fraction_field("semi_complete_threshold", 0.9, "progress of a block at which its successor may force a token"),
-        fraction_field("token_stability_threshold", 0.0, "share of unchanged tokens at which the next block opens"),
+        fraction_field("add_block_threshold", 0.1, "progress of the last block from which the next block opens"),
+        fraction_field(
+            "semi_complete_threshold", 0.9, "progress of a block from which its successor may force a token"
+        ),
+        fraction_field(
+            "token_stability_threshold", 0.0, "fraction of unchanged tokens from which the next block opens"
+        ),
     )
 
     default_buffer_size = 1  # default of --buffer-size
