@@ -61,6 +61,7 @@ class Load:
         return self.seen
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("delay", [False, True])
 def test_sigterm_under_load_fails_nobody(checkpoint: Path, tmp_path: Path, delay: bool) -> None:
     done = tmp_path / "done"
@@ -130,6 +131,7 @@ def test_the_command_starts_every_kind_of_process(checkpoint: Path) -> None:
         assert server.wait() == 0
 
 
+@pytest.mark.matrix
 def test_two_servers_do_not_collide(checkpoint: Path) -> None:
     with (
         serving("--model", str(checkpoint), "--served-model-name", "a", module=FAKE) as one,
