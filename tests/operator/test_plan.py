@@ -178,17 +178,6 @@ def test_a_bad_spec_is_still_scaled_and_stopped() -> None:
     assert child(make(edit(observed, suspend=True)), "Deployment")["spec"]["replicas"] == 0
 
 
-@pytest.mark.parametrize("replicas", [0, 3])
-def test_invalid_replicas_without_a_revision_keep_those_of_the_deployment(replicas: int) -> None:
-    observed = running()
-    children = {ref: each for ref, each in observed.children.items() if ref.kind != "ControllerRevision"}
-    ref = Ref("apps/v1", "Deployment", "demo")
-    deployment = copy.deepcopy(dict(children[ref]))
-    deployment["spec"]["replicas"] = replicas
-    observed = replace(observed, children={**children, ref: deployment})
-    assert last_accepted(edit(observed, replicas="many"), SETTINGS).replicas == replicas
-
-
 def test_a_first_spec_that_is_bad_makes_nothing() -> None:
     made = make(observe(resource(**BAD)))
     assert (made.children, made.delete, made.replicas) == ((), (), 0)

@@ -132,7 +132,8 @@ def _replicas_alone(observed: Observed) -> int:
         return 0
     count, scaling = spec_data.get("replicas"), spec_data.get("autoscaling")
     if type(count) is not int or count < 0:
-        return int((live.get("spec") or {}).get("replicas", 1))
+        # At least one: a suspended service without valid replicas must start again when it is resumed.
+        return int((live.get("spec") or {}).get("replicas") or 1)
     bounds = scaling if isinstance(scaling, Mapping) else {}
     low, high = bounds.get("minReplicas"), bounds.get("maxReplicas")
     count = min(count, high) if type(high) is int else count

@@ -94,7 +94,6 @@ def test_worker_batches_are_in_turn_and_depend_on_the_seed_alone(trained) -> Non
     assert not (seen[0] == seen[1]).all()
 
 
-@pytest.mark.matrix
 def test_a_dead_worker_ends_the_training(tmp_path) -> None:
     feed = Feed(partial(local_batches, TOY, tmp_path / "no tokenizer here.json"), 1, "7")
     try:
