@@ -218,6 +218,7 @@ def test_routes_are_off_unless_asked_for(checkpoint: Path, places: Path) -> None
         assert names(client) >= {"one"}
 
 
+@pytest.mark.matrix
 def test_every_replica_has_them(checkpoint: Path, places: Path) -> None:
     flags = ["--data-parallel-size", "2", "--lora-routes"]
     with serving("--model", str(checkpoint), *flags) as server:

@@ -120,6 +120,7 @@ def test_a_second_signal_ends_at_once(checkpoint: Path) -> None:
         assert not directory.exists()
 
 
+@pytest.mark.matrix
 def test_the_command_starts_every_kind_of_process(checkpoint: Path) -> None:
     """Without what `tests/server/limits.py` puts in its place: head, frontend processes, backend, grammar compiler."""
     args = ("--model", str(checkpoint), "--frontend-processes", "2")
