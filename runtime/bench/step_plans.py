@@ -51,13 +51,13 @@ class _Asked:
     min_p: float = 0.0
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
-    shaping: None = None
+    logits_processors: None = None
     logprobs: None = None
-    recited: tuple[int, ...] = ()
-    report: str = "final"
+    forced_token_ids: tuple[int, ...] = ()
+    stream_mode: str = "final"
     max_nfe: int | None = None
     max_repetition_run: int | None = None
-    given: dict[int, int] = field(default_factory=dict)
+    prefilled_tokens: dict[int, int] = field(default_factory=dict)
     cache_salt: str = ""
     adapter: str = ""
 
