@@ -55,4 +55,4 @@ class Scoring:
             )  # fmt: skip
             scored.append(CompletionState(n, spec, IdsOnly()))
         self._finish(scored)
-        return [choice.told or [] for choice in scored]
+        return [choice.token_logprobs or [] for choice in scored]
