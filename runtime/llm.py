@@ -14,10 +14,10 @@ from runtime.engine.output_collector import Inboxes
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
-from runtime.request.engine_messages import EngineInfo, EngineOutput, Report
-from runtime.request.output import AnswerText, Choice, IdsOnly, append_event, denoise_event
+from runtime.request.engine_messages import EngineInfo, EngineOutput, StreamMode
+from runtime.request.output import CompletionState, IdsOnly, TextBuilder, append_event, denoise_event
 from runtime.request.request_output import GenerationOutput
-from runtime.request.resolve import choices, resolve
+from runtime.request.resolve import expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import refuse
@@ -107,7 +107,7 @@ class LLM(Scoring):
             self._choices(prompt, mine, adapter=name) for prompt, mine, name in zip(prompts, each, names, strict=True)
         ]
         self._finish([choice for group in groups for choice in group])
-        return [GenerationOutput.of_all(group) for group in groups]
+        return [GenerationOutput.from_completions(group) for group in groups]
 
     def chat(
         self,
@@ -148,7 +148,7 @@ class LLM(Scoring):
             raise refuse("n", "a stream has one answer; leave it out")
         if stream_mode not in ("denoise", "block_append"):
             raise refuse("stream_mode", "must be denoise or block_append")
-        report: Report = "denoise" if stream_mode == "denoise" else "stable"
+        report: StreamMode = "denoise" if stream_mode == "denoise" else "stable"
         (choice,) = self._choices(prompt, params, report, adapter)
         make = denoise_event if stream_mode == "denoise" else append_event
         inbox = self._inboxes.open([choice.spec])
@@ -160,7 +160,7 @@ class LLM(Scoring):
                     yield event
         finally:
             self._inboxes.drop(choice.spec.id)
-        answer = GenerationOutput.of(choice)
+        answer = GenerationOutput.from_completion(choice)
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
         yield {"event": "final", "id": choice.spec.id, **final}
 
@@ -215,7 +215,7 @@ class LLM(Scoring):
         if not isinstance(prompt, str):
             what = "must be text, a list of ids or a list of messages; `generate` takes a list of prompts"
             raise refuse("prompt", what)
-        return self.engine.info.begun(self._tokenizer("text").encode(prompt))
+        return self.engine.info.with_bos(self._tokenizer("text").encode(prompt))
 
     def _tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -223,8 +223,8 @@ class LLM(Scoring):
         return self.tokenizer
 
     def _choices(
-        self, prompt: Prompt, params: SamplingParams, report: Report | None = None, adapter: str | None = None
-    ) -> list[Choice]:
+        self, prompt: Prompt, params: SamplingParams, report: StreamMode | None = None, adapter: str | None = None
+    ) -> list[CompletionState]:
         stop = stop_strings(params.stop)
         if stop:
             self._tokenizer("a stop string")
@@ -233,22 +233,22 @@ class LLM(Scoring):
             self._encode(prompt),
             self.engine.info,
             id=f"llm-{next(self._ids)}",
-            report=report or ("stable" if stop else "final"),
+            stream_mode=report or ("stable" if stop else "final"),
             adapter=self.engine.adapters.named(adapter),
         )
         if spec.grammar:
             assert self.engine.grammars is not None  # else it was refused
             self.engine.grammars.compiled(spec.grammar, path_of(params.structured_outputs, FIELD))
-        return [Choice(i, one, self._answer(stop)) for i, one in enumerate(choices(spec, params.n))]
+        return [CompletionState(i, one, self._answer(stop)) for i, one in enumerate(expand_choices(spec, params.n))]
 
-    def _answer(self, stop: tuple[str, ...]) -> AnswerText:
+    def _answer(self, stop: tuple[str, ...]) -> TextBuilder:
         if self.tokenizer is None:
             return IdsOnly()
         from runtime.tokenizer import Answer
 
         return Answer(self.tokenizer, stop, marks=part_marks())
 
-    def _finish(self, all_choices: list[Choice]) -> None:
+    def _finish(self, all_choices: list[CompletionState]) -> None:
         waiting = {choice.spec.id: choice for choice in all_choices}
         inbox = self._inboxes.open(choice.spec for choice in all_choices)
         try:
@@ -263,12 +263,12 @@ class LLM(Scoring):
             for request_id in waiting:
                 self._inboxes.drop(request_id)
 
-    def _absorb(self, choice: Choice, output: EngineOutput) -> str:
+    def _absorb(self, choice: CompletionState, output: EngineOutput) -> str:
         if output.refused:
             raise GrammarError(FIELD, output.error or "")
         if output.finish_reason == "error":
             raise RequestError(f"the engine failed: {output.error}", status=500, code="engine_error")
-        return choice.absorb(output)
+        return choice.update(output)
 
 
 def _engine(config: EngineConfig) -> tuple[Engine, Ranks | None]:

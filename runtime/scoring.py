@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.errors import RequestError
-from runtime.request.output import Choice, IdsOnly, TokenLogprob
+from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
 from runtime.request.resolve import check_ids, check_prompt
-from runtime.request.sampling_params import MOST_TOLD
-from runtime.request.scoring import MOST_STRIDE, score_spec
+from runtime.request.sampling_params import MAX_LOGPROBS
+from runtime.request.scoring import MAX_TOKENS_PER_STEP, score_spec
 from runtime.request.validation import integer
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Scores(Protocol):
 
     def _encode(self, prompt: Any) -> list[int]: ...
     def _tokenizer(self, what: str) -> Tokenizer: ...
-    def _finish(self, all_choices: list[Choice]) -> None: ...
+    def _finish(self, all_choices: list[CompletionState]) -> None: ...
 
 
 class Scoring:
@@ -39,8 +39,8 @@ class Scoring:
         Raises:
             RequestError: for an empty one, and where prompts cannot be scored.
         """
-        integer("top", top, 0, MOST_TOLD)
-        integer("stride", stride, 1, MOST_STRIDE)
+        integer("top", top, 0, MAX_LOGPROBS)
+        integer("stride", stride, 1, MAX_TOKENS_PER_STEP)
         scored = []
         for n, (prompt, text) in enumerate(texts):
             ids = check_prompt(self._encode(prompt), self.engine.info)
@@ -50,9 +50,9 @@ class Scoring:
             if first == len(ids):
                 raise RequestError(f"text: the one of pair {n} is empty; give at least one token", param="text")
             spec = score_spec(
-                ids, self.engine.info, id=f"llm-{next(self._ids)}", param="text", first=first, logprobs=top,
-                stride=stride, adapter=self.engine.adapters.named(adapter),
+                ids, self.engine.info, id=f"llm-{next(self._ids)}", param="text", prompt_len=first, logprobs=top,
+                tokens_per_step=stride, adapter=self.engine.adapters.named(adapter),
             )  # fmt: skip
-            scored.append(Choice(n, spec, IdsOnly()))
+            scored.append(CompletionState(n, spec, IdsOnly()))
         self._finish(scored)
-        return [choice.told or [] for choice in scored]
+        return [choice.token_logprobs or [] for choice in scored]

@@ -26,9 +26,9 @@ def run(monkeypatch):
     """Executes the example of a file as importing it would; registries are put back afterwards."""
     for module, name in (
         (models, "_FAMILIES"),
-        (algorithms, "_RULES"),
+        (algorithms, "_ALGORITHMS"),
         (strategies, "_STRATEGIES"),
-        (strategies, "_ALSO_FITS"),
+        (strategies, "_SUPPORTED_FAMILIES"),
         (formats, "_TOOLS"),
         (formats, "_REASONING"),
     ):

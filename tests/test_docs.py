@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.algorithms import get_rule, rules
+from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.algorithms.common import COMMON
 from runtime.bench import sweep
 from runtime.bench.__main__ import TOOLS
 from runtime.config import FLAGS, parse
 from runtime.models import families, resolve_family
-from runtime.request.decoding import CHOOSING, ENGINE
+from runtime.request.decoding import ENGINE_FIELDS, SELECTORS
 from runtime.request.sampling_params import SamplingParams
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies
 from tests.golden import GOLDEN
@@ -127,7 +127,7 @@ def test_decoding_fields_are_the_table():
 
 def test_fields_of_every_request_are_documented():
     text = page("docs/decoding.md")
-    for field in (*CHOOSING, *ENGINE):
+    for field in (*SELECTORS, *ENGINE_FIELDS):
         assert f"`{field}`" in text, field
 
 
@@ -153,7 +153,7 @@ def made(key: str) -> Strategy:
 
 
 def test_every_entry_is_described():
-    assert set(rules()) <= RULES.keys()
+    assert set(algorithm_keys()) <= RULES.keys()
     assert set(strategies()) <= STRATEGIES.keys()
     told = page("docs/models.md").split("## Family by family")[1].split("## What was compared with what")[0]
     for key in {resolve_family(key, {}).key for key in families()}:
@@ -162,7 +162,7 @@ def test_every_entry_is_described():
 
 def test_every_entry_has_its_rules():
     titles = headings(page("docs/decoding-rules.md"))
-    assert {f"Algorithm `{key}`" for key in rules()} <= set(titles)
+    assert {f"Algorithm `{key}`" for key in algorithm_keys()} <= set(titles)
     assert {f"Strategy `{key}`" for key in strategies()} <= set(titles)
 
 
@@ -174,7 +174,7 @@ def test_the_contents_of_the_decoding_rules_are_its_headings():
 
 @pytest.mark.parametrize("key", RULES)
 def test_a_rules_paragraph_names_its_fields(key):
-    assert RULES[key] == {field.name for field in get_rule(key).fields if field not in COMMON}
+    assert RULES[key] == {field.name for field in get_algorithm(key).fields if field not in COMMON}
 
 
 @pytest.mark.parametrize("key", STRATEGIES)
@@ -213,8 +213,8 @@ def test_golden_answers_are_counted(family, folder, kind, words):
 def test_modes_of_threshold_and_edit_are_documented():
     text = page("docs/decoding.md")
     for mode in ("speed", "balanced", "quality"):
-        edit = get_rule("edit").modes[mode]
-        row = f"| `{mode}` | {get_rule('threshold').modes[mode]['accept_threshold']} | "
+        edit = get_algorithm("edit").modes[mode]
+        row = f"| `{mode}` | {get_algorithm('threshold').modes[mode]['accept_threshold']} | "
         assert row + f"{edit['accept_threshold']}, {edit['edit_threshold']} |" in text
 
 

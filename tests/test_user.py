@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.algorithms import rules
+from runtime.algorithms import algorithm_keys
 from runtime.bench import serve
 from runtime.chat import Conversation
 from runtime.client import is_address, may_use_proxy
@@ -63,7 +63,7 @@ def test_the_terminal_chat_ends_with_the_answer(server):
     with server.client() as http:
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
         whole = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
-        for edit in (False, True) if "edit" in rules() else (False,):
+        for edit in (False, True) if "edit" in algorithm_keys() else (False,):
             talk = Conversation(http, max_tokens=100)
             if edit:
                 talk.decoding = {"algorithm": "edit", "mode": "quality"}

@@ -30,7 +30,7 @@ DecodingStrategy = Literal[{_lines(strategies())}]
 def rules() -> str:
     """Returns the module with the strategies that are exempt from rules of the resource's schema."""
     made = {name: make_strategy(name, (name,), _CONTEXT) for name in strategies()}
-    any_page = [name for name, strategy in made.items() if strategy.tiling.from_prompt]
+    any_page = [name for name, strategy in made.items() if strategy.block_layout.from_prompt]
     own_step = [name for name, strategy in made.items() if strategy.max_rows() < 2 * _BLOCK]
     return f"""{_TITLE}
 

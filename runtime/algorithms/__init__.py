@@ -1,4 +1,4 @@
-"""Acceptance rules, one file each. Importing this package registers them; add yours with one line here."""
+"""Unmasking algorithms, one file each. Importing this package registers them; a new one needs one line here."""
 
 from runtime.algorithms import (
     credit,
@@ -17,23 +17,26 @@ from runtime.algorithms import (
 )
 from runtime.algorithms.base import (
     BlockBatch,
-    Decision,
-    Orders,
-    Rule,
-    Stat,
-    get_rule,
-    register_rule,
-    rules,
-    rules_of,
-    rules_under,
+    BlockUpdate,
+    EditTokens,
+    LogitStat,
+    UnmaskingAlgorithm,
+    algorithm_keys,
+    algorithms_for,
+    algorithms_with_edit_tokens,
+    get_algorithm,
+    register_algorithm,
 )
 
 __all__ = [
     "BlockBatch",
-    "Decision",
-    "Orders",
-    "Rule",
-    "Stat",
+    "BlockUpdate",
+    "EditTokens",
+    "LogitStat",
+    "UnmaskingAlgorithm",
+    "algorithm_keys",
+    "algorithms_for",
+    "algorithms_with_edit_tokens",
     "credit",
     "dmax",
     "dynamic",
@@ -41,15 +44,12 @@ __all__ = [
     "entropy_bound",
     "factor",
     "fixed",
-    "get_rule",
+    "get_algorithm",
     "hierarchical",
     "insert_delete",
     "local_leap",
     "noise",
-    "register_rule",
-    "rules",
-    "rules_of",
-    "rules_under",
+    "register_algorithm",
     "sequential",
     "threshold",
 ]

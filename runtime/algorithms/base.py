@@ -1,4 +1,4 @@
-"""Interface of unmasking algorithms (docs/decoding-rules.md#unmasking-algorithms): inputs and decisions as tensors."""
+"""Interface of unmasking algorithms (docs/decoding-rules.md#unmasking-algorithms): inputs and updates as tensors."""
 
 from __future__ import annotations
 
@@ -9,62 +9,64 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 
-from runtime.algorithms.logits_ops import WHOLE, Vocabulary
-from runtime.algorithms.sampling import Top
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
+from runtime.algorithms.sampling import TopTokens
 from runtime.errors import ConfigError
 from runtime.request.field_spec import Field, Value
 
-# The first columns of every parameter row: how a candidate is drawn, whatever the rule.
+# The first columns of every parameter row: the sampling parameters, which do not depend on the algorithm.
 TEMPERATURE, TOP_P, TOP_K, MIN_P = range(4)
-_COMMON = ("temperature", "top_p", "top_k", "min_p")
-FREE = (1.0, 1.0, 0.0, 0.0)  # drawn, under no limit
+_SAMPLING_COLUMNS = ("temperature", "top_p", "top_k", "min_p")
+NO_FILTERS = (1.0, 1.0, 0.0, 0.0)  # values of these columns: sampled from the unfiltered distribution
 
-# The head knows this field, so that a rule has no more to do for it than to declare it.
+# The sampler implements this field. An algorithm only has to declare it.
 SUPPRESS_EOS = Field(
     name="suppress_eos", kind="choice", choices=("none", "confidence", "logits"), default="none", neutral="none",
-    help="confidence: positions that choose an end of sequence come last and pass no threshold; logits: none does",
+    help="confidence: end-of-sequence candidates rank last and pass no threshold; logits: they are never sampled",
 )  # fmt: skip
 
-# And so this one, where Stat.TOP is asked for.
-MERGED = Field(
-    name="token_merge_top_k", kind="integer", default=1, low=1, high=64, help="likeliest tokens that are mixed"
+# The sampler implements this field too, for algorithms that require LogitStat.TOP_K.
+TOKEN_MERGE_TOP_K = Field(
+    name="token_merge_top_k", kind="integer", default=1, low=1, high=64, help="most probable tokens in a soft embedding"
 )
 
 
-class Stat(enum.IntFlag):
-    """What a rule wants of the head beside each position's candidate and its confidence."""
+class LogitStat(enum.IntFlag):
+    """Statistics of the logits that an algorithm requires, in addition to the candidates and their confidence."""
 
     NONE = 0
-    CURRENT = enum.auto()  # the probability of a position's own token
-    MARGIN = enum.auto()  # the likeliest token's lead, of the distribution that the candidate was taken from
-    ENTROPY = enum.auto()  # that distribution's, in nats
-    ADJUST = enum.auto()  # the rule changes the logits first (`Rule.adjust`)
-    SUPPRESS = enum.auto()  # SUPPRESS_EOS is not "none"
-    BEST = enum.auto()  # the likeliest token, whatever was drawn
-    SIGNAL = enum.auto()  # nothing: the model's own next step is told of the distribution, which no preemption outlives
-    TOP = enum.auto()  # the MERGED likeliest tokens and their probabilities, whatever was drawn
+    TOKEN_PROB = enum.auto()  # probability of the current token of each position
+    MARGIN = enum.auto()  # difference of the two largest probabilities of the distribution of the candidate
+    ENTROPY = enum.auto()  # entropy of the distribution of the candidate, in nats
+    PROCESS_LOGITS = enum.auto()  # calls `UnmaskingAlgorithm.process_logits` before candidates are computed
+    SUPPRESS_EOS = enum.auto()  # the field SUPPRESS_EOS is not "none"
+    ARGMAX = enum.auto()  # the most probable token, even if the candidate was sampled
+    SELF_CONDITIONING = enum.auto()  # keeps the distribution on the device for the next step; lost on preemption
+    TOP_K = enum.auto()  # the TOKEN_MERGE_TOP_K most probable tokens and their probabilities
 
 
 @dataclass(frozen=True)
-class Orders:
-    """Edit tokens of a model, which no answer contains (docs/decoding-rules.md#insert-and-delete)."""
+class EditTokens:
+    """Ids of the model's edit tokens, which no output contains (docs/decoding-rules.md#insert-and-delete)."""
 
     delete: int
     split: int
 
 
 @dataclass(frozen=True)
-class Tradeoff:
-    """By which of its fields a rule trades accuracy for speed, and values of it that show how, from careful to fast.
+class SpeedAccuracyKnob:
+    """The field of an algorithm that trades accuracy for speed.
 
-    Like its default they are in blocks where the field is `per_block`.
+    Attributes:
+        values: values that show the tradeoff, from accurate to fast. Like the default of the field, they are in blocks
+            if the field is `per_block`.
     """
 
     field: Field
     values: tuple[float, ...]
 
-    def served(self, block_size: int) -> tuple[float, ...]:
-        """The values where blocks are of `block_size` tokens; those that come to the same are there once."""
+    def values_for(self, block_size: int) -> tuple[float, ...]:
+        """Returns the values for blocks of `block_size` tokens, without duplicates."""
         if not self.field.per_block:
             return self.values
         return tuple(dict.fromkeys(max(int(self.field.low), int(value * block_size)) for value in self.values))
@@ -72,221 +74,238 @@ class Tradeoff:
 
 @dataclass(frozen=True)
 class BlockBatch:
-    """`n` ACTIVE blocks of `B` positions that share a rule, as they were before this forward.
+    """`n` ACTIVE blocks of `B` positions that use the same algorithm, in their state before this forward pass.
 
-    `choice` and `conf` hold this step's candidate and its probability where a position was sampled; elsewhere the
-    current token and -inf. A statistic that no block's rule asked for is None. A candidate that SUPPRESS_EOS holds back
-    has the least finite confidence and margin and the largest finite entropy.
+    Positions that were not sampled have their current token as candidate and -inf as confidence. A statistic that no
+    block requires is None. A candidate that SUPPRESS_EOS suppresses has the lowest finite confidence and margin, and
+    the highest finite entropy.
     """
 
     tokens: torch.Tensor  # int64 [n, B]
     masked: torch.Tensor  # bool [n, B]
-    filled: torch.Tensor  # bool [n, B]; neither masked nor filled: fixed
-    choice: torch.Tensor  # int64 [n, B]
-    conf: torch.Tensor  # float [n, B]
-    remasked: torch.Tensor  # bool [n, B], positions masked again once already
+    unmasked: torch.Tensor  # bool [n, B]; positions that are neither masked nor unmasked are FIXED
+    candidates: torch.Tensor  # int64 [n, B]
+    confidence: torch.Tensor  # float [n, B], probability of the candidate
+    remasked: torch.Tensor  # bool [n, B], positions that were remasked in an earlier step
     may_force: torch.Tensor  # bool [n]
-    advanced: torch.Tensor  # int64 [n], earlier steps in which the block might force
+    num_steps: torch.Tensor  # int64 [n], earlier steps in which the block was allowed to force
     initial_masks: torch.Tensor  # int64 [n]
-    given_steps: torch.Tensor  # int64 [n], the block's share of a total; 0: `shared.STEPS` counts
-    post_edit_steps: torch.Tensor  # int64 [n], earlier steps that began with no mask
-    params: torch.Tensor  # float64 [n, len(columns)], constant over a request's life
-    columns: Mapping[str, int]  # of `params`, by the fields' names
-    current: torch.Tensor | None = None  # float [n, B], Stat.CURRENT; 1.0 where a position was not sampled
-    margin: torch.Tensor | None = None  # float [n, B], Stat.MARGIN; -inf there
-    entropy: torch.Tensor | None = None  # float [n, B], Stat.ENTROPY; inf there
-    best: torch.Tensor | None = None  # int64 [n, B], Stat.BEST; the current token there
-    noise: torch.Tensor | None = None  # int64 [n, B], of a noisy rule: ids drawn uniformly from the vocabulary
-    top: Top | None = None  # [n, B, most of MERGED], Stat.TOP; probabilities 0 there, and past a block's own MERGED
-    kept: torch.Tensor | None = None  # float64 [n, B, records, len(Rule.keeps)], to be written in place
+    step_budget: torch.Tensor  # int64 [n], steps of the block out of a total; 0: the field `common.STEPS` applies
+    post_edit_steps: torch.Tensor  # int64 [n], earlier steps that began without masks
+    params: torch.Tensor  # float64 [n, len(columns)], constant for the lifetime of a request
+    columns: Mapping[str, int]  # column of `params` for each field name
+    token_prob: torch.Tensor | None = None  # float [n, B], LogitStat.TOKEN_PROB; 1.0 where not sampled
+    margin: torch.Tensor | None = None  # float [n, B], LogitStat.MARGIN; -inf where not sampled
+    entropy: torch.Tensor | None = None  # float [n, B], LogitStat.ENTROPY; inf where not sampled
+    argmax: torch.Tensor | None = None  # int64 [n, B], LogitStat.ARGMAX; the current token where not sampled
+    noise_tokens: torch.Tensor | None = None  # int64 [n, B], uniformly random ids, if the algorithm has `uniform_noise`
+    # [n, B, largest TOKEN_MERGE_TOP_K], LogitStat.TOP_K; probability 0 where not sampled, and past the block's value
+    top_k: TopTokens | None = None
+    history: torch.Tensor | None = None  # float64 [n, B, records, len(history_fields)], updated in place
 
     def value(self, name: str) -> torch.Tensor:
-        """[n]: the blocks' values of a field. KeyError for a field that the rule does not declare."""
+        """Returns the value of a field for each block, [n]. KeyError if the algorithm does not declare the field."""
         return self.params[:, self.columns[name]]
 
     def param(self, name: str) -> torch.Tensor:
-        """[n, 1]: `value`, to compare with [n, B]."""
+        """Returns `value` as [n, 1], for comparisons with [n, B]."""
         return self.value(name)[:, None]
 
-    def capped(self) -> torch.Tensor:
-        """bool [n, 1]: this step fills what is still masked, by `shared.MAX_STEPS`."""
-        return (self.may_force & (self.advanced + 1 >= self.value("max_steps_per_block")))[:, None]
+    def at_step_limit(self) -> torch.Tensor:
+        """Returns a bool [n, 1]: this step has to unmask all masked positions, because of `common.MAX_STEPS`."""
+        return (self.may_force & (self.num_steps + 1 >= self.value("max_steps_per_block")))[:, None]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Sampled positions of `n` blocks that share a rule, as `Rule.adjust` sees them."""
+class SampledRows:
+    """The sampled positions of `n` blocks that use the same algorithm: input of `process_logits`."""
 
     tokens: torch.Tensor  # int64 [n, B]
     masked: torch.Tensor  # bool [n, B]
-    block: torch.Tensor  # int64 [rows], each row's block
-    at: torch.Tensor  # int64 [rows], its offset there
-    advanced: torch.Tensor  # int64 [rows], as in BlockBatch, of each row's block
+    block: torch.Tensor  # int64 [rows], index of the block of each row
+    offset: torch.Tensor  # int64 [rows], position of each row in its block
+    num_steps: torch.Tensor  # int64 [rows], as in BlockBatch, of the block of each row
     params: torch.Tensor  # float64 [rows, len(columns)]
     columns: Mapping[str, int]
-    kept: torch.Tensor | None  # as in BlockBatch
-    fixed: bool = False  # what is launched may not depend on any content, nor may the host be told of it
-    vocabulary: Vocabulary = WHOLE  # of the logits: processes may share it
+    history: torch.Tensor | None  # as in BlockBatch
+    graph_safe: bool = False  # launch the same kernels for any content, without host synchronization
+    logits_ops: LogitsOps = DEFAULT_LOGITS_OPS  # operations on the logits, which may be sharded over the vocabulary
 
     def value(self, name: str) -> torch.Tensor:
-        """[rows]: each row's value of a field of the rule."""
+        """Returns the value of a field of the algorithm for each row, [rows]."""
         return self.params[:, self.columns[name]]
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What a rule decided: the blocks' content after this step, and what was done to them. That may be anything where
-    positions are not fixed: what stood at one may stand at another, or nowhere."""
+class BlockUpdate:
+    """The content of the blocks after this step, and what changed.
+
+    All positions that are not FIXED may change. The algorithm may also move tokens to other positions.
+    """
 
     tokens: torch.Tensor  # int64 [n, B]
     masked: torch.Tensor  # bool [n, B]
-    forced: torch.Tensor  # bool [n], nothing passed the threshold and the best was taken
-    edited: (
-        torch.Tensor
-    )  # bool [n, B], FILLED positions, as they were before the step, that were replaced, deleted or split
-    remasked: torch.Tensor  # bool [n, B], FILLED positions that were masked again
-    ended: torch.Tensor  # bool [n], the content will not change any more
-    mixture: Top | None = None  # [n, B, count], of which FILLED positions' embeddings are made until the blocks settle
+    forced: torch.Tensor  # bool [n], no position passed the threshold, and the best one was unmasked
+    edited: torch.Tensor  # bool [n, B], unmasked positions before the step that were replaced, deleted or split
+    remasked: torch.Tensor  # bool [n, B], unmasked positions that were masked again
+    finished: torch.Tensor  # bool [n], the content is final
+    soft_tokens: TopTokens | None = None  # [n, B, count], for embeddings of unmasked positions until the block finishes
 
 
-class Merge(NamedTuple):
+class SoftEmbeddingParams(NamedTuple):
     """Parameters of docs/decoding-rules.md#soft-embeddings, computed by ``runtime.layers.embedding.merged``."""
 
-    smooth: bool  # added to the token's own, instead of to the mask's for what the tokens leave of 1
-    weight: float  # what they are multiplied by then
-    renormalize: bool  # else: brought to the length that the mixed ones have on average
+    smooth: bool  # add the mixture to the token's embedding. False: the mask's embedding gets the remaining probability
+    weight: float  # factor of the mixture if `smooth`
+    renormalize: bool  # otherwise: scale the mixture to the mean norm of the mixed embeddings
 
 
-class Rule:
-    """One acceptance rule; the object keeps nothing between calls.
+class UnmaskingAlgorithm:
+    """An unmasking algorithm: it decides which positions of a block are unmasked. Instances have no state.
 
     Attributes:
-        key: what ``decoding.algorithm`` calls it.
-        fields: what a request may set for it; those that several rules share stand in `runtime/algorithms/common.py`.
-        tradeoff: the field that says how careful it is, for pictures of the rule (``python -m runtime.bench sweep``);
-            None: they show it at its defaults.
-        modes: each mode as values of some of the fields; without modes a request's ``mode`` is refused.
-        edits: it changes FILLED positions, so a full block has not ended (docs/decoding-rules.md#algorithm-edit); the
-            family must support it.
-        walks: its threshold is the one by which an answer that keeps to a grammar is filled from the left
+        key: value of ``decoding.algorithm``.
+        fields: fields that a request may set. Fields of several algorithms are in `runtime/algorithms/common.py`.
+        speed_accuracy_knob: the field that ``python -m runtime.bench sweep`` varies. None: it measures the defaults.
+        modes: values of some fields for each mode. Without modes, the ``mode`` of a request is rejected.
+        edits: it changes unmasked positions, so a block without masks is not finished
+            (docs/decoding-rules.md#algorithm-edit). The family must support it.
+        supports_grammar: its threshold also applies to constrained decoding, which unmasks from left to right
             (``runtime.worker.sample.constrained_decoding``).
-        moves: what stands at a position may come to stand at another.
-        noisy: it denoises noise instead of masks, for strategies that are noisy too. All of an open block is MASKED
-            before each step; what the rule does not fill becomes noise again, and its `adjust` divides the logits by
-            its `heat` and does no more.
-        strategies: those that it goes with, which then go with no other rule; (): all that no rule names.
-        keeps: what a record says, for a rule that remembers something of each position of a block from one step to
-            the next. A block's records are `BlockBatch.kept`, the last of them new and all 0; what is still 0 there
-            after the step is left out of the next one.
-        once: it has one record a position, which it writes anew in each step, and none is new.
-        plain: its threshold and its most steps, of a rule that fills, where it wants nothing of the head, as
-            ``kernels.unmask`` does.
+        reorders_tokens: tokens may move to other positions.
+        uniform_noise: it denoises noise instead of masks, for strategies that have `uniform_noise` too. All positions
+            of an open block are MASKED before each step, and those that stay masked get new noise. `process_logits`
+            only divides the logits by `temperature`.
+        strategies: the strategies that this algorithm works with. They work with no other algorithm. (): all strategies
+            without an algorithm of their own.
+        history_fields: names of the values that it records per position in each step. `BlockBatch.history` has all
+            records of a block. The last one is new and 0; if it is still 0 after the step, it is dropped.
+        static_history: there is one record per position, which each step overwrites.
+        fused_threshold: the fields of the threshold and of the step limit, if ``kernels.unmask`` computes the algorithm
+            for requests that require no statistics. None: no fused kernel.
     """
 
     key: ClassVar[str]
     fields: ClassVar[tuple[Field, ...]] = ()
-    tradeoff: ClassVar[Tradeoff | None] = None
+    speed_accuracy_knob: ClassVar[SpeedAccuracyKnob | None] = None
     modes: ClassVar[dict[str, dict[str, Value]]] = {}
     edits: ClassVar[bool] = False
-    walks: ClassVar[bool] = False
-    moves: ClassVar[bool] = False
-    noisy: ClassVar[bool] = False
+    supports_grammar: ClassVar[bool] = False
+    reorders_tokens: ClassVar[bool] = False
+    uniform_noise: ClassVar[bool] = False
     strategies: ClassVar[tuple[str, ...]] = ()
-    keeps: ClassVar[tuple[str, ...]] = ()
-    once: ClassVar[bool] = False
-    plain: ClassVar[tuple[Field, Field] | None] = None
+    history_fields: ClassVar[tuple[str, ...]] = ()
+    static_history: ClassVar[bool] = False
+    fused_threshold: ClassVar[tuple[Field, Field] | None] = None
 
     def __init__(self) -> None:
-        self.columns = {name: i for i, name in enumerate((*_COMMON, *(field.name for field in self.fields)))}
+        names = (*_SAMPLING_COLUMNS, *(field.name for field in self.fields))
+        self.columns = {name: i for i, name in enumerate(names)}
 
-    def row(self, values: Mapping[str, Value]) -> list[float]:
-        """A request's values of the rule's own fields in their columns' order; a choice is its number, from 0."""
+    def param_row(self, values: Mapping[str, Value]) -> list[float]:
+        """Returns the request's values of `fields` in the order of the columns. A choice is its index in `choices`."""
         return [
             float(field.choices.index(str(values[field.name])) if field.choices else values[field.name])
             for field in self.fields
         ]
 
-    def wants(self, values: Mapping[str, Value]) -> Stat:
-        """What `decide` reads of a request's blocks, beside choice and conf."""
-        return Stat.NONE
+    def algorithm_stats(self, values: Mapping[str, Value]) -> LogitStat:
+        """Returns the statistics that `decide` reads for a request with these values."""
+        return LogitStat.NONE
 
-    def asks(self, values: Mapping[str, Value]) -> Stat:
-        """All that a request's blocks ask of the head."""
+    def required_stats(self, values: Mapping[str, Value]) -> LogitStat:
+        """Returns all statistics that the sampler computes for a request with these values."""
         suppresses = values.get(SUPPRESS_EOS.name, SUPPRESS_EOS.default) != SUPPRESS_EOS.default
-        return self.wants(values) | (Stat.SUPPRESS if suppresses else Stat.NONE)
+        return self.algorithm_stats(values) | (LogitStat.SUPPRESS_EOS if suppresses else LogitStat.NONE)
 
-    def unstable(self, values: Mapping[str, Value]) -> bool:
-        """Whether FILLED positions may still change: then they are sampled too, and text waits for the block's end."""
+    def may_revise(self, values: Mapping[str, Value]) -> bool:
+        """Returns whether unmasked positions may change. They are then sampled too, and text is sent per block."""
         return self.edits
 
-    def merge(self, values: Mapping[str, Value]) -> Merge | None:
-        """What becomes of `Decision.mixture`, for a rule that decides one."""
+    def soft_embedding_params(self, values: Mapping[str, Value]) -> SoftEmbeddingParams | None:
+        """Returns how embeddings are computed from `BlockUpdate.soft_tokens`, for algorithms that return it."""
         return None
 
-    def adjust(self, logits: torch.Tensor, rows: Rows) -> None:
-        """Change `logits` [rows, vocab] in place, before anything is chosen; called where Stat.ADJUST was asked for.
-        What looks at more than each logit alone goes through `rows.vocabulary`: some of it may be elsewhere."""
+    def process_logits(self, logits: torch.Tensor, rows: SampledRows) -> None:
+        """Changes `logits` in place before candidates are computed, if LogitStat.PROCESS_LOGITS is required.
 
-    def heat(self, rows: Rows) -> torch.Tensor:
-        """[rows]: what a noisy rule divides logits by, the temperature with which rows that draw do so in it."""
+        Operations across the vocabulary have to use `rows.logits_ops`, because the logits may be sharded.
+
+        Args:
+            logits: [rows, vocab], or this rank's shard of the vocabulary.
+        """
+
+    def temperature(self, rows: SampledRows) -> torch.Tensor:
+        """Returns the divisor of the logits, [rows]. Only for algorithms with `uniform_noise`."""
         raise NotImplementedError
 
-    def decide(self, blocks: BlockBatch) -> Decision:
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+        """Returns the content of the blocks after this step."""
         raise NotImplementedError
 
 
-R = TypeVar("R", bound=type[Rule])
-H = TypeVar("H", bound=Callable[[Orders], Rule])
-_RULES: dict[str, Rule] = {}
-_HEEDING: dict[str, Callable[[Orders], Rule]] = {}
+A = TypeVar("A", bound=type[UnmaskingAlgorithm])
+V = TypeVar("V", bound=Callable[[EditTokens], UnmaskingAlgorithm])
+_ALGORITHMS: dict[str, UnmaskingAlgorithm] = {}
+_INDEL_VARIANTS: dict[str, Callable[[EditTokens], UnmaskingAlgorithm]] = {}
 
 
-def register_rule(rule: R) -> R:
-    """Make a rule selectable as ``decoding.algorithm``. A field's name means the same kind of value in every rule."""
-    if rule.key in _RULES:
-        raise ValueError(f"acceptance rule {rule.key!r} is registered twice")
-    known = {field.name: field for other in _RULES.values() for field in other.fields}
-    for field in rule.fields:
+def register_algorithm(algorithm: A) -> A:
+    """Registers an algorithm under its `key`, the value of ``decoding.algorithm``.
+
+    Raises:
+        ValueError: the key is taken, a field has another kind in another algorithm, or the knob is not a field.
+    """
+    if algorithm.key in _ALGORITHMS:
+        raise ValueError(f"unmasking algorithm {algorithm.key!r} is registered twice")
+    known = {field.name: field for other in _ALGORITHMS.values() for field in other.fields}
+    for field in algorithm.fields:
         if known.get(field.name, field).kind != field.kind:
-            raise ValueError(f"{rule.key}: field {field.name!r} is of another kind in another rule")
-    if rule.tradeoff is not None and rule.tradeoff.field not in rule.fields:
-        raise ValueError(f"{rule.key}: {rule.tradeoff.field.name!r}, by which it trades, is none of its fields")
-    _RULES[rule.key] = rule()
-    return rule
+            raise ValueError(f"{algorithm.key}: field {field.name!r} is of another kind in another algorithm")
+    knob = algorithm.speed_accuracy_knob
+    if knob is not None and knob.field not in algorithm.fields:
+        raise ValueError(f"{algorithm.key}: speed_accuracy_knob {knob.field.name!r} is not one of its fields")
+    _ALGORITHMS[algorithm.key] = algorithm()
+    return algorithm
 
 
-def register_heeding(key: str) -> Callable[[H], H]:
-    """Make a rule stand in for the one called `key` where the model gives orders."""
+def register_indel_variant(key: str) -> Callable[[V], V]:
+    """Registers the variant of the algorithm `key` for models with edit tokens (insertions and deletions)."""
 
-    def add(make: H) -> H:
-        if key in _HEEDING:
-            raise ValueError(f"acceptance rule {key!r} heeds orders twice")
-        _HEEDING[key] = make
+    def add(make: V) -> V:
+        if key in _INDEL_VARIANTS:
+            raise ValueError(f"the variant of {key!r} for edit tokens is registered twice")
+        _INDEL_VARIANTS[key] = make
         return make
 
     return add
 
 
-def rules() -> list[str]:
-    return sorted(_RULES)
+def algorithm_keys() -> list[str]:
+    """Returns the keys of all registered algorithms, sorted."""
+    return sorted(_ALGORITHMS)
 
 
-def rules_of(strategy: str) -> list[Rule]:
-    """Those that go with a strategy: its own, or all that are nobody's own."""
-    every = [_RULES[key] for key in rules()]
-    own = [rule for rule in every if strategy in rule.strategies]
-    return own or [rule for rule in every if not rule.strategies]
+def algorithms_for(strategy: str) -> list[UnmaskingAlgorithm]:
+    """Returns the algorithms that work with a strategy: its own, or all that name no strategy."""
+    algorithms = [_ALGORITHMS[key] for key in algorithm_keys()]
+    own = [algorithm for algorithm in algorithms if strategy in algorithm.strategies]
+    return own or [algorithm for algorithm in algorithms if not algorithm.strategies]
 
 
-def get_rule(key: str) -> Rule:
-    if key not in _RULES:
-        raise ConfigError(f"acceptance rule {key!r} is not known; known: {', '.join(rules())}")
-    return _RULES[key]
+def get_algorithm(key: str) -> UnmaskingAlgorithm:
+    """Returns the algorithm `key`. Raises ConfigError if it is not registered."""
+    if key not in _ALGORITHMS:
+        raise ConfigError(f"unmasking algorithm {key!r} is not known; available: {', '.join(algorithm_keys())}")
+    return _ALGORITHMS[key]
 
 
-def rules_under(orders: Orders | None) -> Callable[[str], Rule]:
-    """`get_rule` for a model that gives `orders` (None: none), the same object for the same key each time."""
-    if orders is None:
-        return get_rule
-    heeding = {key: make(orders) for key, make in _HEEDING.items()}
-    return lambda key: heeding[key] if key in heeding else get_rule(key)
+def algorithms_with_edit_tokens(edit_tokens: EditTokens | None) -> Callable[[str], UnmaskingAlgorithm]:
+    """Returns `get_algorithm` for a model with these edit tokens; None: the model has none.
+
+    The function returns the same object for each call with the same key.
+    """
+    if edit_tokens is None:
+        return get_algorithm
+    variants = {key: make(edit_tokens) for key, make in _INDEL_VARIANTS.items()}
+    return lambda key: variants[key] if key in variants else get_algorithm(key)

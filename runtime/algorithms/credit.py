@@ -7,46 +7,59 @@ from typing import Any
 
 import torch
 
-from runtime.algorithms.base import BlockBatch, Decision, Rows, Stat, register_rule
-from runtime.algorithms.common import ACCEPT, BY_THRESHOLD, COMMON, METRIC, RankedRule, accept_or_force, filling
-from runtime.request.field_spec import Field, share
+from runtime.algorithms.base import BlockBatch, BlockUpdate, LogitStat, SampledRows, register_algorithm
+from runtime.algorithms.common import (
+    ACCEPT,
+    COMMON,
+    METRIC,
+    THRESHOLD_KNOB,
+    RankedAlgorithm,
+    threshold_with_fallback,
+    unmask,
+)
+from runtime.request.field_spec import Field, fraction_field
 
-WEIGHT = Field(name="credit.weight", default=0.7, high=100, help="what the logarithm of credit adds to a logit")
-DECAY = share("credit.decay", 0.8, "what a step leaves of the credit before it")
+WEIGHT = Field(
+    name="credit.weight", default=0.7, high=100, help="factor of log(1 + credit), which is added to the logit"
+)
+DECAY = fraction_field("credit.decay", 0.8, "factor of the credit of earlier steps")
 POWER = Field(
-    name="credit.power", default=0.2, high=100, help="a step credits its candidate with the probability to this power"
+    name="credit.power",
+    default=0.2,
+    high=100,
+    help="the credit of a step is the probability of the candidate to this power",
 )
 
 
-@register_rule
-class Credit(RankedRule):
+@register_algorithm
+class Credit(RankedAlgorithm):
     key = "credit"
     fields = (ACCEPT, WEIGHT, DECAY, POWER, METRIC, *COMMON)
-    tradeoff = BY_THRESHOLD
-    keeps = ("token", "credit")
+    speed_accuracy_knob = THRESHOLD_KNOB
+    history_fields = ("token", "credit")
 
-    def wants(self, values: Mapping[str, Any]) -> Stat:
-        return super().wants(values) | Stat.ADJUST
+    def algorithm_stats(self, values: Mapping[str, Any]) -> LogitStat:
+        return super().algorithm_stats(values) | LogitStat.PROCESS_LOGITS
 
-    def adjust(self, logits: torch.Tensor, rows: Rows) -> None:
-        """The likeliest token of each position gets credit, and credit of its tokens is added to their logits.
+    def process_logits(self, logits: torch.Tensor, rows: SampledRows) -> None:
+        """Gives credit to the argmax of each position, and adds the credit of all tokens to their logits.
 
-        A position has a record for each token that was its likeliest in some step, so that no credit is left out.
+        A position has one record for each token that was its argmax in some step.
         """
-        assert rows.kept is not None
-        best = rows.vocabulary.greedy(logits)
-        gain = best.conf.double() ** rows.value(POWER.name)
-        token, credit = rows.kept[rows.block, rows.at].unbind(2)  # [rows, records], the last of them new
+        assert rows.history is not None
+        argmax = rows.logits_ops.greedy(logits)
+        gain = argmax.confidence.double() ** rows.value(POWER.name)
+        token, credit = rows.history[rows.block, rows.offset].unbind(2)  # [rows, records]; the last one is new
         credit = credit * rows.value(DECAY.name)[:, None]
-        known = (token == best.token[:, None]) & (credit > 0)
+        known = (token == argmax.token[:, None]) & (credit > 0)
         new = ~known.any(1)
         credit += known * gain[:, None]
-        token[:, -1] = best.token
+        token[:, -1] = argmax.token
         credit[:, -1] = torch.where(new, gain, 0)
         token = torch.where(credit > 0, token, 0)
-        rows.kept[rows.block, rows.at] = torch.stack([token, credit], 2)
+        rows.history[rows.block, rows.offset] = torch.stack([token, credit], 2)
         bonus = rows.value(WEIGHT.name)[:, None] * credit.log1p()
-        rows.vocabulary.add(logits, token.long(), bonus.to(logits.dtype))  # what says nothing adds 0 to token 0
+        rows.logits_ops.scatter_add(logits, token.long(), bonus.to(logits.dtype))  # empty records add 0 to token 0
 
-    def decide(self, blocks: BlockBatch) -> Decision:
-        return filling(blocks, *accept_or_force(blocks))
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+        return unmask(blocks, *threshold_with_fallback(blocks))

@@ -1,23 +1,34 @@
-"""`dynamic`: takes confident positions, at least the quota (docs/decoding-rules.md#algorithm-dynamic)."""
+"""`dynamic`: unmasks confident positions, at least the step quota (docs/decoding-rules.md#algorithm-dynamic)."""
 
 from __future__ import annotations
 
-from runtime.algorithms.base import BlockBatch, Decision, register_rule
-from runtime.algorithms.common import ACCEPT, BY_STEPS, COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
+from runtime.algorithms.base import BlockBatch, BlockUpdate, register_algorithm
+from runtime.algorithms.common import (
+    ACCEPT,
+    COMMON,
+    METRIC,
+    STEPS,
+    STEPS_KNOB,
+    RankedAlgorithm,
+    confidence_metric,
+    rank,
+    tokens_per_step,
+    unmask,
+)
 
 
-@register_rule
-class Dynamic(RankedRule):
+@register_algorithm
+class Dynamic(RankedAlgorithm):
     key = "dynamic"
     fields = (ACCEPT, STEPS, METRIC, *COMMON)
-    tradeoff = BY_STEPS
+    speed_accuracy_knob = STEPS_KNOB
 
-    def decide(self, blocks: BlockBatch) -> Decision:
-        """A block that may not force has no quota and takes nothing."""
-        share = quota(blocks)
-        confident = blocks.masked & (blocks.conf > blocks.param(ACCEPT.name))
-        enough = (confident.sum(1) >= share)[:, None]
-        best = blocks.masked & (rank(order(blocks), blocks.masked) < share[:, None])
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+        """Returns the update. A block that is not allowed to force unmasks nothing."""
+        count = tokens_per_step(blocks)
+        confident = blocks.masked & (blocks.confidence > blocks.param(ACCEPT.name))
+        enough = (confident.sum(1) >= count)[:, None]
+        best = blocks.masked & (rank(confidence_metric(blocks), blocks.masked) < count[:, None])
         accepted = ((confident & enough) | (best & ~enough)) & blocks.may_force[:, None]
         forced = blocks.may_force & blocks.masked.any(1) & ~confident.any(1)
-        return filling(blocks, accepted | (blocks.masked & blocks.capped()), forced)
+        return unmask(blocks, accepted | (blocks.masked & blocks.at_step_limit()), forced)

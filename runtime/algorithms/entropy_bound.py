@@ -7,29 +7,36 @@ from typing import Any
 
 import torch
 
-from runtime.algorithms.base import BlockBatch, Decision, Rule, Stat, Tradeoff, register_rule
-from runtime.algorithms.common import COMMON, filling, or_best, rank
+from runtime.algorithms.base import (
+    BlockBatch,
+    BlockUpdate,
+    LogitStat,
+    SpeedAccuracyKnob,
+    UnmaskingAlgorithm,
+    register_algorithm,
+)
+from runtime.algorithms.common import COMMON, rank, unmask, with_fallback
 from runtime.request.field_spec import Field
 
 BOUND = Field(
     name="entropy_bound", default=0.1, high=1e6,
-    help="nats: positions are taken from the lowest entropy up while the sum stays within it",
+    help="nats: positions are unmasked in order of rising entropy while the sum is within this bound",
 )  # fmt: skip
 
 
-@register_rule
-class EntropyBound(Rule):
+@register_algorithm
+class EntropyBound(UnmaskingAlgorithm):
     key = "entropy_bound"
     fields = (BOUND, *COMMON)
-    tradeoff = Tradeoff(BOUND, (0.1, 0.3, 1, 1.5, 2, 4))
+    speed_accuracy_knob = SpeedAccuracyKnob(BOUND, (0.1, 0.3, 1, 1.5, 2, 4))
 
-    def wants(self, values: Mapping[str, Any]) -> Stat:
-        return Stat.ENTROPY
+    def algorithm_stats(self, values: Mapping[str, Any]) -> LogitStat:
+        return LogitStat.ENTROPY
 
-    def decide(self, blocks: BlockBatch) -> Decision:
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
         assert blocks.entropy is not None
-        place = rank(-blocks.entropy, blocks.masked)
+        position = rank(-blocks.entropy, blocks.masked)
         entropy = blocks.entropy.double().masked_fill(~blocks.masked, float("inf"))
-        rising = torch.empty_like(entropy).scatter_(1, place, entropy)
-        count = (rising.cumsum(1) <= blocks.param("entropy_bound")).sum(1, keepdim=True)
-        return filling(blocks, *or_best(blocks, blocks.masked & (place < count), -blocks.entropy))
+        ascending = torch.empty_like(entropy).scatter_(1, position, entropy)
+        count = (ascending.cumsum(1) <= blocks.param("entropy_bound")).sum(1, keepdim=True)
+        return unmask(blocks, *with_fallback(blocks, blocks.masked & (position < count), -blocks.entropy))

@@ -1,17 +1,27 @@
-"""`fixed`: takes the quota of a step by confidence (docs/decoding-rules.md#algorithm-fixed)."""
+"""`fixed`: unmasks the step quota by confidence (docs/decoding-rules.md#algorithm-fixed)."""
 
 from __future__ import annotations
 
-from runtime.algorithms.base import BlockBatch, Decision, register_rule
-from runtime.algorithms.common import BY_STEPS, COMMON, METRIC, STEPS, RankedRule, filling, order, quota, rank
+from runtime.algorithms.base import BlockBatch, BlockUpdate, register_algorithm
+from runtime.algorithms.common import (
+    COMMON,
+    METRIC,
+    STEPS,
+    STEPS_KNOB,
+    RankedAlgorithm,
+    confidence_metric,
+    rank,
+    tokens_per_step,
+    unmask,
+)
 
 
-@register_rule
-class Fixed(RankedRule):
+@register_algorithm
+class Fixed(RankedAlgorithm):
     key = "fixed"
     fields = (STEPS, METRIC, *COMMON)
-    tradeoff = BY_STEPS
+    speed_accuracy_knob = STEPS_KNOB
 
-    def decide(self, blocks: BlockBatch) -> Decision:
-        best = rank(order(blocks), blocks.masked) < quota(blocks)[:, None]
-        return filling(blocks, blocks.masked & (best | blocks.capped()))
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+        best = rank(confidence_metric(blocks), blocks.masked) < tokens_per_step(blocks)[:, None]
+        return unmask(blocks, blocks.masked & (best | blocks.at_step_limit()))

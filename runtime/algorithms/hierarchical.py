@@ -1,34 +1,34 @@
-"""`hierarchical`: takes the best of each run of masks (docs/decoding-rules.md#algorithm-hierarchical; dInfer)."""
+"""`hierarchical`: unmasks the best of each run of masks (docs/decoding-rules.md#algorithm-hierarchical; dInfer)."""
 
 from __future__ import annotations
 
 import torch
 
-from runtime.algorithms.base import BlockBatch, Decision, Tradeoff, register_rule
-from runtime.algorithms.common import ACCEPT, COMMON, METRIC, RankedRule, filling, or_best, order
-from runtime.request.field_spec import share
+from runtime.algorithms.base import BlockBatch, BlockUpdate, SpeedAccuracyKnob, register_algorithm
+from runtime.algorithms.common import ACCEPT, COMMON, METRIC, RankedAlgorithm, confidence_metric, unmask, with_fallback
+from runtime.request.field_spec import fraction_field
 
-LOW = share("low_threshold", 0.4, "confidence above which the best position of a run of masks is taken")
+LOW = fraction_field("low_threshold", 0.4, "confidence above which the best position of a run of masks is unmasked")
 
 
-@register_rule
-class Hierarchical(RankedRule):
+@register_algorithm
+class Hierarchical(RankedAlgorithm):
     key = "hierarchical"
     fields = (ACCEPT, LOW, METRIC, *COMMON)
-    tradeoff = Tradeoff(LOW, (0.9, 0.7, 0.6, 0.5, 0.3, 0.1))
+    speed_accuracy_knob = SpeedAccuracyKnob(LOW, (0.9, 0.7, 0.6, 0.5, 0.3, 0.1))
 
-    def decide(self, blocks: BlockBatch) -> Decision:
-        by = order(blocks)
-        best = _best_of_runs(blocks.masked, by) & (blocks.conf > blocks.param(LOW.name))
-        confident = blocks.masked & (blocks.conf > blocks.param(ACCEPT.name))
-        return filling(blocks, *or_best(blocks, best | confident, by))
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+        scores = confidence_metric(blocks)
+        best = _best_of_runs(blocks.masked, scores) & (blocks.confidence > blocks.param(LOW.name))
+        confident = blocks.masked & (blocks.confidence > blocks.param(ACCEPT.name))
+        return unmask(blocks, *with_fallback(blocks, best | confident, scores))
 
 
-def _best_of_runs(masked: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """bool [n, B]: of each contiguous run of masked positions the first in the order `by`; ties: the lowest."""
-    run = (~masked).cumsum(1)  # masks with as many other positions before them are of one run
-    together = masked[:, :, None] & masked[:, None, :] & (run[:, :, None] == run[:, None, :])
+def _best_of_runs(masked: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Returns the position of the highest score in each run of masks, bool [n, B]; of equal ones, the first."""
+    run = (~masked).cumsum(1)  # masks with an equal number of other positions before them are one run
+    same_run = masked[:, :, None] & masked[:, None, :] & (run[:, :, None] == run[:, None, :])
     at = torch.arange(masked.shape[1], device=masked.device)
-    mine, other = by[:, :, None], by[:, None, :]
-    before = (other > mine) | ((other == mine) & (at < at[:, None]))
-    return masked & ~(together & before).any(2)
+    own, other = scores[:, :, None], scores[:, None, :]
+    before = (other > own) | ((other == own) & (at < at[:, None]))
+    return masked & ~(same_run & before).any(2)

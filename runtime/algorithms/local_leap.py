@@ -1,31 +1,35 @@
-"""`local_leap`: takes anchors and their neighbors (docs/decoding-rules.md#algorithm-local_leap; arXiv 2510.07081)."""
+"""`local_leap`: unmasks anchors and their neighbors (docs/decoding-rules.md#algorithm-local_leap; arXiv 2510.07081)."""
 
 from __future__ import annotations
 
 import torch
 
-from runtime.algorithms.base import BlockBatch, Decision, Tradeoff, register_rule
-from runtime.algorithms.common import COMMON, METRIC, RankedRule, filling, or_best, order
-from runtime.request.field_spec import Field, share
+from runtime.algorithms.base import BlockBatch, BlockUpdate, SpeedAccuracyKnob, register_algorithm
+from runtime.algorithms.common import COMMON, METRIC, RankedAlgorithm, confidence_metric, unmask, with_fallback
+from runtime.request.field_spec import Field, fraction_field
 
-ANCHOR = share("local_leap.anchor", 0.9, "confidence from which a masked position is an anchor, which is taken")
-NEIGHBOR = share("local_leap.neighbor", 0.75, "confidence from which one in an anchor's reach is taken too")
+ANCHOR = fraction_field(
+    "local_leap.anchor", 0.9, "confidence from which a masked position is an anchor, which is unmasked"
+)
+NEIGHBOR = fraction_field(
+    "local_leap.neighbor", 0.75, "confidence from which a position near an anchor is unmasked too"
+)
 RADIUS = Field(
-    name="local_leap.radius", kind="integer", default=4, high=2**31, help="positions that an anchor reaches, each way"
+    name="local_leap.radius", kind="integer", default=4, high=2**31, help="maximum distance of a position to its anchor"
 )
 
 
-@register_rule
-class LocalLeap(RankedRule):
+@register_algorithm
+class LocalLeap(RankedAlgorithm):
     key = "local_leap"
     fields = (ANCHOR, NEIGHBOR, RADIUS, METRIC, *COMMON)
-    tradeoff = Tradeoff(NEIGHBOR, (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.1))
+    speed_accuracy_knob = SpeedAccuracyKnob(NEIGHBOR, (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.1))
 
-    def decide(self, blocks: BlockBatch) -> Decision:
-        anchors = blocks.masked & (blocks.conf >= blocks.param(ANCHOR.name))
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+        anchors = blocks.masked & (blocks.confidence >= blocks.param(ANCHOR.name))
         at = torch.arange(anchors.shape[1], device=anchors.device)
         distance = (at[:, None] - at).abs()  # [B, B]
         reach = distance <= blocks.param(RADIUS.name)[:, :, None]  # [n, B, B]
         near = (reach & anchors[:, None, :]).any(2)
-        neighbors = blocks.masked & near & (blocks.conf >= blocks.param(NEIGHBOR.name))
-        return filling(blocks, *or_best(blocks, anchors | neighbors, order(blocks)))
+        neighbors = blocks.masked & near & (blocks.confidence >= blocks.param(NEIGHBOR.name))
+        return unmask(blocks, *with_fallback(blocks, anchors | neighbors, confidence_metric(blocks)))

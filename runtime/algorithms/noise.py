@@ -6,89 +6,98 @@ from collections.abc import Mapping
 
 import torch
 
-from runtime.algorithms.base import TEMPERATURE, BlockBatch, Decision, Rows, Rule, Stat, Tradeoff, register_rule
+from runtime.algorithms.base import (
+    TEMPERATURE,
+    BlockBatch,
+    BlockUpdate,
+    LogitStat,
+    SampledRows,
+    SpeedAccuracyKnob,
+    UnmaskingAlgorithm,
+    register_algorithm,
+)
 from runtime.request.field_spec import Field, Value
 
 STEPS = Field(
     name="max_denoising_steps", kind="integer", default=48, low=1, high=4096, flag="diffusion_gemma_max_steps",
-    help="most steps of a canvas",
+    help="maximum steps per canvas",
 )  # fmt: skip
 BOUND = Field(
     name="entropy_bound", default=0.1, above_low=True, flag="diffusion_gemma_entropy_bound",
-    help="nats: positions are taken from the lowest entropy up while the sum, the last one's apart, stays within it",
+    help="nats: positions are accepted in order of rising entropy while the sum of those before is within this bound",
 )  # fmt: skip
 T_MIN = Field(
     name="t_min", default=0.4, above_low=True, flag="diffusion_gemma_t_min",
-    help="what the temperature of a canvas falls towards",
+    help="lower bound of the temperature of a canvas, which decreases linearly",
 )  # fmt: skip
 T_MAX = Field(
     name="t_max", default=0.8, above_low=True, flag="diffusion_gemma_t_max",
-    help="the temperature of a canvas's first step",
+    help="temperature of the first step of a canvas",
 )  # fmt: skip
 STABLE = Field(
     name="stability_threshold", kind="integer", default=1, high=64, flag="diffusion_gemma_stability_threshold",
-    help="steps for which the likeliest tokens must stay the same before a canvas ends",
+    help="steps without a change of the most probable tokens before a canvas can finish",
 )  # fmt: skip
-SURE = Field(
+ENTROPY = Field(
     name="confidence_threshold", default=0.005, flag="diffusion_gemma_confidence_threshold",
-    help="nats, of a position on average, below which a canvas ends that is stable",
+    help="nats: mean entropy per position below which a stable canvas finishes",
 )  # fmt: skip
 
 
-@register_rule
-class Noise(Rule):
+@register_algorithm
+class Noise(UnmaskingAlgorithm):
     key = "noise"
     strategies = ("diffusion_gemma",)
-    noisy = True
-    fields = (STEPS, BOUND, T_MIN, T_MAX, STABLE, SURE)
-    tradeoff = Tradeoff(STEPS, (48, 32, 24, 16, 8, 4))
-    keeps = ("likeliest", "steps")  # a position's likeliest token, and in how many steps without a break
-    once = True
+    uniform_noise = True
+    fields = (STEPS, BOUND, T_MIN, T_MAX, STABLE, ENTROPY)
+    speed_accuracy_knob = SpeedAccuracyKnob(STEPS, (48, 32, 24, 16, 8, 4))
+    history_fields = ("argmax", "steps")  # the argmax of a position, and the number of steps since it last changed
+    static_history = True
 
-    def wants(self, values: Mapping[str, Value]) -> Stat:
-        return Stat.ADJUST | Stat.ENTROPY | Stat.BEST | Stat.SIGNAL
+    def algorithm_stats(self, values: Mapping[str, Value]) -> LogitStat:
+        return LogitStat.PROCESS_LOGITS | LogitStat.ENTROPY | LogitStat.ARGMAX | LogitStat.SELF_CONDITIONING
 
-    def unstable(self, values: Mapping[str, Value]) -> bool:
+    def may_revise(self, values: Mapping[str, Value]) -> bool:
         return True
 
-    def adjust(self, logits: torch.Tensor, rows: Rows) -> None:
-        logits /= self.heat(rows)[:, None].to(logits.dtype)
+    def process_logits(self, logits: torch.Tensor, rows: SampledRows) -> None:
+        logits /= self.temperature(rows)[:, None].to(logits.dtype)
 
-    def heat(self, rows: Rows) -> torch.Tensor:
-        """The step's temperature, and the request's as well where that is not 0."""
+    def temperature(self, rows: SampledRows) -> torch.Tensor:
+        """Returns the temperature of the step, multiplied by that of the request if it is not 0."""
         steps, low, high = (rows.value(field.name) for field in (STEPS, T_MIN, T_MAX))
-        temperature = low + (high - low) * ((steps - rows.advanced) / steps)
+        temperature = low + (high - low) * ((steps - rows.num_steps) / steps)
         own = rows.params[:, TEMPERATURE]
         return torch.where(own > 0, temperature * own, temperature)
 
-    def decide(self, blocks: BlockBatch) -> Decision:
-        """A canvas that ends holds its likeliest tokens, whatever was drawn."""
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+        """Returns the update. A finished canvas contains the argmax of each position, not the sampled token."""
         assert blocks.entropy is not None
-        assert blocks.best is not None
-        assert blocks.noise is not None
-        ended = (_rests(blocks, blocks.best) | (blocks.advanced + 1 >= blocks.value(STEPS.name)))[:, None]
-        ordered, order = blocks.entropy.sort(dim=1, stable=True)
-        sure = ordered.cumsum(dim=1) - ordered <= blocks.param(BOUND.name)
-        taken = blocks.masked & torch.zeros_like(blocks.masked).scatter_(1, order, sure)
-        drawn = torch.where(taken, blocks.choice, torch.where(blocks.masked, blocks.noise, blocks.tokens))
+        assert blocks.argmax is not None
+        assert blocks.noise_tokens is not None
+        finished = (_is_stable(blocks, blocks.argmax) | (blocks.num_steps + 1 >= blocks.value(STEPS.name)))[:, None]
+        ascending, order = blocks.entropy.sort(dim=1, stable=True)
+        within_bound = ascending.cumsum(dim=1) - ascending <= blocks.param(BOUND.name)
+        taken = blocks.masked & torch.zeros_like(blocks.masked).scatter_(1, order, within_bound)
+        tokens = torch.where(taken, blocks.candidates, torch.where(blocks.masked, blocks.noise_tokens, blocks.tokens))
         none = torch.zeros_like(taken)
-        return Decision(
-            tokens=torch.where(ended, blocks.best, drawn),
-            masked=blocks.masked & ~taken & ~ended,
+        return BlockUpdate(
+            tokens=torch.where(finished, blocks.argmax, tokens),
+            masked=blocks.masked & ~taken & ~finished,
             forced=none.any(1),
             edited=none,
             remasked=none,
-            ended=ended[:, 0],
+            finished=finished[:, 0],
         )
 
 
-def _rests(blocks: BlockBatch, best: torch.Tensor) -> torch.Tensor:
-    """bool [n]: whether a canvas's likeliest tokens have stayed the same for long enough, and are sure enough."""
+def _is_stable(blocks: BlockBatch, argmax: torch.Tensor) -> torch.Tensor:
+    """Returns a bool [n]: the argmax of all positions is unchanged for long enough, and the entropy is low enough."""
     assert blocks.entropy is not None
-    assert blocks.kept is not None
-    token, steps = blocks.kept[:, :, 0].unbind(2)  # views; what is new says 0 steps
-    steps = torch.where((token == best) & (steps > 0), steps + 1, 1).masked_fill(~blocks.masked, 0)
-    blocks.kept[:, :, 0] = torch.stack([best.double(), steps], 2)
+    assert blocks.history is not None
+    token, steps = blocks.history[:, :, 0].unbind(2)  # views; a new record has 0 steps
+    steps = torch.where((token == argmax) & (steps > 0), steps + 1, 1).masked_fill(~blocks.masked, 0)
+    blocks.history[:, :, 0] = torch.stack([argmax.double(), steps], 2)
     longest = steps.masked_fill(~blocks.masked, float("inf")).amin(1)
     entropy = blocks.entropy.masked_fill(~blocks.masked, 0).sum(1) / blocks.masked.sum(1)
-    return (longest > blocks.value(STABLE.name)) & (entropy < blocks.value(SURE.name))
+    return (longest > blocks.value(STABLE.name)) & (entropy < blocks.value(ENTROPY.name))

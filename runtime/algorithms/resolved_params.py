@@ -1,4 +1,4 @@
-"""What a rule makes of a request's values, worked out once for all requests that ask for the same."""
+"""Caches what an unmasking algorithm derives from the decoding values of a request."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from runtime.algorithms.base import Merge, Rule
+from runtime.algorithms.base import SoftEmbeddingParams, UnmaskingAlgorithm
 from runtime.request.field_spec import Value
 
-KEPT = 256  # most requests set no value
+CACHE_SIZE = 256  # most requests use the defaults
 
 
-class Terms(NamedTuple):
-    """`asks`, `unstable`, `merge` and `row` of a `Rule`."""
+class ResolvedParams(NamedTuple):
+    """Results of the methods of `UnmaskingAlgorithm` with these names."""
 
-    asks: int
-    unstable: bool
-    merge: Merge | None
-    row: tuple[float, ...]
-
-
-def terms(rule: Rule, values: Mapping[str, Value]) -> Terms:
-    """Of the rule's fields and the strategy's."""
-    return _terms(rule, tuple(values.items()))
+    required_stats: int
+    may_revise: bool
+    soft_embedding_params: SoftEmbeddingParams | None
+    param_row: tuple[float, ...]
 
 
-@lru_cache(maxsize=KEPT)
-def _terms(rule: Rule, items: tuple[tuple[str, Value], ...]) -> Terms:
+def resolve_params(algorithm: UnmaskingAlgorithm, values: Mapping[str, Value]) -> ResolvedParams:
+    """Returns the parameters for values of the fields of the algorithm and of the strategy."""
+    return _resolve_params(algorithm, tuple(values.items()))
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _resolve_params(algorithm: UnmaskingAlgorithm, items: tuple[tuple[str, Value], ...]) -> ResolvedParams:
     values = dict(items)
-    return Terms(int(rule.asks(values)), rule.unstable(values), rule.merge(values), tuple(rule.row(values)))
+    return ResolvedParams(
+        int(algorithm.required_stats(values)),
+        algorithm.may_revise(values),
+        algorithm.soft_embedding_params(values),
+        tuple(algorithm.param_row(values)),
+    )

@@ -10,115 +10,150 @@ import torch
 
 @dataclass(frozen=True)
 class Candidate:
-    """The token that each of some rows would take."""
+    """The candidate token of each row."""
 
     token: torch.Tensor  # int64 [rows]
-    conf: torch.Tensor  # float [rows], probability of `token` in the distribution it was taken from
+    confidence: torch.Tensor  # float [rows], probability of `token` in the distribution that it was chosen from
 
 
 @dataclass(frozen=True)
-class Top:
-    """The likeliest tokens, the best first (ties: lowest id), and their softmax probabilities."""
+class TopTokens:
+    """The most probable tokens in descending order (of equal ones, the lowest id first), with softmax probabilities."""
 
     ids: torch.Tensor  # int64 [..., count]
-    probs: torch.Tensor  # float [..., count], 0 where there are no more tokens
+    probs: torch.Tensor  # float [..., count], 0 beyond the number of available tokens
 
 
-def ban(logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()) -> None:
-    """In place: the mask, where there is one, and ids above the tokenizer's largest are never predicted, but for those
-    that are `spared`."""
-    held = [logits[:, token].clone() for token in spared]
+def mask_forbidden(
+    logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_special_ids: Sequence[int] = ()
+) -> None:
+    """Sets the logits of ids that must not be predicted to -inf in place.
+
+    Args:
+        logits: [rows, vocab].
+        mask_id: id of the mask; None if the model has none.
+        max_token_id: the largest id of the tokenizer. Higher ids are forbidden.
+        allowed_special_ids: exceptions.
+    """
+    allowed = [logits[:, token].clone() for token in allowed_special_ids]
     if mask_id is not None:
         logits[:, mask_id] = float("-inf")
     logits[:, max_token_id + 1 :] = float("-inf")
-    for token, before in zip(spared, held, strict=True):
+    for token, before in zip(allowed_special_ids, allowed, strict=True):
         logits[:, token] = before
 
 
 def greedy(logits: torch.Tensor) -> Candidate:
-    """[rows, vocab] -> the likeliest token (ties: lowest id) and its softmax probability."""
+    """Returns the argmax of each row of [rows, vocab] (of equal logits, the lowest id), and its softmax probability."""
     best = logits.argmax(dim=1)  # the first of equal values
     return Candidate(best, probability(logits, best))
 
 
-def top(logits: torch.Tensor, count: int) -> Top:
-    """[rows, vocab] -> of each row the `count` likeliest tokens. `logits` is left as it was."""
-    ids, values = largest(logits, count)
-    return Top(ids, (values - logits.logsumexp(dim=1, keepdim=True)).exp())
+def top_tokens(logits: torch.Tensor, count: int) -> TopTokens:
+    """Returns the `count` most probable tokens of each row of [rows, vocab]. `logits` is unchanged."""
+    ids, values = topk(logits, count)
+    return TopTokens(ids, (values - logits.logsumexp(dim=1, keepdim=True)).exp())
 
 
-def largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows, vocab] -> ids and values [rows, count] of the `count` largest, the largest first (ties: lowest id); -inf
-    where there are no more. `logits` is left as it was."""
+def topk(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns ids and values of the `count` largest logits of each row in descending order.
+
+    Of equal logits, the lowest id comes first; `torch.topk` does not define this order. `logits` is unchanged.
+
+    Args:
+        logits: [rows, vocab].
+
+    Returns:
+        int64 [rows, count], and float [rows, count], -inf beyond the number of available tokens.
+    """
     ids: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
-    for _ in range(count):  # no `topk`: of equal values it takes any
+    for _ in range(count):
         if ids:
             logits.scatter_(1, ids[-1], float("-inf"))
         ids.append(logits.argmax(dim=1, keepdim=True))
         values.append(logits.gather(1, ids[-1]))
-    for id, value in zip(ids[-2::-1], values[-2::-1], strict=True):  # backwards: what is out of tokens repeats one
+    # restore in reverse order: if tokens run out, an id repeats, and its first value is the original one
+    for id, value in zip(ids[-2::-1], values[-2::-1], strict=True):
         logits.scatter_(1, id, value)
     return torch.cat(ids, 1), torch.cat(values, 1)
 
 
 def probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """Softmax probability of `token` [rows] under `logits` [rows, vocab]."""
+    """Returns the softmax probability [rows] of `token` [rows] under `logits` [rows, vocab]."""
     return (logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=1)).exp()
 
 
-def distribution(
+def filtered_probs(
     logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
-    min_p: torch.Tensor | None = None, free: int = 0,
+    min_p: torch.Tensor | None = None, num_unfiltered: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """[rows, vocab] probabilities to draw from: divide by the temperature, keep what has at least `min_p` of the
-    likeliest one's probability, of that the top k, then the top p.
+    """Returns probabilities to sample from, [rows, vocab], after temperature, min-p, top-k and top-p, in this order.
 
     Args:
-        logits: [rows, vocab]. temperature, top_p, min_p: float64 [rows]; top_k: int64 [rows]; 0 is off, no `min_p` too.
-        free: so many of the first rows are known to be under none of them; only the others' vocabulary is sorted.
+        logits: [rows, vocab].
+        temperature: float64 [rows].
+        top_k: int64 [rows]; 0 disables it.
+        top_p: float64 [rows]; 1 disables it.
+        min_p: float64 [rows]; None or 0 disables it.
+        num_unfiltered: number of rows at the start that have no filter. Only the other rows are sorted.
     """
     scaled = logits / temperature.to(logits.dtype)[:, None]
-    if free < len(scaled):
-        some = scaled[free:]
+    if num_unfiltered < len(scaled):
+        filtered = scaled[num_unfiltered:]
         if min_p is not None:
-            drop_unlikely(some, some.amax(1), min_p[free:])
-        some.masked_fill_(~_kept(some, top_k[free:], top_p[free:]), float("-inf"))
+            min_p_filter(filtered, filtered.amax(1), min_p[num_unfiltered:])
+        allowed = _top_k_top_p_mask(filtered, top_k[num_unfiltered:], top_p[num_unfiltered:])
+        filtered.masked_fill_(~allowed, float("-inf"))
     return scaled.softmax(dim=1)
 
 
-def drop_unlikely(scaled: torch.Tensor, best: torch.Tensor, share: torch.Tensor) -> None:
-    """In place: what has less than `share` [rows] of the likeliest one's probability; `best` [rows] are its logits."""
-    least = best + share.log().to(scaled.dtype)  # -inf where it is off
-    scaled.masked_fill_(scaled < least[:, None], float("-inf"))
+def min_p_filter(scaled: torch.Tensor, max_logit: torch.Tensor, min_p: torch.Tensor) -> None:
+    """Sets logits to -inf in place if their probability is below `min_p` times the highest probability of the row.
+
+    Args:
+        scaled: [rows, vocab], logits divided by the temperature.
+        max_logit: [rows], the largest of them over the full vocabulary.
+        min_p: float64 [rows]; 0 disables the filter.
+    """
+    lowest = max_logit + min_p.log().to(scaled.dtype)  # -inf if disabled
+    scaled.masked_fill_(scaled < lowest[:, None], float("-inf"))
 
 
-def pick(probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:
-    """One draw a row: the first id in id order whose cumulative probability exceeds `uniform`, float64 [rows]."""
+def multinomial(probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:
+    """Samples one token per row: the first id whose cumulative probability exceeds the random number.
+
+    Args:
+        probs: [rows, vocab].
+        uniform: float64 [rows], random numbers in [0, 1).
+    """
     below = probs.cumsum(dim=1, dtype=torch.float64) <= uniform[:, None]
-    last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum short of `uniform`
+    last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum below `uniform`
     token = torch.minimum(below.sum(dim=1), last)
     return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
 
 def margin(probs: torch.Tensor) -> torch.Tensor:
-    """[rows]: by how much the likeliest of [rows, vocab] leads before the second."""
+    """Returns the difference of the two largest probabilities of each row of [rows, vocab], [rows]."""
     first, second = probs.topk(2, dim=1).values.unbind(dim=1)
     return first - second
 
 
 def entropy(probs: torch.Tensor) -> torch.Tensor:
-    """[rows]: in nats, of [rows, vocab]."""
+    """Returns the entropy of each row of [rows, vocab] in nats, [rows]."""
     each: torch.Tensor = torch.special.entr(probs)
     return each.sum(dim=1)
 
 
-def _kept(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """bool [rows, vocab]: what top-k and then top-p leave. Ties go to the lowest id; the token that crosses p stays."""
+def _top_k_top_p_mask(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Returns which tokens top-k and then top-p allow, bool [rows, vocab].
+
+    Of equal logits, the lowest ids are allowed. The token whose cumulative probability crosses `top_p` is allowed.
+    """
     ordered, ids = scaled.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(scaled.shape[1], device=scaled.device)
-    keep = (rank < top_k[:, None]) | (top_k <= 0)[:, None]
-    probs = ordered.masked_fill(~keep, float("-inf")).softmax(dim=1)
+    allowed = (rank < top_k[:, None]) | (top_k <= 0)[:, None]
+    probs = ordered.masked_fill(~allowed, float("-inf")).softmax(dim=1)
     before = probs.cumsum(dim=1, dtype=torch.float64) - probs
-    keep &= (before < top_p[:, None]) | (top_p >= 1)[:, None]
-    return torch.zeros_like(keep).scatter_(1, ids, keep)
+    allowed &= (before < top_p[:, None]) | (top_p >= 1)[:, None]
+    return torch.zeros_like(allowed).scatter_(1, ids, allowed)

@@ -1,17 +1,17 @@
-"""`sequential`: takes the quota of a step from left to right (docs/decoding-rules.md#algorithm-sequential)."""
+"""`sequential`: unmasks the step quota from left to right (docs/decoding-rules.md#algorithm-sequential)."""
 
 from __future__ import annotations
 
-from runtime.algorithms.base import BlockBatch, Decision, Rule, register_rule
-from runtime.algorithms.common import BY_STEPS, COMMON, STEPS, filling, late, quota, rank
+from runtime.algorithms.base import BlockBatch, BlockUpdate, UnmaskingAlgorithm, register_algorithm
+from runtime.algorithms.common import COMMON, STEPS, STEPS_KNOB, is_suppressed, rank, tokens_per_step, unmask
 
 
-@register_rule
-class Sequential(Rule):
+@register_algorithm
+class Sequential(UnmaskingAlgorithm):
     key = "sequential"
     fields = (STEPS, *COMMON)
-    tradeoff = BY_STEPS
+    speed_accuracy_knob = STEPS_KNOB
 
-    def decide(self, blocks: BlockBatch) -> Decision:
-        first = rank(-late(blocks).float(), blocks.masked) < quota(blocks)[:, None]
-        return filling(blocks, blocks.masked & (first | blocks.capped()))
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+        first = rank(-is_suppressed(blocks).float(), blocks.masked) < tokens_per_step(blocks)[:, None]
+        return unmask(blocks, blocks.masked & (first | blocks.at_step_limit()))

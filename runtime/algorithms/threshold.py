@@ -1,6 +1,6 @@
-"""`threshold`: takes confident positions (docs/decoding-rules.md#algorithm-threshold), and masks others again.
+"""`threshold`: unmasks confident positions (docs/decoding-rules.md#algorithm-threshold), and remasks others.
 
-docs/decoding-rules.md#remasking states when a position is masked again.
+docs/decoding-rules.md#remasking states when a position is remasked.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtime.algorithms.base import BlockBatch, Decision, Stat, register_rule
+from runtime.algorithms.base import BlockBatch, BlockUpdate, LogitStat, register_algorithm
 from runtime.algorithms.common import (
     ACCEPT,
-    BY_THRESHOLD,
     COMMON,
     MAX_STEPS,
     METRIC,
-    RankedRule,
-    accept_or_force,
-    filling,
+    THRESHOLD_KNOB,
+    RankedAlgorithm,
+    threshold_with_fallback,
+    unmask,
 )
-from runtime.request.field_spec import Value, share
+from runtime.request.field_spec import Value, fraction_field
 
-REMASK = share("remask_threshold", 0.0, "confidence below which a filled position is masked again, once", neutral=0)
+REMASK = fraction_field(
+    "remask_threshold", 0.0, "confidence below which an unmasked position is masked again, once", neutral=0
+)
 
 MODES: dict[str, dict[str, Value]] = {
     "speed": {"accept_threshold": 0.7},
@@ -31,34 +33,34 @@ MODES: dict[str, dict[str, Value]] = {
 }
 
 
-@register_rule
-class Threshold(RankedRule):
+@register_algorithm
+class Threshold(RankedAlgorithm):
     key = "threshold"
     fields = (ACCEPT, REMASK, METRIC, *COMMON)
-    tradeoff = BY_THRESHOLD
+    speed_accuracy_knob = THRESHOLD_KNOB
     modes = MODES
-    walks = True
-    plain = ACCEPT, MAX_STEPS
+    supports_grammar = True
+    fused_threshold = ACCEPT, MAX_STEPS
 
-    def wants(self, values: Mapping[str, Any]) -> Stat:
-        return super().wants(values) | (Stat.CURRENT if self.unstable(values) else Stat.NONE)
+    def algorithm_stats(self, values: Mapping[str, Any]) -> LogitStat:
+        return super().algorithm_stats(values) | (LogitStat.TOKEN_PROB if self.may_revise(values) else LogitStat.NONE)
 
-    def unstable(self, values: Mapping[str, Any]) -> bool:
+    def may_revise(self, values: Mapping[str, Any]) -> bool:
         return bool(values["remask_threshold"] > 0)
 
-    def decide(self, blocks: BlockBatch) -> Decision:
-        accepted, forced = accept_or_force(blocks)
-        if blocks.current is None:
-            return filling(blocks, accepted, forced)
+    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+        accepted, forced = threshold_with_fallback(blocks)
+        if blocks.token_prob is None:
+            return unmask(blocks, accepted, forced)
         remask_below = blocks.param("remask_threshold")
-        past_cap = blocks.advanced[:, None] >= blocks.param("max_steps_per_block")
+        past_limit = blocks.num_steps[:, None] >= blocks.param("max_steps_per_block")
         remasked = (
-            blocks.filled
-            & (blocks.current < remask_below)  # never true at 0, where remasking is off
+            blocks.unmasked
+            & (blocks.token_prob < remask_below)  # always false for 0, which disables remasking
             & ~blocks.remasked
-            & ~blocks.capped()
-            & ~past_cap
+            & ~blocks.at_step_limit()
+            & ~past_limit
         )
-        decision = filling(blocks, accepted, forced)
-        masked = decision.masked | remasked
-        return replace(decision, masked=masked, remasked=remasked, ended=~masked.any(1) & (remask_below[:, 0] <= 0))
+        update = unmask(blocks, accepted, forced)
+        masked = update.masked | remasked
+        return replace(update, masked=masked, remasked=remasked, finished=~masked.any(1) & (remask_below[:, 0] <= 0))

@@ -84,9 +84,9 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _has_modes(algorithm: str) -> bool:
-    from runtime.algorithms import get_rule, rules
+    from runtime.algorithms import algorithm_keys, get_algorithm
 
-    return algorithm in rules() and bool(get_rule(algorithm).modes)
+    return algorithm in algorithm_keys() and bool(get_algorithm(algorithm).modes)
 
 
 def differences(left: Sequence[Result], right: Sequence[Result]) -> int:

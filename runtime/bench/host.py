@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtime.algorithms import get_rule
+from runtime.algorithms import get_algorithm
 from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
@@ -22,7 +22,7 @@ from runtime.engine.request import FILLED, MASKED
 from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
-from runtime.request.field_spec import RuleInfo, with_defaults
+from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.runner_stats import RunnerStats
 
@@ -77,7 +77,7 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
     tokens = (steps + 64) * per_step + 4 * block_size
     longest = context + tokens + block_size
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(block_size, 1, True, longest))
-    rule = get_rule("threshold")
+    rule = get_algorithm("threshold")
     info = EngineInfo(
         family="none",
         strategy="multi_bd",
@@ -96,8 +96,8 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
         max_num_batched_tokens=8192,
         prefix_caching=True,
         strategy_fields=list(with_defaults(strategy.fields, block_size)),
-        rules=[RuleInfo(key=rule.key, fields=with_defaults(rule.fields, block_size))],
-        default_rule=rule.key,
+        algorithms=[AlgorithmInfo(key=rule.key, fields=with_defaults(rule.fields, block_size))],
+        default_algorithm=rule.key,
     )
     runner = FillingRunner(per_step)
     engine = Engine(info=info, runner=runner, strategy=strategy)

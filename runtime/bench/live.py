@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
-from runtime.algorithms import get_rule, rules
+from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.bench.discarding import Discarding, experts_chosen
 from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
@@ -30,8 +30,8 @@ from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Facts, Model
 from runtime.models.decoder import Decoder
 from runtime.request.engine_messages import EngineInfo, RequestSpec
-from runtime.request.field_spec import RuleInfo, with_defaults
-from runtime.strategies import Strategy, longest_request
+from runtime.request.field_spec import AlgorithmInfo, with_defaults
+from runtime.strategies import Strategy, max_request_len
 from runtime.strategies.full import CACHE
 from runtime.worker.cuda_graph import GraphCapturer
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
@@ -106,7 +106,7 @@ class Live:
             prompt = random.integers(low, high, member.prompt).tolist()
             asked = RequestSpec(
                 id=str(n), prompt=prompt, max_tokens=block, ignore_eos=True, seed=n,
-                temperature=self.args.temperature or float(self.strategy.noisy), top_p=self.args.top_p,
+                temperature=self.args.temperature or float(self.strategy.uniform_noise), top_p=self.args.top_p,
                 decoding=info.defaults(),
                 adapter=str(n % self.loras) if self.loras else "",
             )  # fmt: skip
@@ -114,7 +114,7 @@ class Live:
         rewind = begin(engine, step)
         drawn = np.random.default_rng((BLOCKS, len(step.members)))
         for member, request in zip(step.members, engine.scheduler.running, strict=True):
-            if member.cached is None and not self.strategy.noisy:
+            if member.cached is None and not self.strategy.uniform_noise:
                 self._half_fill(request, drawn, (low, high))
         discarding.hold()
         for _ in range(SETTLE):
@@ -166,7 +166,7 @@ class Live:
 
     def _runner(self, info: EngineInfo) -> ModelRunner:
         served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
-        pages = -(-longest_request(self.strategy, info.max_model_len) // info.page_size)
+        pages = -(-max_request_len(self.strategy, info.max_model_len) // info.page_size)
         sizes = step_sizes(served, self.strategy, pages, self.adapters)
         named: dict[str, Any] = {
             "block_size": sizes.block_size,
@@ -182,10 +182,10 @@ class Live:
         return CudaGraphRunner(self.model, self.pool, **named, sizes=sizes, capture=recorder, capture_after=2)
 
     def _info(self, step: Steady) -> EngineInfo:
-        fitting = [key for key in rules() if get_rule(key).noisy == self.strategy.noisy]
-        rule = get_rule("threshold" if "threshold" in fitting else fitting[0])
+        fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == self.strategy.uniform_noise]
+        rule = get_algorithm("threshold" if "threshold" in fitting else fitting[0])
         size = self.args.block_size
-        longest = max(self.strategy.positions(member.prompt, size) for member in step.members)
+        longest = max(self.strategy.total_len(member.prompt, size) for member in step.members)
         return EngineInfo(
             family="bench",
             strategy="bench",
@@ -203,9 +203,11 @@ class Live:
             max_num_reqs=step.places,
             max_num_batched_tokens=step.budget,
             prefix_caching=False,
-            blocks_from_prompt=self.strategy.tiling.from_prompt,
-            blocks_cut=self.strategy.tiling.cut,
+            blocks_from_prompt=self.strategy.block_layout.from_prompt,
+            truncate_last_block=self.strategy.block_layout.truncate_last,
             strategy_fields=list(with_defaults(self.strategy.fields, size, {CACHE: "dual"})),
-            rules=[RuleInfo(key=rule.key, fields=with_defaults(rule.fields, size, {"accept_threshold": ACCEPT}))],
-            default_rule=rule.key,
+            algorithms=[
+                AlgorithmInfo(key=rule.key, fields=with_defaults(rule.fields, size, {"accept_threshold": ACCEPT}))
+            ],
+            default_algorithm=rule.key,
         )

@@ -62,7 +62,7 @@ def steady(kind: str, batch: int, context: int, block: int, strategy: Strategy, 
     Raises:
         ConfigError: the strategy has no such step.
     """
-    canvas = strategy.settled(context) == 0
+    canvas = strategy.initial_final_len(context) == 0
     if canvas and kind in ("commit", "mixed", "chunk"):
         raise ConfigError(f"--cases {kind}: this model sees its whole canvas, of which no part is forwarded by itself")
     plain = Member(context - block if canvas else context)
@@ -84,9 +84,9 @@ def steady(kind: str, batch: int, context: int, block: int, strategy: Strategy, 
 
 def pages_of(step: Steady, strategy: Strategy, block: int, page_size: int) -> int:
     """Pages that the step's requests take."""
-    grain = strategy.tiling.grain
+    grain = strategy.block_layout.alignment
     cache = KVCacheManager(num_pages=1, page_size=page_size, block_size=grain, prefix_caching=False)
-    units = [cache.units_for(strategy.positions(member.prompt, block)) for member in step.members]
+    units = [cache.units_for(strategy.total_len(member.prompt, block)) for member in step.members]
     return sum(units) * cache.pages_per_unit
 
 

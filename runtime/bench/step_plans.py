@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from runtime.algorithms import get_rule, rules
+from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import FILLED, Block, Request
 from runtime.engine.scheduled_request import Feed, Turn
@@ -51,13 +51,13 @@ class _Asked:
     min_p: float = 0.0
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
-    shaping: None = None
+    logits_processors: None = None
     logprobs: None = None
-    recited: tuple[int, ...] = ()
-    report: str = "final"
+    forced_token_ids: tuple[int, ...] = ()
+    stream_mode: str = "final"
     max_nfe: int | None = None
     max_repetition_run: int | None = None
-    given: dict[int, int] = field(default_factory=dict)
+    prefilled_tokens: dict[int, int] = field(default_factory=dict)
     cache_salt: str = ""
     adapter: str = ""
 
@@ -87,8 +87,8 @@ class StepPlans:
         for request in self._requests(batch, context, self.block_size):
             block = Block(request, context, last)
             block.advanced = request.nfe = 1
-            if request.rule.keeps:
-                block.kept = np.ones((self.block_size, 1, len(request.rule.keeps)))
+            if request.rule.history_fields:
+                block.kept = np.ones((self.block_size, 1, len(request.rule.history_fields)))
             ids = random.integers(0, self.vocab_size if self.mask_id is None else self.mask_id, self.block_size)
             some = np.arange(self.block_size)
             if self.mask_id is not None:
@@ -101,7 +101,7 @@ class StepPlans:
     def prefill(self, batch: int, length: int, *, budget: int) -> list[StepPlan]:
         """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. Where
         nothing of a prompt is settled it is a canvas of `length`, all but the last position of it the prompt."""
-        answer = 0 if self.strategy.settled(length) else 1
+        answer = 0 if self.strategy.initial_final_len(length) else 1
         each = max(1, budget // length)
         random = np.random.default_rng(batch * length)
         plans = []
@@ -113,18 +113,18 @@ class StepPlans:
         return plans
 
     def _requests(self, count: int, prompt: int, answer: int) -> list[Request]:
-        noisy = self.strategy.noisy
-        fitting = [key for key in rules() if get_rule(key).noisy == noisy]
+        noisy = self.strategy.uniform_noise
+        fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == noisy]
         key = "threshold" if "threshold" in fitting else fitting[0]
-        declared = (*self.strategy.fields, *get_rule(key).fields)
+        declared = (*self.strategy.fields, *get_algorithm(key).fields)
         values = values_of(with_defaults(declared, self.block_size, {"accept_threshold": ACCEPT}))
         made = []
         for n in range(count):
             asked = _Asked([0] * prompt, answer, _Decoding(key, values), temperature=float(noisy), seed=n)
             request = Request(
                 cast("RequestSpec", asked),
-                size=self.strategy.positions(prompt, answer),
-                settled=self.strategy.settled(prompt),
+                size=self.strategy.total_len(prompt, answer),
+                settled=self.strategy.initial_final_len(prompt),
                 mask_id=self.mask_id or 0,
                 seq=n,
             )

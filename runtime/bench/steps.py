@@ -36,7 +36,7 @@ from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
 from runtime.models.base import Facts, Family, Model, resolve_family
 from runtime.quantization.checkpoint import quantization_of
-from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
+from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.worker.model_runner import ModelRunner
 
@@ -134,7 +134,7 @@ class _Setup:
         check_memory(device, size, "the KV pages", "choose a smaller --batch, --context or --prompt")
         self.pool = layout(model.kv_shapes, num_pages=pages, page_size=args.page_size, dtype=dtype, device=device)
         last = known.vocab_size - 1
-        mask_id = None if strategy.noisy else last if known.mask_id is None else known.mask_id
+        mask_id = None if strategy.uniform_noise else last if known.mask_id is None else known.mask_id
         self.known = known
         self.plans = StepPlans(
             strategy, args.block_size, mask_id, known.vocab_size, args.page_size, self.pool.num_pages
@@ -201,15 +201,15 @@ def _strategy(family: Family[Any], known: Facts, args: argparse.Namespace) -> St
         args.block_size = known.block_size
     longest = max([*args.context, *args.prompt]) + args.block_size
     context = DecodingContext(args.block_size, None, True, longest, shift=known.shift, vocab_size=known.vocab_size)
-    strategy = make_strategy(family.strategies[0], family.strategies + also_fits(family.key), context)
-    if strategy.noisy and args.filled is not None:
+    strategy = make_strategy(family.strategies[0], family.strategies + strategies_supporting(family.key), context)
+    if strategy.uniform_noise and args.filled is not None:
         raise ConfigError(f"--filled {args.filled:g} means nothing here: {family.key} denoises noise, not masks")
-    if not strategy.noisy and args.filled is None:
+    if not strategy.uniform_noise and args.filled is None:
         args.filled = 0.5
     if args.filled is not None and not 0 <= args.filled < 1:
         raise ConfigError(f"--filled {args.filled} must be at least 0 and less than 1: something has to be sampled")
     for flag, lengths in (("context", args.context), ("prompt", args.prompt)):
-        if not strategy.tiling.from_prompt and any(length % args.block_size for length in lengths):
+        if not strategy.block_layout.from_prompt and any(length % args.block_size for length in lengths):
             raise ConfigError(
                 f"--{flag} must be a multiple of --block-size {args.block_size}: decoding starts at a block"
             )

@@ -1,6 +1,7 @@
 """`python -m runtime.bench sweep`: accuracy against speed, a curve for each acceptance rule, on the demo's long tasks.
 
-Which rules there are the served model says, and each of them by which of its fields it trades (`Rule.tradeoff`).
+Which rules there are the served model says, and each of them by which of its fields it trades
+(`UnmaskingAlgorithm.speed_accuracy_knob`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from runtime.bench.accuracy import Result, add_model_arguments, chosen_tasks, op
 from runtime.demo.tasks import Task
 from runtime.errors import ConfigError, RequestError
 from runtime.request.engine_messages import EngineInfo
-from runtime.request.validation import declared
+from runtime.request.validation import check_declared
 
 AXES = ("tokens per forward", "accuracy, %")
 
@@ -105,9 +106,9 @@ def walks(info: EngineInfo, wanted: Sequence[str] | None, values: Sequence[float
         ConfigError: for a rule that the model does not have, and for values that are not of one rule's field.
         RequestError: for a value that the field does not take.
     """
-    from runtime.algorithms import get_rule
+    from runtime.algorithms import get_algorithm
 
-    fitting = [rule.key for rule in info.rules]
+    fitting = [rule.key for rule in info.algorithms]
     for name in wanted or ():
         if name not in fitting:
             raise ConfigError(f"--algorithm: {name} is no rule of this model; there are {', '.join(fitting)}")
@@ -116,22 +117,22 @@ def walks(info: EngineInfo, wanted: Sequence[str] | None, values: Sequence[float
         return [_declared(key, info) for key in keys]
     if len(keys) != 1:
         raise ConfigError("--values: are of one rule's field; name that rule with --algorithm")
-    tradeoff = get_rule(keys[0]).tradeoff
-    if tradeoff is None:
+    speed_accuracy_knob = get_algorithm(keys[0]).speed_accuracy_knob
+    if speed_accuracy_knob is None:
         raise ConfigError(f"--values: {keys[0]} declares no field by which it trades; leave them out")
-    field = tradeoff.field
+    field = speed_accuracy_knob.field
     for value in values:
-        declared(f"--values: {field.name}", value, field)
+        check_declared(f"--values: {field.name}", value, field)
     return [Walk(keys[0], field.name, tuple(values))]
 
 
 def _declared(key: str, info: EngineInfo) -> Walk:
-    from runtime.algorithms import get_rule
+    from runtime.algorithms import get_algorithm
 
-    tradeoff = get_rule(key).tradeoff
-    if tradeoff is None:
+    speed_accuracy_knob = get_algorithm(key).speed_accuracy_knob
+    if speed_accuracy_knob is None:
         return Walk(key, None, (None,))
-    return Walk(key, tradeoff.field.name, tradeoff.served(info.block_size))
+    return Walk(key, speed_accuracy_knob.field.name, speed_accuracy_knob.values_for(info.block_size))
 
 
 def curves(found: Found) -> list[plot.Curve]:

@@ -114,7 +114,7 @@ def masks(arch: str) -> bool:
     family = resolve_family(None, config)
     size = family.facts(family.parse(config)).block_size
     context = DecodingContext(size, None, True, 2 * size, vocab_size=2)
-    return not make_strategy(family.strategies[0], family.strategies, context).noisy
+    return not make_strategy(family.strategies[0], family.strategies, context).uniform_noise
 
 
 def between(found: list[tuple[float, Cut]]) -> list[tuple[float, Cut]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.algorithms.base import rules_under
+from runtime.algorithms.base import algorithms_with_edit_tokens
 from runtime.engine.async_scheduling import Ahead
 from runtime.engine.engine_outputs import news
 from runtime.engine.grammar_queue import ConstraintError, Entrance, reason_of
@@ -22,12 +22,11 @@ from runtime.engine.scheduler import Scheduler, TurnError
 from runtime.engine.step_plan import NO_RESULTS
 from runtime.engine.step_stats import Observed
 from runtime.errors import ReplicaLost
-from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.strategies.base import Strategy, longest_request
+from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.strategies.base import Strategy, max_request_len
 from runtime.structured_output.grammar_cache import GrammarError, Grammars
 from runtime.worker.input_builder import Planner
 from runtime.worker.model_runner import Runner
-from runtime.worker.runner_stats import EAGER_REASONS
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +45,16 @@ class Engine:
         self.info = info
         self.runner = runner
         self.strategy = strategy
-        self.rules = rules_under(orders_of(info))
+        self.rules = algorithms_with_edit_tokens(orders_of(info))
         self.cache = KVCacheManager(
             num_pages=info.num_pages,
             page_size=info.page_size,
-            block_size=info.tiling.grain,
+            block_size=info.block_layout.alignment,
             prefix_caching=info.prefix_caching,
         )
         self.table = PageTable(
             rows=info.max_num_reqs,
-            units=self.cache.units_for(longest_request(strategy, info.max_model_len)),
+            units=self.cache.units_for(max_request_len(strategy, info.max_model_len)),
             pages_per_unit=self.cache.pages_per_unit,
             page_size=info.page_size,
         )
@@ -95,8 +94,8 @@ class Engine:
             raise ValueError(f"there is no adapter {spec.adapter!r}")
         request = Request(
             spec,
-            size=self.strategy.positions(len(spec.prompt), spec.max_tokens),
-            settled=self.strategy.settled(len(spec.prompt)),
+            size=self.strategy.total_len(len(spec.prompt), spec.max_tokens),
+            settled=self.strategy.initial_final_len(len(spec.prompt)),
             mask_id=self.info.mask_token_id or 0,  # without a mask a strategy fills the positions itself
             seq=self._arrivals,
             rules=self.rules,
@@ -268,8 +267,8 @@ class Engine:
         stats.prefix_hit_tokens = self.scheduler.prefix_hit_tokens
         runner_stats = self.runner.stats
         stats.steps_replayed, stats.graph_bytes = runner_stats.replayed, runner_stats.graph_bytes
-        for reason in EAGER_REASONS:
-            setattr(stats, f"steps_eager_{reason}", runner_stats.eager[reason])
+        for reason in EagerReason:
+            setattr(stats, reason.stats_field, runner_stats.eager[reason])
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
         self._observed.report(report)
         return report

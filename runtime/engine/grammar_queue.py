@@ -32,7 +32,7 @@ class Entrance:
         if grammar:
             if self._compiling is None:
                 raise ValueError("this engine has no grammars")
-            request.constraint = self._compiling.begin(request.spec.id, request, grammar, request.spec.owner)
+            request.constraint = self._compiling.begin(request.spec.id, request, grammar, request.spec.tenant)
             if request.constraint is None:
                 return
         self.scheduler.add(request)

@@ -17,7 +17,7 @@ from runtime.engine.request import Request
 class Sharing:
     """Keys of what the requests of one step compute. Whoever is first in a step is never held back.
 
-    `tail`: ``Strategy.tail``.
+    `tail`: ``Strategy.uncacheable_tail``.
     """
 
     def __init__(self, cache: KVCacheManager, table: PageTable, tail: Callable[[Request], int]) -> None:

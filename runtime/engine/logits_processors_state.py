@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from runtime.request.engine_messages import RequestSpec, Shaping
+    from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -33,7 +33,7 @@ class Shaper:
         penalties: repetition, presence, frequency.
     """
 
-    def __init__(self, spec: RequestSpec, asked: Shaping, eos: Sequence[int]) -> None:
+    def __init__(self, spec: RequestSpec, asked: LogitsProcessorParams, eos: Sequence[int]) -> None:
         self.penalties = (asked.repetition, asked.presence, asked.frequency)
         self._counts = self.penalties != (1.0, 0.0, 0.0)
         self._repeats = asked.repetition != 1.0

@@ -134,7 +134,7 @@ class Writing:
         try:
             if request.constraint is not None:
                 check_kept(request)
-            self.strategy.apply(request, blocks, results, first)
+            self.strategy.update(request, blocks, results, first)
         except Exception as error:
             self._failed(request, error)
             return False

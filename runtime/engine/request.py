@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.algorithms.base import Rule, Stat, get_rule
-from runtime.algorithms.resolved_params import terms
+from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm
+from runtime.algorithms.resolved_params import resolve_params
 from runtime.engine.logits_processors_state import Shaper
 from runtime.engine.logprobs_request import Told
 
@@ -92,7 +92,7 @@ class Block:
         self.post_edit_steps = 0  # editing: steps that began with no mask
         self.ended = masks == 0  # content is final; it only waits for its predecessor
         self.remasked: npt.NDArray[np.bool_] | None = None  # positions masked again once already
-        self.kept: npt.NDArray[np.float64] | None = None  # [B, records, numbers] what its rule remembers (Rule.keeps)
+        self.kept: npt.NDArray[np.float64] | None = None  # [B, records, numbers] its algorithm's history
         self.mixture: Mixture | None = None  # what its FILLED positions' embeddings are made of as long as it is open
 
 
@@ -124,7 +124,7 @@ class Request:
         settled: int,
         mask_id: int,
         seq: int,
-        rules: Callable[[str], Rule] = get_rule,
+        rules: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
         eos: Sequence[int] = (),
     ) -> None:
         self.spec = spec
@@ -137,7 +137,7 @@ class Request:
         self.tokens[self.prompt_len :] = mask_id
         self.state = np.zeros(size, dtype=np.int8)  # FIXED
         self.state[self.prompt_len :] = MASKED
-        for offset, token in spec.given.items():
+        for offset, token in spec.prefilled_tokens.items():
             self.tokens[self.prompt_len + offset] = token
             self.state[self.prompt_len + offset] = FIXED
 
@@ -157,8 +157,8 @@ class Request:
         self.sent = self.prompt_len  # positions below were reported
         self.hit_eos = False
         self.eos_seen = False  # an EOS that counts has been FILLED at some time
-        self.told = spec.report != "final"  # of every step
-        self.shows = spec.report == "denoise"  # what each left
+        self.told = spec.stream_mode != "final"  # of every step
+        self.shows = spec.stream_mode == "denoise"  # what each left
         self.shown: tuple[int, list[int], list[int]] = (0, [], [])
         self.reason: FinishReason | None = None
         self.run = RepetitionRun(self.prompt_len)
@@ -168,15 +168,15 @@ class Request:
         self.editing = self.rule.edits
         self.alone = spec.decoding.force_single_batch
         self.watched = spec.max_nfe is not None or spec.max_repetition_run is not None
-        agreed = terms(self.rule, values)
+        agreed = resolve_params(self.rule, values)
         # filled positions may still change: sampled too, and only final blocks' text is stable
-        self.unstable = agreed.unstable
-        self.wants = agreed.asks  # of the head: Stat
+        self.unstable = agreed.may_revise
+        self.wants = agreed.required_stats  # of the head: Stat
         self.ends = bool(spec.stop_ids) or not spec.ignore_eos  # some token ends the answer
-        self.shaper = None if spec.shaping is None else Shaper(spec, spec.shaping, eos)
+        self.shaper = None if spec.logits_processors is None else Shaper(spec, spec.logits_processors, eos)
         self.told_of = None if spec.logprobs is None else Told(size, spec.logprobs)
         self.constraint: Constraint | None = None  # the answer keeps to; has taken all of it that is FILLED
-        self.merge = agreed.merge  # how embeddings are made of its blocks' `mixture`
+        self.merge = agreed.soft_embedding_params  # how embeddings are made of its blocks' `mixture`
 
         self.adapter = spec.adapter
         self.slot = -1  # of its adapter on the device, while it runs
@@ -191,14 +191,14 @@ class Request:
         self.arrived = time.perf_counter()
         self.queue_seconds: float | None = None
         self.prefill_seconds: float | None = None
-        # what its rule reads, [len(Rule.columns)], constant over the request's life
+        # what its rule reads, [len(UnmaskingAlgorithm.columns)], constant over the request's life
         drawn = (spec.temperature, spec.top_p, spec.top_k, spec.min_p)
-        self.params = np.array([*drawn, *agreed.row], dtype=np.float64)
+        self.params = np.array([*drawn, *agreed.param_row], dtype=np.float64)
 
     @property
     def led(self) -> bool:
         """Its masks are filled from the left by something else than its rule, in one block at a time."""
-        return self.constraint is not None or bool(self.spec.recited)
+        return self.constraint is not None or bool(self.spec.forced_token_ids)
 
     @property
     def prefilling(self) -> bool:
@@ -231,7 +231,7 @@ class Request:
     def drop_kv(self) -> None:
         """Forget where the K/V was (preemption): what was decoded stays, its K/V is computed again. An open block of
         which the device alone knows how its steps went begins again, with the same random numbers."""
-        if self.wants & Stat.SIGNAL:
+        if self.wants & LogitStat.SELF_CONDITIONING:
             self.nfe -= sum(block.steps for block in self.blocks)
             self.blocks = []
             self.next_start = self.settled

@@ -5,30 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.algorithms import Orders, Rule, rules, rules_of, rules_under
+from runtime.algorithms import (
+    EditTokens,
+    UnmaskingAlgorithm,
+    algorithm_keys,
+    algorithms_for,
+    algorithms_with_edit_tokens,
+)
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
 from runtime.models import Facts, Family
 from runtime.request.engine_messages import EngineInfo
-from runtime.request.field_spec import Field, RuleInfo, Value, with_defaults
-from runtime.request.validation import declared
+from runtime.request.field_spec import AlgorithmInfo, Field, Value, with_defaults
+from runtime.request.validation import check_declared
 from runtime.strategies import Strategy
 from runtime.weights import TokenIds
 
 
-def orders_of(info: EngineInfo) -> Orders | None:
+def orders_of(info: EngineInfo) -> EditTokens | None:
     """What the model orders edits with, None if it cannot."""
     if info.delete_token_id is None or info.split_token_id is None:
         return None
-    return Orders(info.delete_token_id, info.split_token_id)
+    return EditTokens(info.delete_token_id, info.split_token_id)
 
 
-def read_orders(facts: Facts, ids: TokenIds) -> Orders | None:
+def read_orders(facts: Facts, ids: TokenIds) -> EditTokens | None:
     """The tokens that order edits, None if the model has none; ConfigError if one of them is something else as well."""
     if facts.delete_id is None or facts.split_id is None:
         return None
-    orders = Orders(facts.delete_id, facts.split_id)
+    orders = EditTokens(facts.delete_id, facts.split_id)
     others: dict[str, set[int | None]] = {
         "mask_token_id": {ids.mask},
         "eos_token_id": set(ids.eos),
@@ -50,7 +56,7 @@ def offer(
     strategy: Strategy,
     key: str,
     block_size: int,
-    orders: Orders | None,
+    orders: EditTokens | None,
 ) -> dict[str, Any]:
     """Fields of EngineInfo: what requests may set, and what those that set nothing get: the server's flag, else the
     strategy's, the checkpoint's or the family's own default, else what the rule or strategy declares.
@@ -66,13 +72,13 @@ def offer(
         flags = {f.name: value for f in fields if (value := _flag(config, f)) is not None}
         return with_defaults(fields, block_size, flags, strategy.defaults, own)
 
-    if mode != "edit" and all(rule.edits for rule in rules_of(key)):
+    if mode != "edit" and all(rule.edits for rule in algorithms_for(key)):
         raise ConfigError(f"--decoding-strategy {key} needs --sampling-mode edit")
-    fitting = [rule for rule in fitting_rules(family, key, orders) if rule.noisy == strategy.noisy]
+    fitting = [rule for rule in fitting_rules(family, key, orders) if rule.uniform_noise == strategy.uniform_noise]
     if not fitting:
         raise ConfigError(
             f"--decoding-strategy {key} of the {family.key} family goes with no acceptance rule that this version has; "
-            f"it has: {', '.join(rules())}"
+            f"it has: {', '.join(algorithm_keys())}"
         )
     _check_read(
         config,
@@ -81,21 +87,27 @@ def offer(
     )
     wanted = "edit" if mode == "edit" else "threshold"
     return {
-        "temperature": _generation(generation, "temperature", 0, 100, greedy=1.0 if strategy.noisy else 0.0),
+        "temperature": _generation(generation, "temperature", 0, 100, greedy=1.0 if strategy.uniform_noise else 0.0),
         "top_p": _generation(generation, "top_p", 1e-6, 1, greedy=1.0),
         "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, whole=True)),
         "strategy_fields": list(served(strategy.fields)),
-        "rules": [
-            RuleInfo(key=rule.key, fields=served(rule.fields), modes=rule.modes, walks=rule.walks, moves=rule.moves)
+        "algorithms": [
+            AlgorithmInfo(
+                key=rule.key,
+                fields=served(rule.fields),
+                modes=rule.modes,
+                supports_grammar=rule.supports_grammar,
+                reorders_tokens=rule.reorders_tokens,
+            )
             for rule in fitting
         ],
-        "default_rule": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
+        "default_algorithm": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
     }
 
 
-def fitting_rules(family: Family[Any], key: str, orders: Orders | None = None) -> list[Rule]:
+def fitting_rules(family: Family[Any], key: str, orders: EditTokens | None = None) -> list[UnmaskingAlgorithm]:
     """The acceptance rules that requests may choose. `key`: the strategy's."""
-    every = [rules_under(orders)(rule.key) for rule in rules_of(key)]
+    every = [algorithms_with_edit_tokens(orders)(rule.key) for rule in algorithms_for(key)]
     return [rule for rule in every if ("edit" if rule.edits else "naive") in family.sampling_modes]
 
 
@@ -131,7 +143,7 @@ def _flag(config: EngineConfig, field: Field) -> Value | None:
     value: Value | None = getattr(config, dest, None)
     if value is not None:
         try:
-            declared(f"--{dest.replace('_', '-')}", value, field)
+            check_declared(f"--{dest.replace('_', '-')}", value, field)
         except RequestError as error:
             raise ConfigError(str(error)) from error
     return value

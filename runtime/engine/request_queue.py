@@ -50,7 +50,7 @@ class FairQueue:
 
     def remove(self, request: Request) -> None:
         """Forget a waiting request."""
-        owner, group = place = request.spec.owner, request.spec.group
+        owner, group = place = request.spec.tenant, request.spec.parent_id
         members = self._waiting[place]
         del members[request.seq]
         self._count -= 1
@@ -69,7 +69,7 @@ class FairQueue:
     def end(self, request: Request) -> None:
         """A running request is gone for good."""
         self._run(request, -1, ahead=False)
-        self._forget(request.spec.owner)
+        self._forget(request.spec.tenant)
 
     def give_back(self, request: Request) -> None:
         """A running request waits again: it goes first in its group, which is the first of its equals."""
@@ -78,9 +78,9 @@ class FairQueue:
 
     def running(self, request: Request) -> tuple[int, int]:
         """How many requests run of its owner, and how many of its group."""
-        line = self._groups.get(request.spec.owner)
-        return self._owners.running.get(request.spec.owner, 0), (
-            0 if line is None else line.running.get(request.spec.group, 0)
+        line = self._groups.get(request.spec.tenant)
+        return self._owners.running.get(request.spec.tenant, 0), (
+            0 if line is None else line.running.get(request.spec.parent_id, 0)
         )
 
     @property
@@ -94,12 +94,12 @@ class FairQueue:
         if group:
             return False
         its_owner, its_group = self.running(runner)
-        if runner.spec.owner != request.spec.owner:
+        if runner.spec.tenant != request.spec.tenant:
             return its_owner >= owner + 2  # so that it is not the other's turn to displace afterwards
         return its_group >= 2
 
     def _join(self, request: Request, *, ahead: bool) -> None:
-        owner, group = place = request.spec.owner, request.spec.group
+        owner, group = place = request.spec.tenant, request.spec.parent_id
         members = self._waiting.get(place)
         if members is None:
             members = self._waiting[place] = OrderedDict()
@@ -113,7 +113,7 @@ class FairQueue:
         self._count += 1
 
     def _run(self, request: Request, change: int, *, ahead: bool) -> None:
-        owner, group = request.spec.owner, request.spec.group
+        owner, group = request.spec.tenant, request.spec.parent_id
         line = self._groups[owner]
         before = len(line.running)
         line.run(group, change, ahead=ahead)
@@ -178,7 +178,7 @@ def deal(requests: Iterable[Request]) -> list[list[Request]]:
     """
     owners: dict[str, dict[str, list[Request]]] = {}
     for request in sorted(requests, key=served_longest_ago):
-        owners.setdefault(request.spec.owner, {}).setdefault(request.spec.group, []).append(request)
+        owners.setdefault(request.spec.tenant, {}).setdefault(request.spec.parent_id, []).append(request)
     if len(owners) > 1:
         piles = [_in_turn(list(groups.values())) for groups in owners.values()]
     else:

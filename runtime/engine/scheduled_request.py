@@ -12,7 +12,7 @@ from runtime.engine.step_plan import Ints
 class Feed:
     """What the open part of a request forwards in a step: the rows ``[first, last)`` by their positions, and of those
     blocks `blocks` are sampled. Each of them has its `may_force` set: whether it may take its best position though none
-    is confident enough; `Strategy.apply` counts such steps in `advanced`. Without blocks the rows only write their K/V:
+    is confident enough; `Strategy.update` counts such steps in `advanced`. Without blocks the rows only write K/V:
     that is no step of the request, and no news of it."""
 
     first: int

@@ -54,7 +54,7 @@ class Scheduler:
         self.adapters = adapters or Adapters()
         self.least = strategy.max_rows()  # rows that any request's turn fits in, its prefill apart
         self.pace = Pace(2 * self.least)
-        self.sharing = Sharing(cache, table, strategy.tail)
+        self.sharing = Sharing(cache, table, strategy.uncacheable_tail)
         self.waiting = FairQueue()
         self.running: list[Request] = []  # in order of arrival
         self.preemptions = 0
@@ -156,7 +156,7 @@ class Scheduler:
             return Turn(request, again.first, last, None, again) if last - again.first <= left else None
         try:
             if settled - cached <= left and request.reason is None and not dropped:
-                feed = self.strategy.open(request)
+                feed = self.strategy.plan_forward(request)
                 first, last = feed.first, feed.last
                 if cached < first and cached < request.settled:
                     first = cached
@@ -164,12 +164,12 @@ class Scheduler:
                     turn = request.turn
                     if turn is None or turn.feed is not feed or turn.first != first:
                         alone = first == feed.first and request.cached >= request.settled  # nothing else is forwarded
-                        steady = alone and self.strategy.steady(request, feed)
+                        steady = alone and self.strategy.is_layout_stable(request, feed)
                         turn = request.turn = Turn(request, first, last, feed, steady=steady)
                     return turn
             chunk = request.settled - cached
             if chunk > left:
-                chunk = self.strategy.chunk(request, left)
+                chunk = self.strategy.prefill_chunk_size(request, left)
         except Exception as error:
             raise TurnError(request) from error
         return Turn(request, cached, cached + chunk, None) if chunk else None
@@ -214,7 +214,7 @@ class Scheduler:
                 raise TurnError(request) from error
             units = self._match(request)
             # What it really needs: all that is to be prefilled, and the blocks its first step feeds.
-            need = self.cache.units_for(self.strategy.reach(request))
+            need = self.cache.units_for(self.strategy.required_tokens(request))
             try:
                 fresh = self.cache.admit(units, need - len(units))
             except OutOfPages:
@@ -255,7 +255,7 @@ class Scheduler:
         if not self.cache.prefix_caching:
             return []
         self.cache.extend_chain(request.chain, request.salt, request.tokens, request.settled)
-        own = self.strategy.tail(request)
+        own = self.strategy.uncacheable_tail(request)
         return self.cache.match(request.chain[: max(request.settled - own, 0) // self.cache.unit])
 
     def _extend(self, request: Request, units: list[int]) -> None:

@@ -21,7 +21,7 @@ from runtime.models import Facts, Family, resolve_family
 from runtime.models.base import Model
 from runtime.quantization.checkpoint import quantization_of
 from runtime.request.engine_messages import EngineInfo
-from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy
+from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
 from runtime.structured_output.grammar_cache import Grammars
 from runtime.structured_output.grammar_cache_setup import grammars_of
 from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
@@ -95,14 +95,14 @@ def load_engine(
 
 def _grammars(checkpoint: Checkpoint, info: EngineInfo) -> Grammars | None:
     """What answers can keep to, where they can; the tokenizer is read once one does."""
-    return None if info.unstructured else grammars_of(checkpoint.path, info)
+    return None if info.structured_output_error else grammars_of(checkpoint.path, info)
 
 
 def _unstructured(config: EngineConfig, strategy: Strategy, key: str, ids: TokenIds) -> str:
     """Why no answer can keep to a grammar, "" where they can."""
     if config.skip_tokenizer:
         return "no tokenizer is loaded"
-    if not strategy.walks:
+    if not strategy.supports_grammar:
         return f"grammars are not built for the {key} strategy"
     return "" if ids.eos else "this model has no end of sequence"
 
@@ -127,11 +127,12 @@ def _context(config: EngineConfig, facts: Facts) -> DecodingContext:
 
 
 def _strategy(config: EngineConfig, family: Family[Any], context: DecodingContext) -> Strategy:
-    strategy = make_strategy(_strategy_key(config, family), family.strategies + also_fits(family.key), context)
+    supported = family.strategies + strategies_supporting(family.key)
+    strategy = make_strategy(_strategy_key(config, family), supported, context)
     budget = config.max_num_batched_tokens
     if budget < strategy.max_rows():
         why = f"blocks of {context.block_size} and --buffer-size {strategy.buffer_size}"
-        if strategy.whole_prompts:
+        if strategy.requires_full_prompt:
             why += f" and, as prompts are not cut, --max-model-len {context.max_model_len}"
         raise ConfigError(
             f"--max-num-batched-tokens: {budget} is less than the {strategy.max_rows()} rows that a step of one "
@@ -172,7 +173,7 @@ def _info(
             "computes together"
         )
     page_size = config.page_size or 32
-    if not strategy.tiling.from_prompt and page_size % block_size and block_size % page_size:
+    if not strategy.block_layout.from_prompt and page_size % block_size and block_size % page_size:
         default = "" if config.page_size else ", its default,"
         raise ConfigError(
             f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
@@ -201,13 +202,13 @@ def _info(
         max_model_len=context.max_model_len,
         max_num_reqs=config.max_num_reqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        prefix_caching=context.prefix_caching and strategy.shares_prefixes,
-        blocks_from_prompt=strategy.tiling.from_prompt,
-        blocks_cut=strategy.tiling.cut,
+        prefix_caching=context.prefix_caching and strategy.prefix_cacheable,
+        blocks_from_prompt=strategy.block_layout.from_prompt,
+        truncate_last_block=strategy.block_layout.truncate_last,
         default_max_tokens=strategy.default_max_tokens,
         tool_calls=family.tool_calls,
         reasoning=family.reasoning,
         model_revision=checkpoint.revision,
-        unstructured=_unstructured(config, strategy, key, ids),
+        structured_output_error=_unstructured(config, strategy, key, ids),
         **offer(config, family, checkpoint.generation_config, strategy, key, block_size, orders),
     )

@@ -30,9 +30,9 @@ class RulePlan:
 
     rule: str
     members: Ints  # [m], numbers of the plan's blocks
-    params: Floats  # [m, len(Rule.columns)]
+    params: Floats  # [m, len(UnmaskingAlgorithm.columns)]
     wants: int  # a `algorithms.base.Stat`: what any of them asks of the head
-    kept: Floats | None = None  # [m, B, records, len(Rule.keeps)] what the rule remembers, and a record that is 0
+    kept: Floats | None = None  # [m, B, records, fields] the algorithm's history, and a new record that is 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class MergedRows:
     rows: Ints  # [m]
     ids: Ints  # [m, count]
     probs: Floats  # [m, count]; 0 where there are no more
-    how: Floats  # [m, 3], as in ``algorithms.base.Merge``
+    how: Floats  # [m, 3], as in ``algorithms.base.SoftEmbeddingParams``
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class BlockResults:
     remasks: list[int]
     forced: list[bool]
     ended: list[bool]
-    kept: dict[int, Floats]  # [B, records, len(Rule.keeps)] of the blocks whose rules remember something
+    kept: dict[int, Floats]  # [B, records, fields] of blocks whose algorithm has a history
     mixtures: dict[int, Mixture]  # of the blocks whose FILLED positions' embeddings are made of several tokens'
     logprobs: dict[int, Written] = field(default_factory=dict)  # of the blocks whose requests want them
     noisy: bool = False  # all of a block may change with every step, and none of it counts before the last

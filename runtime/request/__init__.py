@@ -1,1 +1,1 @@
-"""A request as its sender knows it: what may be asked for, and how an answer is put together. No torch."""
+"""Parameters and validation of requests, messages of the engine, and the state of outputs. No torch."""

@@ -9,30 +9,34 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """Blocks of `size` positions; the first begins at 0 or, with `from_prompt`, where the prompt ends. With `cut` the
-    last one ends where the answer does."""
+class BlockLayout:
+    """Blocks of `size` positions.
+
+    Attributes:
+        from_prompt: the first block begins at the end of the prompt. False: at position 0.
+        truncate_last: the last block ends at the end of the output.
+    """
 
     size: int
     from_prompt: bool = False
-    cut: bool = False
+    truncate_last: bool = False
 
     @property
-    def grain(self) -> int:
-        """Positions that lie in one page, or fill whole ones: a block, where all begin on multiples of their size."""
+    def alignment(self) -> int:
+        """Number of positions that must share a page or fill complete pages: a block, if blocks are aligned."""
         return 1 if self.from_prompt else self.size
 
-    def start(self, prompt_len: int, position: int) -> int:
-        """Where the block that holds `position`, of the prompt's end or later, begins."""
+    def block_start(self, prompt_len: int, position: int) -> int:
+        """Returns the start of the block that contains `position`, which is not before the end of the prompt."""
         origin = prompt_len if self.from_prompt else 0
         return origin + (position - origin) // self.size * self.size
 
-    def covered(self, prompt_len: int, max_tokens: int) -> int:
-        """Positions of prompt and answer, as far as the last block reaches."""
+    def total_len(self, prompt_len: int, max_tokens: int) -> int:
+        """Returns the number of positions of prompt and output, including the complete last block."""
         end = prompt_len + max_tokens
-        return end if self.cut else self.start(prompt_len, end - 1) + self.size
+        return end if self.truncate_last else self.block_start(prompt_len, end - 1) + self.size
 
-    def blocks(self, prompt_len: int, max_tokens: int) -> int:
-        """How many blocks hold the answer."""
-        last = self.start(prompt_len, prompt_len + max_tokens - 1)
-        return (last - self.start(prompt_len, prompt_len)) // self.size + 1
+    def num_blocks(self, prompt_len: int, max_tokens: int) -> int:
+        """Returns the number of blocks that contain the output."""
+        last = self.block_start(prompt_len, prompt_len + max_tokens - 1)
+        return (last - self.block_start(prompt_len, prompt_len)) // self.size + 1

@@ -1,19 +1,19 @@
-"""What goes into the engine and what comes out of it: plain typed data, no torch.
+"""Messages to and from the engine: requests, outputs, and information about the engine. No torch.
 
-These structs are also the payload of the messages between frontend and backend processes, and what
-``runtime.LLM`` feeds the engine in-process, so both ways of using the engine see the same thing.
+Frontend and backend processes exchange these structs, and ``runtime.LLM`` passes them to the engine in its process.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Literal
 
 import msgspec
 
-from runtime.request.block_layout import Tiling
-from runtime.request.field_spec import Field, RuleInfo, Value, values_of
+from runtime.request.block_layout import BlockLayout
+from runtime.request.field_spec import AlgorithmInfo, Field, Value, values_of
 
-Report = Literal["final", "stable", "denoise"]
+StreamMode = Literal["final", "stable", "denoise"]
 FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "error"]
 
 
@@ -25,22 +25,22 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     algorithm: str = "threshold"
     values: dict[str, Value] = {}
-    total_steps: int | None = None  # over all blocks, in place of the rule's `steps` a block
-    force_single_batch: bool = False  # the request has its forwards to itself
+    total_steps: int | None = None  # steps of all blocks, instead of the field `steps` per block
+    force_single_batch: bool = False  # no other request shares the forward passes
 
 
-class Shaping(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request has done to logits before anything is chosen (docs/decoding.md, What shapes the logits)."""
+class LogitsProcessorParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Logits processors of a request: bias, penalties and min_tokens (docs/decoding.md#what-shapes-the-logits)."""
 
-    bias: dict[int, float] = {}  # added, by token id
-    repetition: float = 1.0  # these three: of tokens that are there already
+    bias: dict[int, float] = {}  # token id -> added to the logit
+    repetition: float = 1.0  # repetition, presence and frequency: penalties on tokens that already occur
     presence: float = 0.0
     frequency: float = 0.0
-    min_tokens: int = 0  # of the answer, before which nothing may end it
+    min_tokens: int = 0  # output tokens before an end-of-sequence or stop token is allowed
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated request. The engine trusts it: whoever builds it has checked it against ``EngineInfo``."""
+    """A validated request. The caller has validated it against ``EngineInfo``; the engine does not."""
 
     id: str
     prompt: list[int]
@@ -51,41 +51,41 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float = 0.0
     seed: int = 0  # unsigned, 64 bits
     ignore_eos: bool = False
-    stop_ids: list[int] = []  # that end the answer too, whatever `ignore_eos` says
-    shaping: Shaping | None = None  # None: nothing is done to logits
+    stop_ids: list[int] = []  # they end the output even if `ignore_eos` is set
+    logits_processors: LogitsProcessorParams | None = None
     max_nfe: int | None = None
     max_repetition_run: int | None = None
     decoding: DecodingParams = DecodingParams()
-    logprobs: int | None = None  # tell the tokens' log-probabilities, and of so many of the likeliest beside them
-    recited: list[int] = []  # the answer, token by token, where it is only to be scored
-    stride: int = 1  # so many of them a step
-    grammar: str = ""  # that the answer keeps to, as ``request.structured`` writes it; "": none
-    given: dict[int, int] = {}  # ids that stand at these offsets of the answer from the start, and stay
-    report: Report = "final"
+    logprobs: int | None = None  # number of most probable tokens to return per token; None: no logprobs
+    forced_token_ids: list[int] = []  # the complete output, for scoring
+    forced_tokens_per_step: int = 1
+    grammar: str = ""  # as written by ``request.structured``; "": none
+    prefilled_tokens: dict[int, int] = {}  # offset in the output -> id, fixed from the start
+    stream_mode: StreamMode = "final"
     cache_salt: str = ""
-    adapter: str = ""  # its name; "": the base model
-    # for fair shares (request_queue.py): what is sent at once, and who sends it
-    group: str = ""
-    owner: str = ""
+    adapter: str = ""  # name of the LoRA adapter; "": the base model
+    # for fair scheduling (request_queue.py): the client's request that this is part of, and its API key
+    parent_id: str = ""
+    tenant: str = ""
 
 
-LEAST = -9999.0  # of what cannot be predicted, for whose logarithm JSON has no number
+MIN_LOGPROB = -9999.0  # of tokens with probability 0, because JSON has no -inf
 
 
 class TokenLogprobs(msgspec.Struct):
-    """Of each of some tokens, one after the other: its own log-probability, the likeliest ids and theirs."""
+    """Logprobs of consecutive tokens: their own, and the most probable ids with theirs."""
 
     values: list[float]
     ids: list[list[int]]
     tops: list[list[float]]
-    end: int | None = None  # the token that ended the answer, of which the last numbers are then
+    end: int | None = None  # the token that ended the output; the last entries are then for it
 
 
 class EngineOutput(msgspec.Struct, kw_only=True):
-    """News of one request after a step.
+    """Output of one request after a step.
 
-    ``report="final"``: sent once, when the request ends. ``"stable"``: whenever the stable text grew, and at the
-    end. ``"denoise"``: after every step the request took part in, and at the end.
+    ``stream_mode="final"``: sent once, when the request finishes. ``"stable"``: when the stable text grew, and at the
+    end. ``"denoise"``: after every step of the request, and at the end.
     """
 
     id: str
@@ -93,28 +93,28 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     new_tokens: list[int] = []  # ids that became stable since the last output (never an EOS, never sent twice)
     finish_reason: FinishReason | None = None
     error: str | None = None
-    refused: bool = False  # the error is the request's own: its grammar cannot be kept to
-    # report="denoise" only: the open blocks, from absolute position `start`
+    refused: bool = False  # the request caused the error: its grammar has no solution
+    # only for stream_mode="denoise": the open blocks, from absolute position `start`
     start: int = 0
-    tokens: list[int] | None = None  # mask id where masked; noise, in a family without a mask
+    tokens: list[int] | None = None  # the mask id where masked; noise, in a family without a mask
     masked: list[int] | None = None  # offsets from start
     cached_tokens: int | None = None
     queue_seconds: float | None = None
-    prefill_seconds: float | None = None  # from there to the end of the step that took in the prompt's last part
-    logprobs: TokenLogprobs | None = None  # of `new_tokens`, where they are asked for
-    eos: bool = False  # the answer ended at an EOS (it counts as a token of the forward passes, not of the answer)
+    prefill_seconds: float | None = None  # from the end of queueing to the end of the step with the last prompt tokens
+    logprobs: TokenLogprobs | None = None  # of `new_tokens`, if requested
+    eos: bool = False  # an EOS ended the output (it counts as a token of the forward passes, not of the output)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a loaded engine that a frontend needs to validate requests."""
+    """Properties of a loaded engine that a frontend needs to validate requests."""
 
     family: str
     strategy: str
     device: str
     dtype: str
     vocab_size: int
-    max_token_id: int  # largest id a prompt may hold and the model may predict, the mask apart
-    mask_token_id: int | None  # None: what is open is noise
+    max_token_id: int  # largest id that a prompt may contain and the model may predict, except for the mask
+    mask_token_id: int | None  # None: open positions contain noise
     eos_token_ids: list[int]
     block_size: int
     buffer_size: int
@@ -124,63 +124,79 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_reqs: int
     max_num_batched_tokens: int
     prefix_caching: bool
-    strategy_fields: list[Field]  # as all that follows, with this server's defaults
-    rules: list[RuleInfo]
-    default_rule: str
-    default_max_tokens: int | None = None  # of a request that names none; None: its route says
-    temperature: float = 0.0  # of a request that sets none: the checkpoint's generation_config, else greedy
+    strategy_fields: list[Field]  # here and in `algorithms`: with the defaults of this server
+    algorithms: list[AlgorithmInfo]
+    default_algorithm: str
+    default_max_tokens: int | None = None  # None: the default of the route
+    temperature: float = 0.0  # default: from generation_config.json, otherwise greedy
     top_p: float = 1.0
     top_k: int = 0
-    unstructured: str = "no tokenizer is loaded"  # why no answer can keep to a grammar; "": they can
-    bos_token_id: int | None = None  # begins every prompt that is given as plain text
-    delete_token_id: int | None = None  # these two: orders to edit, which never stand in an answer
+    structured_output_error: str = "no tokenizer is loaded"  # why grammars are unsupported; "": they are supported
+    bos_token_id: int | None = None  # first id of every prompt that is plain text
+    delete_token_id: int | None = None  # this and the next: edit tokens, which no output contains
     split_token_id: int | None = None
-    blocks_from_prompt: bool = False  # these two: see Tiling
-    blocks_cut: bool = False
-    tool_calls: str = "hermes"  # the formats in which the model's family writes these: see ``runtime.parsers``
-    reasoning: str = ""  # "": it marks none
-    model_revision: str | None = None  # the hub's commit that was loaded
-    quantization: str | None = None  # of linear layers and experts; None: they are held in `dtype`
-    tensor_parallel_size: int = 1  # processes that share the model,
-    expert_parallel_size: int = 1  # and its experts, whole ones
-    max_loras: int = 0  # adapters that the device holds at once; 0: requests cannot name any
+    blocks_from_prompt: bool = False  # this and the next: see BlockLayout
+    truncate_last_block: bool = False
+    tool_calls: str = "hermes"  # format of tool calls of the family, see ``runtime.parsers``
+    reasoning: str = ""  # format of reasoning; "": none
+    model_revision: str | None = None  # commit of the Hugging Face hub
+    quantization: str | None = None  # of linear layers and experts; None: weights have `dtype`
+    tensor_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    max_loras: int = 0  # adapters that the device holds at once; 0: requests cannot name one
     max_lora_rank: int = 0
-    default_adapter: str = ""  # of requests that name none; "": these have the base model
+    default_adapter: str = ""  # of requests that name none; "": the base model
 
     @property
-    def tiling(self) -> Tiling:
-        """Where blocks lie."""
-        return Tiling(self.block_size, self.blocks_from_prompt, self.blocks_cut)
+    def block_layout(self) -> BlockLayout:
+        """Positions of the blocks of a request."""
+        return BlockLayout(self.block_size, self.blocks_from_prompt, self.truncate_last_block)
 
-    def begun(self, ids: list[int]) -> list[int]:
-        """The prompt whose plain text has these ids."""
+    def with_bos(self, ids: list[int]) -> list[int]:
+        """Returns the prompt for the ids of a plain text: with the BOS token, if the model has one."""
         return ids if self.bos_token_id is None else [self.bos_token_id, *ids]
 
-    def rule(self, key: str) -> RuleInfo | None:
-        """The acceptance rule of that name, None if there is none here."""
-        return next((rule for rule in self.rules if rule.key == key), None)
+    def algorithm(self, key: str) -> AlgorithmInfo | None:
+        """Returns the unmasking algorithm of this name, None if the engine does not have it."""
+        return next((algorithm for algorithm in self.algorithms if algorithm.key == key), None)
 
     def defaults(self, key: str | None = None) -> DecodingParams:
-        """What a request gets that sets nothing but, perhaps, the rule. KeyError for a rule that is not here."""
-        rule = self.rule(key or self.default_rule)
-        if rule is None:
+        """Returns the parameters of a request that sets at most the algorithm. KeyError if it is not available."""
+        algorithm = self.algorithm(key or self.default_algorithm)
+        if algorithm is None:
             raise KeyError(key)
-        return DecodingParams(algorithm=rule.key, values=values_of((*self.strategy_fields, *rule.fields)))
+        return DecodingParams(algorithm=algorithm.key, values=values_of((*self.strategy_fields, *algorithm.fields)))
+
+
+class EagerReason(enum.StrEnum):
+    """Why a step ran eagerly, at least in part. The value is the label of the metric."""
+
+    GRAPHS_DISABLED = "off"
+    TOO_LARGE = "prefill"  # no graph has as many rows
+    NOT_CAPTURED = "new"  # no graph has this shape
+    SAMPLING_EAGER = "flag"  # sampling is not captured
+    BATCH_INVARIANT = "apart"  # sampling ran per request
+    LOGITS_PROCESSORS = "shaped"  # a request has logits processors
+
+    @property
+    def stats_field(self) -> str:
+        """The field of `EngineStats` with the number of these steps."""
+        return f"steps_eager_{self.name.lower()}"
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """Counters since start (totals) and gauges, as the metrics page names them; histograms as fresh observations."""
+    """Counters since the start, gauges, and observations for histograms. The metrics page lists them."""
 
     waiting: int = 0
-    adapters_waiting: dict[str, int] = {}  # of each adapter
-    adapter_evictions: int = 0  # adapters that made room for others on the device
+    adapters_waiting: dict[str, int] = {}  # waiting requests per adapter
+    adapter_evictions: int = 0  # adapters that were unloaded from the device for others
     pages_total: int = 0
-    pages_used: int = 0  # held by live requests
-    pages_cached: int = 0  # held by the prefix cache alone, reclaimable
+    pages_used: int = 0  # allocated to live requests
+    pages_cached: int = 0  # only in the prefix cache, reclaimable
     prompt_tokens: int = 0
     generated_tokens: int = 0
     prefix_hit_tokens: int = 0
-    forwards_prefill: int = 0  # request-forwards by kind
+    forwards_prefill: int = 0  # forward passes of requests, by kind
     forwards_denoise: int = 0
     forwards_commit: int = 0
     steps: int = 0
@@ -188,16 +204,16 @@ class EngineStats(msgspec.Struct, kw_only=True):
     remasks: int = 0
     forced: int = 0
     preemptions: int = 0
-    steps_replayed: int = 0  # as recorded graphs
-    steps_eager_off: int = 0  # these six: launched anew, for nothing is recorded here,
-    steps_eager_prefill: int = 0  # for of so many rows nothing is recorded,
-    steps_eager_new: int = 0  # for their shape has come up too seldom,
-    steps_eager_flag: int = 0  # for head and rules are not to be recorded,
-    steps_eager_apart: int = 0  # for these were done for each request by itself,
-    steps_eager_shaped: int = 0  # and for a request has something done to its logits
-    graph_bytes: int = 0  # of the device's memory, for recordings
-    step_seconds: list[float] = []  # observations since the last report
-    device_seconds: list[float] = []  # of steps that sampled something, as the device's own events tell
-    host_seconds: list[float] = []  # what else such steps took
+    steps_replayed: int = 0  # entirely from CUDA graphs
+    steps_eager_graphs_disabled: int = 0  # this and the next five: see EagerReason
+    steps_eager_too_large: int = 0
+    steps_eager_not_captured: int = 0
+    steps_eager_sampling_eager: int = 0
+    steps_eager_batch_invariant: int = 0
+    steps_eager_logits_processors: int = 0
+    graph_bytes: int = 0  # device memory of CUDA graphs
+    step_seconds: list[float] = []  # this and the next: observations since the last report
+    device_seconds: list[float] = []  # device time of steps that sampled
+    host_seconds: list[float] = []  # other time of such steps
     batch_sizes: list[int] = []
-    block_steps: list[int] = []  # steps each block that ended took
+    block_steps: list[int] = []  # steps of each finished block

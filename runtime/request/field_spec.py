@@ -1,8 +1,8 @@
-"""What a request may set under ``decoding``, as a rule or a strategy declares it: plain data, no torch.
+"""Declarations of the fields of ``decoding``, by unmasking algorithms and strategies. No torch.
 
-A declaration stands once, beside the code that reads the value. The engine collects them into ``EngineInfo``; checks
-(``runtime/request/decoding.py``), schema and documentation come from there. Dataclasses, as the kernels' machines have
-no msgspec; it sends them all the same.
+Each field is declared once, next to the code that reads its value. The engine collects the declarations in
+``EngineInfo``. Validation (``runtime/request/decoding.py``), schema and documentation are derived from them. These are
+dataclasses because machines for benchmarks do not have msgspec, which serializes dataclasses too.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from typing import Literal
 Value = float | int | bool | str
 Kind = Literal["number", "integer", "flag", "choice", "text", "texts", "ids", "object"]
 
-BLOCK_LENGTH = "block_length"  # a strategy's field: size of a request's own blocks
-SUB_BLOCK = "sub_block_size"  # a strategy's field: size of what blocks are decoded in, each with steps of its own
+BLOCK_LENGTH = "block_length"  # field of a strategy: block size of the request
+SUB_BLOCK = "sub_block_size"  # field of a strategy: size of sub-blocks, which have steps of their own
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Which values a field takes.
+    """Valid values of a field.
 
     Attributes:
-        kind: `flag` is true or false, `choice` one of several words, `texts` one text or a list of them, `ids` a list
-            of token ids.
-        low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive, no `high` means any finite.
-            Of texts `high` is the most characters of one, of ids the most of them.
-        divides: what an integer has to be a divisor of.
-        choices: the words of a choice.
+        kind: `flag` is true or false, `choice` one of `choices`, `texts` a string or a list of strings, `ids` a list of
+            token ids.
+        low: lower bound of a number, inclusive.
+        high: upper bound of a number, inclusive; None: any finite number. For texts: the maximum number of characters.
+            For ids: the maximum number of ids.
+        above_low: the lower bound is exclusive.
+        divides: the integer must divide this number.
+        choices: values of a choice.
     """
 
     kind: Kind = "number"
@@ -41,16 +43,17 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Field(Limits):
-    """One field under a request's ``decoding``: of the first four kinds.
+    """A field of ``decoding``, of one of the first four kinds.
 
     Attributes:
-        name: as requests spell it; ``outer.inner`` is the entry `inner` of an object `outer`.
-        help: one line without a full stop.
-        default: of a request, a mode and a server that say nothing; with `per_block` in blocks, not in tokens, and once
-            a server has it (`with_defaults`), for blocks of the server's size: it grows with a request's own.
-        neutral: a value that asks for nothing, so that requests may give it with rules that do not know the field.
-        only: another field and the value of it with which alone this one is read.
-        flag: the server flag of its default, as a field of EngineConfig, where that has another name.
+        name: name in requests; ``outer.inner`` is the entry `inner` of an object `outer`.
+        help: one line without a period.
+        default: value if the request, its mode and the server set none.
+        per_block: the default is in blocks. `with_defaults` converts it to tokens for the block size of the server, and
+            it scales with the block size of a request.
+        neutral: a value without effect, which is accepted for algorithms that do not have the field.
+        only: another field and the value that it must have. Otherwise this field is not read.
+        flag: field of EngineConfig for the default, if it has another name.
     """
 
     name: str
@@ -62,25 +65,24 @@ class Field(Limits):
     flag: str = ""
 
 
-def share(name: str, default: float, help: str, neutral: float | None = None) -> Field:
-    """A field of 0 to 1."""
+def fraction_field(name: str, default: float, help: str, neutral: float | None = None) -> Field:
+    """Returns a field for a number from 0 to 1."""
     return Field(name=name, help=help, default=default, high=1, neutral=neutral)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleInfo:
-    """An acceptance rule: the fields that it reads, each mode as values of some of them, whether grammars go with it,
-    and whether what stands at a position may come to stand at another."""
+class AlgorithmInfo:
+    """An unmasking algorithm for the frontend. The attributes are those of `UnmaskingAlgorithm`."""
 
     key: str
     fields: tuple[Field, ...] = ()
     modes: dict[str, dict[str, Value]] = field(default_factory=dict)
-    walks: bool = False
-    moves: bool = False
+    supports_grammar: bool = False
+    reorders_tokens: bool = False
 
 
 def with_defaults(fields: Iterable[Field], block_size: int, *sources: Mapping[str, Value]) -> tuple[Field, ...]:
-    """The fields as one server has them: each default from the first source that names it, else the field's own."""
+    """Returns the fields with the defaults of a server: from the first source that has the field, else its own."""
 
     def served(field: Field) -> Field:
         for source in sources:
@@ -92,5 +94,5 @@ def with_defaults(fields: Iterable[Field], block_size: int, *sources: Mapping[st
 
 
 def values_of(fields: Iterable[Field]) -> dict[str, Value]:
-    """What a request gets that sets none of them; the fields are a server's (`with_defaults`)."""
+    """Returns the values of a request that sets no field. `fields` have the defaults of a server (`with_defaults`)."""
     return {field.name: field.default for field in fields}

@@ -1,15 +1,15 @@
-"""One answer being put together from the engine's outputs: the same for a server's client and for ``LLM``."""
+"""Accumulates the outputs of the engine for one request, for the server and for ``LLM``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from runtime.request.engine_messages import LEAST, EngineOutput, RequestSpec, TokenLogprobs
+from runtime.request.engine_messages import MIN_LOGPROB, EngineOutput, RequestSpec, TokenLogprobs
 
 
-class AnswerText(Protocol):
-    """What turns token ids into text: ``runtime.tokenizer.Answer``, or `IdsOnly` without a tokenizer."""
+class TextBuilder(Protocol):
+    """Interface of detokenizers: ``runtime.tokenizer.Answer``, or `IdsOnly` without a tokenizer."""
 
     @property
     def stopped(self) -> bool: ...
@@ -26,8 +26,8 @@ class AnswerText(Protocol):
     def tokens_within(self, length: int) -> int: ...
 
 
-class AnswerParts(Protocol):
-    """What tells a text's parts apart: ``runtime.parsers.Parts``."""
+class PartsParser(Protocol):
+    """Interface of the parser for reasoning and tool calls: ``runtime.parsers.Parts``."""
 
     @property
     def ended(self) -> bool: ...
@@ -40,7 +40,7 @@ class AnswerParts(Protocol):
 
 
 class IdsOnly:
-    """An answer of ids alone (skip_tokenizer)."""
+    """Collects ids without text, for ``skip_tokenizer``."""
 
     stopped = False
     stopped_by = None
@@ -62,30 +62,32 @@ class IdsOnly:
 
 
 class TokenLogprob(NamedTuple):
-    """Of a token that stands in an answer or a prompt."""
+    """The logprob of a token of the prompt or the output."""
 
     id: int
-    logprob: float | None  # None: nothing is known of it
-    top: list[tuple[int, float]]  # the likeliest in its place, the best first
+    logprob: float | None  # None: unknown
+    top: list[tuple[int, float]]  # the most probable tokens at its position, in descending order
 
 
-class Choice:
-    """One request's answer so far.
+class CompletionState:
+    """The output of one request so far.
 
     Attributes:
-        finish_reason: None while it goes on. A stop string ends it here, before the engine knows.
-        logprobs: of each token that came, where they are asked for; `ending`: of the one that ended it.
-        eos: it ended at an end-of-sequence id (counted by tokens per forward, not part of the answer).
-        parts: what tells the text's parts apart, where that is wanted. grown: what they grew by, until it is taken.
+        finish_reason: None while it continues. A stop string sets it before the engine has finished the request.
+        logprobs: of each received token, if requested.
+        end_logprob: of the token that ended the output.
+        eos: an end-of-sequence token ended the output. It counts for tokens per forward, but is not in the output.
+        parts: the parser of reasoning and tool calls, if any.
+        deltas: results of the parser since `take_deltas`.
     """
 
     __slots__ = (
         "answer",
         "cached_tokens",
-        "ending",
+        "deltas",
+        "end_logprob",
         "eos",
         "finish_reason",
-        "grown",
         "index",
         "logprobs",
         "nfe",
@@ -95,12 +97,12 @@ class Choice:
         "spec",
     )
 
-    def __init__(self, index: int, spec: RequestSpec, answer: AnswerText, parts: AnswerParts | None = None) -> None:
+    def __init__(self, index: int, spec: RequestSpec, answer: TextBuilder, parts: PartsParser | None = None) -> None:
         self.index = index
         self.spec = spec
         self.answer = answer
         self.parts = parts
-        self.grown: list[Any] = []
+        self.deltas: list[Any] = []
         self.nfe = 0
         self.finish_reason: str | None = None
         self.eos = False
@@ -108,56 +110,56 @@ class Choice:
         self.queue_seconds = 0.0
         self.prefill_seconds = 0.0
         self.logprobs: list[TokenLogprob] = []
-        self.ending: TokenLogprob | None = None
+        self.end_logprob: TokenLogprob | None = None
 
-    def absorb(self, output: EngineOutput) -> str:
-        """Take an output in; the text that became stable with it."""
+    def update(self, output: EngineOutput) -> str:
+        """Adds an output of the engine, and returns the new stable text."""
         self.nfe = output.nfe
         self.cached_tokens = output.cached_tokens or self.cached_tokens
         self.queue_seconds = output.queue_seconds or self.queue_seconds
         self.prefill_seconds = output.prefill_seconds or self.prefill_seconds
         if output.logprobs is not None:
-            self._tell(output.new_tokens, output.logprobs)
+            self._add_logprobs(output.new_tokens, output.logprobs)
         text = self.answer.push(output.new_tokens)
         if self.answer.stopped:
             self.finish_reason = "stop"
         elif output.finish_reason is not None or self.answer.full:
             text += self.answer.finish()
-            # a stop string may show only once nothing more can come
+            # some stop strings are found only at the end
             self.finish_reason = "stop" if self.answer.stopped else output.finish_reason or "length"
             self.eos = output.eos and not self.answer.stopped
         if self.parts is not None:
-            self._part(self.parts, text)
+            self._parse_text(self.parts, text)
         return text
 
-    def _tell(self, tokens: list[int], told: TokenLogprobs) -> None:
-        own = tokens if told.end is None else [*tokens, told.end]
-        pairs = (  # there may be fewer tokens than were asked for
-            [(id, value) for id, value in zip(*each, strict=True) if value > LEAST]
-            for each in zip(told.ids, told.tops, strict=True)
+    def _add_logprobs(self, tokens: list[int], logprobs: TokenLogprobs) -> None:
+        ids = tokens if logprobs.end is None else [*tokens, logprobs.end]
+        pairs = (  # there may be fewer tokens than requested
+            [(id, value) for id, value in zip(*each, strict=True) if value > MIN_LOGPROB]
+            for each in zip(logprobs.ids, logprobs.tops, strict=True)
         )
-        found = list(map(TokenLogprob, own, told.values, pairs))
-        if told.end is not None:
-            self.ending = found.pop()
+        found = list(map(TokenLogprob, ids, logprobs.values, pairs))
+        if logprobs.end is not None:
+            self.end_logprob = found.pop()
         self.logprobs += found
 
     @property
-    def told(self) -> list[TokenLogprob] | None:
-        """`logprobs` of the answer's tokens as it stands; None where they are not asked for."""
+    def token_logprobs(self) -> list[TokenLogprob] | None:
+        """`logprobs` of the tokens of the current output; None if not requested."""
         return None if self.spec.logprobs is None else self.logprobs[: len(self.token_ids)]
 
-    def _part(self, parts: AnswerParts, text: str) -> None:
-        """The parts of what became stable; they may end the answer before the engine knows."""
-        self.grown += parts.push(text)
+    def _parse_text(self, parts: PartsParser, text: str) -> None:
+        """Parses new stable text, which may end the output before the engine has finished the request."""
+        self.deltas += parts.push(text)
         if parts.ended:
             self.finish_reason = "stop"
         elif self.finish_reason is not None:
-            self.grown += parts.finish(cut=self.finish_reason != "stop")
+            self.deltas += parts.finish(cut=self.finish_reason != "stop")
 
-    def take_grown(self) -> list[Any]:
-        """What the parts grew by since this was asked for."""
-        grown, self.grown = self.grown, []
-        return grown
+    def take_deltas(self) -> list[Any]:
+        """Returns the results of the parser since the last call."""
+        deltas, self.deltas = self.deltas, []
+        return deltas
 
     @property
     def text(self) -> str | None:
@@ -173,7 +175,7 @@ class Choice:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended it."""
+        """The stop string that ended the output."""
         return self.answer.stopped_by
 
     @property
@@ -184,17 +186,17 @@ class Choice:
 
     @property
     def prompt_tokens(self) -> int:
-        """With what is given of the answer."""
-        return len(self.spec.prompt) + len(self.spec.given)
+        """Number of tokens of the prompt and of the prefilled output."""
+        return len(self.spec.prompt) + len(self.spec.prefilled_tokens)
 
     @property
     def completion_tokens(self) -> int:
-        """Without what is given of the answer."""
+        """Number of output tokens without the prefilled ones."""
         tokens = len(self.token_ids)
-        return tokens - sum(offset < tokens for offset in self.spec.given)
+        return tokens - sum(offset < tokens for offset in self.spec.prefilled_tokens)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object."""
+        """Returns the usage object of OpenAI."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
         return {
             "prompt_tokens": prompt,
@@ -205,7 +207,7 @@ class Choice:
 
 
 def denoise_fields(output: EngineOutput, text: str) -> dict[str, Any]:
-    """Fields of a denoise event (docs/server.md#streaming): ids of the open blocks, masked offsets, new stable text."""
+    """Returns the fields of a denoise event (docs/server.md#streaming)."""
     return {
         "start": output.start,
         "tokens": output.tokens or [],
@@ -215,11 +217,11 @@ def denoise_fields(output: EngineOutput, text: str) -> dict[str, Any]:
     }
 
 
-def denoise_event(choice: Choice, output: EngineOutput, text: str) -> dict[str, Any]:
-    """One step of the request, whole."""
-    return {"event": "denoise", "id": choice.spec.id, **denoise_fields(output, text)}
+def denoise_event(completion: CompletionState, output: EngineOutput, text: str) -> dict[str, Any]:
+    """Returns the complete event for one step of the request."""
+    return {"event": "denoise", "id": completion.spec.id, **denoise_fields(output, text)}
 
 
-def append_event(choice: Choice, output: EngineOutput, text: str) -> dict[str, Any] | None:
-    """The newly stable text, when there is any."""
-    return {"event": "block_append", "id": choice.spec.id, "text": text, "nfe": output.nfe} if text else None
+def append_event(completion: CompletionState, output: EngineOutput, text: str) -> dict[str, Any] | None:
+    """Returns the event for new stable text, None if there is none."""
+    return {"event": "block_append", "id": completion.spec.id, "text": text, "nfe": output.nfe} if text else None

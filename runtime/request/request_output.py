@@ -1,4 +1,4 @@
-"""A finished answer, as ``LLM`` gives it."""
+"""The result of ``LLM.generate``."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.request.output import Choice, TokenLogprob
+from runtime.request.output import CompletionState, TokenLogprob
 
 
 @dataclass(frozen=True)
 class GenerationOutput:
-    """A finished answer.
+    """A finished output.
 
     Attributes:
-        text: None with ``skip_tokenizer=True``. token_ids: without end-of-sequence and stop text.
-        nfe: denoising steps. finish_reason: stop, length, max_nfe, repetition. eos: it ended at an end-of-sequence id.
-        usage: OpenAI's usage object. logprobs: of each token, where `SamplingParams.logprobs` asks for them.
-        choices: all `n` answers of the prompt, this one first.
+        text: None with ``skip_tokenizer=True``.
+        token_ids: without end-of-sequence token and stop text.
+        nfe: number of denoising steps.
+        finish_reason: stop, length, max_nfe or repetition.
+        eos: an end-of-sequence token ended the output.
+        usage: the usage object of OpenAI.
+        logprobs: one entry per token, if `SamplingParams.logprobs` is set.
+        choices: all `n` outputs of the prompt, beginning with this one.
     """
 
     text: str | None
@@ -30,21 +34,21 @@ class GenerationOutput:
     choices: tuple[GenerationOutput, ...] = ()
 
     @classmethod
-    def of(cls, choice: Choice) -> GenerationOutput:
-        """Of a choice that has ended."""
-        assert choice.finish_reason is not None
+    def from_completion(cls, completion: CompletionState) -> GenerationOutput:
+        """Creates the output from a finished completion."""
+        assert completion.finish_reason is not None
         return cls(
-            text=choice.text,
-            token_ids=choice.token_ids,
-            nfe=choice.nfe,
-            finish_reason=choice.finish_reason,
-            eos=choice.eos,
-            usage=choice.usage(),
-            logprobs=choice.told,
+            text=completion.text,
+            token_ids=completion.token_ids,
+            nfe=completion.nfe,
+            finish_reason=completion.finish_reason,
+            eos=completion.eos,
+            usage=completion.usage(),
+            logprobs=completion.token_logprobs,
         )
 
     @classmethod
-    def of_all(cls, choices: Sequence[Choice]) -> GenerationOutput:
-        """The first of a prompt's choices, with all of them."""
-        answers = tuple(map(cls.of, choices))
-        return replace(answers[0], choices=answers)
+    def from_completions(cls, completions: Sequence[CompletionState]) -> GenerationOutput:
+        """Creates the outputs of all completions of a prompt, and returns the first."""
+        outputs = tuple(map(cls.from_completion, completions))
+        return replace(outputs[0], choices=outputs)

@@ -1,6 +1,6 @@
-"""The one resolution of what a user asks for (``SamplingParams``) against a loaded engine: a ``RequestSpec``.
+"""Resolves the parameters of a request (``SamplingParams``) against a loaded engine, to a ``RequestSpec``.
 
-All errors of a request are found here, before it reaches the engine; docs/server.md#errors lists their status codes.
+All errors of a request are detected here, before it reaches the engine. docs/server.md#errors lists their status codes.
 The function is pure and needs no torch.
 """
 
@@ -14,14 +14,14 @@ import msgspec
 
 from runtime.errors import RequestError
 from runtime.request.decoding import resolve_decoding
-from runtime.request.engine_messages import DecodingParams, EngineInfo, Report, RequestSpec
-from runtime.request.logits_processors_params import check_stop_ids, resolve_shaping
+from runtime.request.engine_messages import DecodingParams, EngineInfo, RequestSpec, StreamMode
+from runtime.request.logits_processors_params import check_stop_ids, resolve_logits_processors
 from runtime.request.sampling_params import At, SamplingParams, check_fields
 from runtime.request.structured import grammar_of
-from runtime.request.validation import refuse, shown
+from runtime.request.validation import preview, refuse
 
-SUPPRESS = "suppress_eos"  # the rules' field of that name
-GREEDY_BELOW = 1e-6  # a temperature under this is 0: dividing logits by it would only lose precision
+SUPPRESS_EOS = "suppress_eos"  # name of the field of algorithms
+GREEDY_BELOW = 1e-6  # lower temperatures are treated as 0: dividing logits by them only loses precision
 
 
 def resolve(
@@ -30,40 +30,42 @@ def resolve(
     info: EngineInfo,
     *,
     id: str,
-    report: Report = "final",
+    stream_mode: StreamMode = "final",
     default_max_tokens: int | None = None,
     names: Mapping[str, str] | None = None,
-    group: str = "",
-    owner: str = "",
+    parent_id: str = "",
+    tenant: str = "",
     adapter: str = "",
-    given: Mapping[int, int] | None = None,
+    prefilled_tokens: Mapping[int, int] | None = None,
     grammar: str = "",
 ) -> RequestSpec:
-    """The checked request, with every value decided.
+    """Validates a request and resolves all of its values.
 
     Args:
         prompt: token ids, in which the mask id is an ordinary id (docs/decoding-rules.md#position-states).
-        default_max_tokens: for a request that names no `max_tokens`, unless the strategy says how many; less where the
-            model's length leaves less.
-        names: how the client spelt a field where that differs ({"prompt": "messages"}).
-        group, owner: what is sent at once and who sends it, for fair shares (``runtime.engine.request_queue``).
-        adapter: the name of one that the engine has; "": the one that all requests have, else the base model.
-        given: ids of the answer that stand from the start, by their offsets. What is between them is filled, every
-            position of it: no end of sequence is chosen there, unless the request says how those are dealt with.
-        grammar: that the answer keeps to in place of `structured_outputs`; `names` say what asks for it.
+        default_max_tokens: for a request without `max_tokens`, unless the strategy has a default; limited by the
+            context length of the model.
+        names: names that the client used instead of those of the fields, such as {"prompt": "messages"}.
+        parent_id: id of the client's request, which may consist of several; for fair scheduling
+            (``runtime.engine.request_queue``).
+        tenant: API key of the client, for fair scheduling.
+        adapter: name of a LoRA adapter; "": the default adapter, else the base model.
+        prefilled_tokens: fixed ids of an infill by offset in the output. All other positions are unmasked, and
+            end-of-sequence tokens are suppressed unless the request sets `suppress_eos`.
+        grammar: grammar of the output instead of `structured_outputs`. `names` has the field that it is derived from.
 
     Raises:
-        RequestError: with the path of the field that is wrong.
+        RequestError: a field is invalid; it has the path of the field.
     """
-    named = dict(names or {})
+    client_names = dict(names or {})
 
     def at(field: str) -> str:
-        return named.get(field, field)
+        return client_names.get(field, field)
 
     ids = check_prompt(prompt, info, param=at("prompt"))
     check_fields(params, at)
     max_tokens = _max_tokens(params.max_tokens, len(ids), info, default_max_tokens, at("max_tokens"))
-    _check_pages(info.tiling.covered(len(ids), max_tokens), info, at("max_tokens"))
+    _check_pages(info.block_layout.total_len(len(ids), max_tokens), info, at("max_tokens"))
     temperature = info.temperature if params.temperature is None else float(params.temperature)
     top_k = info.top_k if params.top_k is None else params.top_k
     seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -77,69 +79,76 @@ def resolve(
         top_k=min(max(top_k, 0), info.vocab_size),
         min_p=params.min_p or 0.0,
         seed=seed % 2**64,
-        ignore_eos=bool(params.ignore_eos) or given is not None,
+        ignore_eos=bool(params.ignore_eos) or prefilled_tokens is not None,
         stop_ids=check_stop_ids(params.stop_token_ids, info, at("stop_token_ids")),
-        shaping=resolve_shaping(params, decoding, info, at, filled=given is not None),
+        logits_processors=resolve_logits_processors(params, decoding, info, at, is_infill=prefilled_tokens is not None),
         max_nfe=params.max_nfe,
         max_repetition_run=params.max_repetition_run,
-        decoding=decoding if given is None else _without_end(decoding),
-        logprobs=_told(params, decoding, info, at("logprobs"), filled=given is not None),
-        grammar=_grammar(params, decoding, info, at, grammar, filled=given is not None),
-        given=dict(given or {}),
-        report=report,
+        decoding=decoding if prefilled_tokens is None else _without_eos(decoding),
+        logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=prefilled_tokens is not None),
+        grammar=_grammar(params, decoding, info, at, grammar, is_infill=prefilled_tokens is not None),
+        prefilled_tokens=dict(prefilled_tokens or {}),
+        stream_mode=stream_mode,
         cache_salt=params.cache_salt or "",
-        group=group,
-        owner=owner,
+        parent_id=parent_id,
+        tenant=tenant,
         adapter=adapter or info.default_adapter,
     )
 
 
 def _grammar(
-    params: SamplingParams, decoding: DecodingParams, info: EngineInfo, at: At, made: str, *, filled: bool
+    params: SamplingParams, decoding: DecodingParams, info: EngineInfo, at: At, grammar: str, *, is_infill: bool
 ) -> str:
-    """What the answer keeps to, "" where nothing is asked; refused with what would not let it."""
-    if params.structured_outputs is None and not made:
+    """Returns the grammar of the output, "" if it has none. Raises RequestError for incompatible fields."""
+    if params.structured_outputs is None and not grammar:
         return ""
     name, path = at("structured_outputs"), at("decoding")
-    if info.unstructured:
-        raise refuse(name, f"cannot be kept to here, for {info.unstructured}; leave it out")
-    if filled:
-        raise refuse(name, "is not built for texts with holes; leave it out")
-    rule = info.rule(decoding.algorithm)
-    if rule is None or not rule.walks:
-        others = " or ".join(rule.key for rule in info.rules if rule.walks) or "no algorithm of this server"
+    if info.structured_output_error:
+        raise refuse(name, f"is not supported by this server ({info.structured_output_error}); leave it out")
+    if is_infill:
+        raise refuse(name, "is not supported for infill; leave it out")
+    algorithm = info.algorithm(decoding.algorithm)
+    if algorithm is None or not algorithm.supports_grammar:
+        others = (
+            " or ".join(other.key for other in info.algorithms if other.supports_grammar)
+            or "no algorithm of this server"
+        )
         raise refuse(name, f"goes with {others}, not with {decoding.algorithm}; set {path}.algorithm, or leave it out")
     if decoding.values.get("remask_threshold"):
         raise refuse(name, f"a remasked token may be one that the grammar needs; set {path}.remask_threshold to 0")
-    if decoding.values.get(SUPPRESS, "none") != "none":
-        raise refuse(name, f"ends where its grammar does; leave {path}.{SUPPRESS} out")
+    if decoding.values.get(SUPPRESS_EOS, "none") != "none":
+        raise refuse(name, f"ends where its grammar does; leave {path}.{SUPPRESS_EOS} out")
     if params.ignore_eos:
         raise refuse(name, f"ends where its grammar does; leave {at('ignore_eos')} out")
     if decoding.total_steps is not None:
-        raise refuse(name, f"takes the steps that it takes; leave {at('num_denoising_steps')} out")
-    return made or grammar_of(params.structured_outputs, name)
+        raise refuse(name, f"cannot be combined with {at('num_denoising_steps')}; leave that out")
+    return grammar or grammar_of(params.structured_outputs, name)
 
 
-def _told(params: SamplingParams, decoding: DecodingParams, info: EngineInfo, name: str, *, filled: bool) -> int | None:
-    """How many of the likeliest tokens are told; refused where a position's tokens are not its own."""
+def _logprobs(
+    params: SamplingParams, decoding: DecodingParams, info: EngineInfo, name: str, *, is_infill: bool
+) -> int | None:
+    """Returns `logprobs`. Raises RequestError if tokens have no fixed position."""
     if params.logprobs is None:
         return None
-    if filled:
-        raise refuse(name, "is not built for texts with holes; leave it out")
-    rule = info.rule(decoding.algorithm)
-    if rule is not None and rule.moves:
-        raise refuse(name, f"is not built with {rule.key}, which moves tokens from place to place here; leave it out")
+    if is_infill:
+        raise refuse(name, "is not supported for infill; leave it out")
+    algorithm = info.algorithm(decoding.algorithm)
+    if algorithm is not None and algorithm.reorders_tokens:
+        raise refuse(
+            name, f"is not supported with {algorithm.key}, which moves tokens to other positions; leave it out"
+        )
     return params.logprobs
 
 
-def _without_end(decoding: DecodingParams) -> DecodingParams:
-    """That no position may choose an end of sequence, where the rule has a say in it and the request said nothing."""
-    if decoding.values.get(SUPPRESS) != "none":
+def _without_eos(decoding: DecodingParams) -> DecodingParams:
+    """Suppresses end-of-sequence tokens, if the algorithm supports it and the request does not set it."""
+    if decoding.values.get(SUPPRESS_EOS) != "none":
         return decoding
-    return msgspec.structs.replace(decoding, values=decoding.values | {SUPPRESS: "logits"})
+    return msgspec.structs.replace(decoding, values=decoding.values | {SUPPRESS_EOS: "logits"})
 
 
-def choices(spec: RequestSpec, n: int) -> list[RequestSpec]:
+def expand_choices(spec: RequestSpec, n: int) -> list[RequestSpec]:
     """Returns the `n` requests of one prompt: ids ``id-i``, seeds seed + i (docs/decoding-rules.md#random-numbers)."""
     if n == 1:
         return [spec]
@@ -147,7 +156,7 @@ def choices(spec: RequestSpec, n: int) -> list[RequestSpec]:
 
 
 def check_prompt(prompt: Sequence[int], info: EngineInfo, param: str = "prompt") -> list[int]:
-    """The prompt's ids as a list: not empty, in range, and leaving room for a token."""
+    """Returns the ids of the prompt as a list. Raises RequestError if it is empty, too long or has invalid ids."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         raise refuse(param, "must be a list of token ids")
     ids = list(prompt)
@@ -159,7 +168,7 @@ def check_prompt(prompt: Sequence[int], info: EngineInfo, param: str = "prompt")
 
 
 def check_length(ids: Sequence[int], info: EngineInfo, param: str) -> None:
-    """Raises RequestError where a prompt leaves no room for a token."""
+    """Raises RequestError if the context length leaves no space for an output token."""
     if len(ids) >= info.max_model_len:
         raise RequestError(
             f"{param}: has {len(ids)} tokens, and the model's length is {info.max_model_len}, the answer included; "
@@ -170,38 +179,38 @@ def check_length(ids: Sequence[int], info: EngineInfo, param: str) -> None:
 
 
 def check_ids(ids: Sequence[int], info: EngineInfo, param: str) -> None:
-    """Ids that a prompt may hold; the first that it may not is named by its place."""
+    """Raises RequestError for the first id that a prompt must not contain; the message has its index."""
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= info.max_token_id):
         return
     for i, token in enumerate(ids):
         if type(token) is not int:
-            raise refuse(f"{param}[{i}]", f"{shown(token)} is not a token id (an integer)")
-        if token < 0 or token > info.max_token_id:  # the place is spelt out only for what may be wrong
+            raise refuse(f"{param}[{i}]", f"{preview(token)} is not a token id (an integer)")
+        if token < 0 or token > info.max_token_id:  # formats the index only for ids that may be invalid
             check_id(token, info, f"{param}[{i}]")
 
 
 def check_id(token: int, info: EngineInfo, param: str) -> None:
-    """An id that a prompt may hold: one of the tokenizer's, or the mask's."""
+    """Raises RequestError for an id that is neither in the tokenizer nor the mask."""
     if not 0 <= token <= info.max_token_id and token != info.mask_token_id:
-        raise refuse(param, f"{shown(token)} is not a token id of this model (0 to {info.max_token_id})")
+        raise refuse(param, f"{preview(token)} is not a token id of this model (0 to {info.max_token_id})")
 
 
-def _max_tokens(wanted: int | None, length: int, info: EngineInfo, default: int | None, param: str) -> int:
+def _max_tokens(requested: int | None, length: int, info: EngineInfo, default: int | None, param: str) -> int:
     left = info.max_model_len - length
-    if wanted is None:
+    if requested is None:
         default = info.default_max_tokens or default
         return left if default is None else min(default, left)
-    if wanted > info.max_model_len:
+    if requested > info.max_model_len:
         raise RequestError(
-            f"{param}: {wanted} is more than the model's length, {info.max_model_len}; ask for less",
+            f"{param}: {requested} is more than the model's length, {info.max_model_len}; ask for less",
             param=param,
             code="context_length_exceeded",
         )
-    return min(wanted, left)  # many clients ask for a round number, whatever the prompt
+    return min(requested, left)  # many clients send a round number, independent of the prompt
 
 
 def _check_pages(positions: int, info: EngineInfo, param: str) -> None:
-    """A request that could never run, even alone, is refused instead of waiting for ever."""
+    """Raises RequestError if the request needs more pages than the engine has."""
     pages = math.ceil(positions / info.page_size)
     if pages > info.num_pages:
         raise RequestError(

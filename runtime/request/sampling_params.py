@@ -1,9 +1,8 @@
-"""What a request may ask for beside its prompt, each field declared once: `SamplingParams`, as users write them.
+"""Parameters of a request besides its prompt: `SamplingParams`.
 
-A field's declaration says which values it takes, what it is for, and what stands where it is left out. Its check comes
-from there, the routes' schema (``runtime.server.schemas``) and the table in docs/server.md (``python -m
-tools.docs.request_fields``). What may stand under ``decoding``, rules and strategies declare
-(``runtime.request.field_spec``).
+Each field is declared once, with its valid values, description and default. Validation, the schema of the routes
+(``runtime.server.schemas``) and the table in docs/server.md (``python -m tools.docs.request_fields``) are derived from
+the declaration. Algorithms and strategies declare the fields of ``decoding`` (``runtime.request.field_spec``).
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.request.field_spec import Kind, Limits
-from runtime.request.validation import declared, refuse
+from runtime.request.validation import check_declared, refuse
 
 MAX_STOPS, MAX_STOP_CHARS, MAX_CHOICES = 32, 1024, 128
 MAX_STOP_IDS = 128
-MOST_TOLD = 20  # tokens beside the one that stands there
-MANY = 2**31  # no count is larger
-UNKNOWN = "means nothing here, as dlmserve does not say what it does; leave it out"
+MAX_LOGPROBS = 20  # most probable tokens per position
+MAX_COUNT = 2**31  # limit of all counts
+UNKNOWN = "is not supported, because dlmserve does not document it; leave it out"
 
-At = Callable[[str], str]  # how the client spelt a field
+At = Callable[[str], str]  # maps a field to the name that the client used
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter(Limits):
-    """One field of `SamplingParams`.
+    """A field of `SamplingParams`.
 
     Attributes:
-        name: as requests spell it.
-        help: one line without a full stop.
-        unset: in words, what stands where it is left out; "" where nothing does.
-        stands_for: the field under ``decoding`` that it is another name of, and that says which values it takes.
-        words: what some of its values are called there.
-        refused: why it is refused, whatever its value.
+        name: name in requests.
+        help: one line without a period.
+        unset: text that describes the default; "": none.
+        stands_for: the field of ``decoding`` that it is another name of, and which validates it.
+        value_names: names of some of its values in that field.
+        refused: why any value is rejected; "": it is supported.
         example: a value, for the documentation.
     """
 
@@ -43,13 +42,13 @@ class Parameter(Limits):
     help: str
     unset: str = ""
     stands_for: str = ""
-    words: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    value_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     refused: str = ""
     example: object = None
 
 
-def _asked(kind: Kind, help: str, *, default: object = None, **declaration: Any) -> Any:
-    """A field of the class below, and its declaration; left out, it is `default`."""
+def _parameter(kind: Kind, help: str, *, default: object = None, **declaration: Any) -> Any:
+    """Declares a field of `SamplingParams`."""
     return dataclasses.field(default=default, metadata={"kind": kind, "help": help, **declaration})
 
 
@@ -60,96 +59,104 @@ class SamplingParams:
     docs/server.md#fields-of-a-request describes the fields. Those from `num_denoising_steps` on are names of dlmserve.
     """
 
-    max_tokens: int | None = _asked(
-        "integer", "most tokens of the answer", low=1, high=MANY,
-        unset="what the model's length leaves; on `/generate` 512, with the strategy `full` 256 everywhere",
+    max_tokens: int | None = _parameter(
+        "integer", "maximum number of output tokens", low=1, high=MAX_COUNT,
+        unset="the rest of the context length; 512 on `/generate`; 256 with the strategy `full`",
         example=64,
     )  # fmt: skip
-    temperature: float | None = _asked(
-        "number", "0: the likeliest token; above it tokens are drawn", high=100,
-        unset="the checkpoint's, else 0 (with `diffusion_gemma` 1)", example=0.7,
+    temperature: float | None = _parameter(
+        "number", "sampling temperature; 0: greedy", high=100,
+        unset="that of the checkpoint, else 0 (with `diffusion_gemma` 1)", example=0.7,
     )  # fmt: skip
-    top_p: float | None = _asked(
-        "number", "draw from the likeliest tokens that together have this probability", high=1, above_low=True,
-        unset="the checkpoint's, else 1", example=0.9,
+    top_p: float | None = _parameter(
+        "number", "sample from the most probable tokens with this cumulative probability", high=1, above_low=True,
+        unset="that of the checkpoint, else 1", example=0.9,
     )  # fmt: skip
-    top_k: int | None = _asked(
-        "integer", "draw from so many of the likeliest tokens; 0, -1: off", low=-1, high=MANY,
-        unset="the checkpoint's, else 0", example=20,
+    top_k: int | None = _parameter(
+        "integer", "sample from this many most probable tokens; 0, -1: off", low=-1, high=MAX_COUNT,
+        unset="that of the checkpoint, else 0", example=20,
     )  # fmt: skip
-    min_p: float | None = _asked(
-        "number", "draw from tokens of at least this share of the likeliest one's probability", high=1, unset="0",
+    min_p: float | None = _parameter(
+        "number", "sample from tokens with at least this fraction of the highest probability", high=1, unset="0",
         example=0.05,
     )  # fmt: skip
-    seed: int | None = _asked(
-        "integer", "of what is drawn; answer i of `n` has seed + i", low=-(2**63), high=2**64 - 1, unset="random",
+    seed: int | None = _parameter(
+        "integer", "seed of sampling; output i of `n` has seed + i", low=-(2**63), high=2**64 - 1, unset="random",
         example=1,
     )  # fmt: skip
-    stop: str | Sequence[str] | None = _asked(
-        "texts", f"a text, or up to {MAX_STOPS}; the answer ends before the first that appears", high=MAX_STOP_CHARS,
-        example=("\n\n",),
+    stop: str | Sequence[str] | None = _parameter(
+        "texts", f"a text, or up to {MAX_STOPS}; the output ends before the first occurrence of one",
+        high=MAX_STOP_CHARS, example=("\n\n",),
     )  # fmt: skip
-    stop_token_ids: Sequence[int] | None = _asked(
-        "ids", "ids that end the answer as an end of sequence does", high=MAX_STOP_IDS, example=[42]
+    stop_token_ids: Sequence[int] | None = _parameter(
+        "ids", "token ids that end the output, like the end-of-sequence token", high=MAX_STOP_IDS, example=[42]
     )
-    min_tokens: int | None = _asked(
-        "integer", "no end of sequence, nor a stop token id, before so many tokens", high=MANY, unset="0", example=2
+    min_tokens: int | None = _parameter(
+        "integer",
+        "minimum output tokens before an end-of-sequence token or stop token id",
+        high=MAX_COUNT,
+        unset="0",
+        example=2,
     )
-    logit_bias: Mapping[str | int, float] | None = _asked(
-        "object", "what is added to the logits of token ids, by the id: -100 to 100 each", example={"42": -100}
+    logit_bias: Mapping[str | int, float] | None = _parameter(
+        "object", "bias by token id, added to the logits: -100 to 100", example={"42": -100}
     )
-    repetition_penalty: float | None = _asked(
-        "number", "divides positive logits of tokens that prompt or answer hold, and multiplies negative ones",
+    repetition_penalty: float | None = _parameter(
+        "number", "divides positive logits of tokens in prompt or output, and multiplies negative ones",
         high=100, above_low=True, unset="1", example=1.1,
     )  # fmt: skip
-    presence_penalty: float | None = _asked(
-        "number", "taken from the logits of tokens that the answer holds", low=-2, high=2, unset="0", example=0.5
+    presence_penalty: float | None = _parameter(
+        "number", "subtracted from the logits of tokens in the output", low=-2, high=2, unset="0", example=0.5
     )
-    frequency_penalty: float | None = _asked(
-        "number", "the same as often as the answer holds them", low=-2, high=2, unset="0", example=0.5
+    frequency_penalty: float | None = _parameter(
+        "number", "subtracted once per occurrence in the output", low=-2, high=2, unset="0", example=0.5
     )
-    ignore_eos: bool = _asked(
-        "flag", "go on to `max_tokens` whatever the model says", default=False, unset="`false`", example=False
+    ignore_eos: bool = _parameter(
+        "flag", "continue to `max_tokens` after an end-of-sequence token", default=False, unset="`false`", example=False
     )
-    max_nfe: int | None = _asked("integer", "most denoising steps", low=1, high=MANY, example=16)
-    max_repetition_run: int | None = _asked(
-        "integer", "most repetitions of a token in a row", low=1, high=MANY, example=8
+    max_nfe: int | None = _parameter("integer", "maximum denoising steps", low=1, high=MAX_COUNT, example=16)
+    max_repetition_run: int | None = _parameter(
+        "integer", "maximum consecutive repetitions of a token", low=1, high=MAX_COUNT, example=8
     )
-    n: int = _asked("integer", "answers to each prompt", default=1, low=1, high=MAX_CHOICES, unset="1", example=1)
-    decoding: Mapping[str, Any] | None = _asked("object", "how blocks are denoised", example={"mode": "balanced"})
-    structured_outputs: Mapping[str, Any] | None = _asked(
-        "object", "what the answer has to be: one of `json` (a schema), `json_object` (`true`), `regex`, `choice` "
+    n: int = _parameter("integer", "outputs per prompt", default=1, low=1, high=MAX_CHOICES, unset="1", example=1)
+    decoding: Mapping[str, Any] | None = _parameter(
+        "object", "fields of the unmasking algorithm and the strategy", example={"mode": "balanced"}
+    )
+    structured_outputs: Mapping[str, Any] | None = _parameter(
+        "object", "format of the output: one of `json` (a schema), `json_object` (`true`), `regex`, `choice` "
         "(a list of texts), `grammar`", example={"regex": "[a-z]+"},
     )  # fmt: skip
-    logprobs: int | None = _asked(
-        "integer", "tell log-probabilities: each token's, and of so many of the likeliest in its place", high=MOST_TOLD,
-        example=1,
+    logprobs: int | None = _parameter(
+        "integer", "return logprobs: of each token, and of this many most probable tokens at its position",
+        high=MAX_LOGPROBS, example=1,
     )  # fmt: skip
-    cache_salt: str | None = _asked(
-        "text", "cached prefixes are shared with requests of the same salt alone", high=256, unset="the empty text",
+    cache_salt: str | None = _parameter(
+        "text", "cached prefixes are only shared between requests with the same salt", high=256, unset="the empty text",
         example="team-a",
     )  # fmt: skip
-    num_denoising_steps: int | None = _asked(
-        "integer", "steps over all blocks of the answer, shared out evenly", low=1, high=MANY, example=16
+    num_denoising_steps: int | None = _parameter(
+        "integer", "steps of all blocks of the output, divided evenly", low=1, high=MAX_COUNT, example=16
     )
-    block_length: int | None = _asked("integer", "tokens of a block", stands_for="block_length", example=32)
-    use_local_leap: bool | None = _asked("flag", "the algorithm is `local_leap`", unset="`false`", example=False)
-    local_leap_anchor_threshold: float | None = _asked(
-        "number", "what makes anchors", stands_for="local_leap.anchor", example=0.9
+    block_length: int | None = _parameter("integer", "tokens per block", stands_for="block_length", example=32)
+    use_local_leap: bool | None = _parameter("flag", "the algorithm is `local_leap`", unset="`false`", example=False)
+    local_leap_anchor_threshold: float | None = _parameter(
+        "number", "confidence of anchors", stands_for="local_leap.anchor", example=0.9
     )
-    local_leap_neighbor_threshold: float | None = _asked(
-        "number", "what is taken near them", stands_for="local_leap.neighbor", example=0.6
+    local_leap_neighbor_threshold: float | None = _parameter(
+        "number", "confidence of positions near anchors", stands_for="local_leap.neighbor", example=0.6
     )
-    local_leap_radius: int | None = _asked("integer", "how near that is", stands_for="local_leap.radius", example=4)
-    confidence_metric: str | None = _asked(
-        "text", "what orders positions; also `top1_prob` and `entropy_inverse`", stands_for="confidence_metric",
-        words={"top1_prob": "max_prob", "entropy_inverse": "neg_entropy"}, example="margin",
+    local_leap_radius: int | None = _parameter(
+        "integer", "maximum distance to an anchor", stands_for="local_leap.radius", example=4
+    )
+    confidence_metric: str | None = _parameter(
+        "text", "order of positions; also `top1_prob` and `entropy_inverse`", stands_for="confidence_metric",
+        value_names={"top1_prob": "max_prob", "entropy_inverse": "neg_entropy"}, example="margin",
     )  # fmt: skip
-    force_single_batch: bool | None = _asked(
-        "flag", "forwards that no other request shares", stands_for="force_single_batch", example=False
+    force_single_batch: bool | None = _parameter(
+        "flag", "no other request shares the forward passes", stands_for="force_single_batch", example=False
     )
-    block_schedule: str | None = _asked("text", "", refused=UNKNOWN)
-    target_length: int | None = _asked("integer", "", refused=UNKNOWN)
+    block_schedule: str | None = _parameter("text", "", refused=UNKNOWN)
+    target_length: int | None = _parameter("integer", "", refused=UNKNOWN)
 
 
 PARAMETERS = tuple(Parameter(name=field.name, **field.metadata) for field in dataclasses.fields(SamplingParams))
@@ -159,9 +166,13 @@ _CHECKED = {field.name: field for field in PARAMETERS if not field.stands_for an
 
 
 def check_fields(params: SamplingParams, at: At = str) -> None:
-    """Every field by its declaration; what is another name of a field under ``decoding`` is checked with those.
+    """Validates all fields by their declarations, except for other names of fields of ``decoding``.
 
-    Raises RequestError naming the first that is wrong, as `at` spells it.
+    Args:
+        at: maps a field to the name that the client used.
+
+    Raises:
+        RequestError: a field is invalid.
     """
     for name, value in vars(params).items():  # in the order of their declarations
         if value is None or (field := _CHECKED.get(name)) is None:
@@ -171,22 +182,22 @@ def check_fields(params: SamplingParams, at: At = str) -> None:
         if field.kind == "texts":
             stop_strings(value, at(field.name))
         elif field.kind == "ids":
-            id_list(value, at(field.name), int(field.high or MANY))
+            id_list(value, at(field.name), int(field.high or MAX_COUNT))
         else:
-            declared(at(field.name), value, field)
+            check_declared(at(field.name), value, field)
 
 
-def id_list(ids: object, param: str, most: int) -> list[int]:
-    """Integers; whether a model has them is another matter."""
+def id_list(ids: object, param: str, max_len: int) -> list[int]:
+    """Returns a list of integers of at most `max_len` entries. It does not check that they are token ids of a model."""
     if not isinstance(ids, list | tuple) or any(type(token) is not int for token in ids):
         raise refuse(param, "must be a list of token ids")
-    if len(ids) > most:
-        raise refuse(param, f"has {len(ids)} ids; at most {most}")
+    if len(ids) > max_len:
+        raise refuse(param, f"has {len(ids)} ids; at most {max_len}")
     return list(ids)
 
 
 def stop_strings(stop: object, param: str = "stop") -> tuple[str, ...]:
-    """The stop strings as a tuple without repetition."""
+    """Returns the stop strings as a tuple without duplicates."""
     if stop is None:
         return ()
     items = [stop] if isinstance(stop, str) else stop

@@ -1,5 +1,7 @@
-"""A request that scores a text instead of writing one: what the text says is recited, and each token's log-probability
-told (docs/decoding.md, Log-probabilities of a prompt)."""
+"""Builds requests that score a text: its tokens are forced, and the logprob of each is returned.
+
+See docs/decoding.md#log-probabilities-of-a-prompt.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from collections.abc import Sequence
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, EngineInfo, RequestSpec
-from runtime.request.field_spec import RuleInfo, Value
+from runtime.request.field_spec import AlgorithmInfo, Value
 from runtime.request.validation import refuse
 
-# Of what a server may have set otherwise: every token stands as it is recited, in full forwards.
-MOST_STRIDE = 4096
-PLAIN: dict[str, Value] = {"remask_threshold": 0.0, "cache": "none", "block_cache": False}
+MAX_TOKENS_PER_STEP = 4096
+# Values that override defaults of the server: forced tokens stay, and every step forwards the complete context.
+SCORING_VALUES: dict[str, Value] = {"remask_threshold": 0.0, "cache": "none", "block_cache": False}
 
 
 def score_spec(
@@ -21,51 +23,57 @@ def score_spec(
     *,
     id: str,
     param: str,
-    first: int = 1,
+    prompt_len: int = 1,
     logprobs: int = 0,
-    stride: int = 1,
+    tokens_per_step: int = 1,
     cache_salt: str = "",
-    group: str = "",
-    owner: str = "",
+    parent_id: str = "",
+    tenant: str = "",
     adapter: str = "",
 ) -> RequestSpec:
-    """Of checked ids, those from `first` on are scored, `stride` of them a forward, each given all before it.
+    """Returns the request that scores the ids from `prompt_len` on, each conditioned on all ids before it.
+
+    Args:
+        ids: validated token ids.
+        param: field for error messages.
+        logprobs: number of most probable tokens to return per token.
+        tokens_per_step: scored tokens per forward pass.
 
     Raises:
-        RequestError: naming `param`, where this engine cannot.
+        RequestError: the text is too long, or the engine cannot score.
     """
     if len(ids) > info.max_model_len:
         raise RequestError(
             f"{param}: {len(ids)} tokens to score are more than the model's length, {info.max_model_len}; shorten them",
             param=param, code="context_length_exceeded",
         )  # fmt: skip
-    rule = _rule(info, param)
-    values = info.defaults(rule.key).values
-    values |= {name: value for name, value in PLAIN.items() if name in values}
+    algorithm = _scoring_algorithm(info, param)
+    values = info.defaults(algorithm.key).values
+    values |= {name: value for name, value in SCORING_VALUES.items() if name in values}
     return RequestSpec(
         id=id,
-        prompt=list(ids[:first]),
-        max_tokens=len(ids) - first,
+        prompt=list(ids[:prompt_len]),
+        max_tokens=len(ids) - prompt_len,
         ignore_eos=True,
-        decoding=DecodingParams(algorithm=rule.key, values=values),
+        decoding=DecodingParams(algorithm=algorithm.key, values=values),
         logprobs=logprobs,
-        recited=list(ids[first:]),
-        stride=stride,
+        forced_token_ids=list(ids[prompt_len:]),
+        forced_tokens_per_step=tokens_per_step,
         cache_salt=cache_salt,
-        group=group,
-        owner=owner,
+        parent_id=parent_id,
+        tenant=tenant,
         adapter=adapter or info.default_adapter,
     )
 
 
-def _rule(info: EngineInfo, param: str) -> RuleInfo:
-    """One that leaves blocks as they are which something else fills."""
+def _scoring_algorithm(info: EngineInfo, param: str) -> AlgorithmInfo:
+    """Returns an algorithm that supports forced tokens."""
     if info.mask_token_id is None:
-        raise refuse(param, "prompts cannot be scored where noise is denoised: nothing of it is masked; leave it out")
-    for rule in info.rules:
-        if rule.walks:
-            return rule
+        raise refuse(param, "prompts cannot be scored by a model without a mask token; leave it out")
+    for algorithm in info.algorithms:
+        if algorithm.supports_grammar:
+            return algorithm
     raise refuse(
-        param, f"prompts cannot be scored with --decoding-strategy {info.strategy}, which revises all of a block; "
-        "leave it out",
+        param, f"prompts cannot be scored with --decoding-strategy {info.strategy}, which revises all positions of a "
+        "block; leave it out",
     )  # fmt: skip

@@ -1,5 +1,7 @@
-"""What a request may ask of its answer's form, as the one text that the grammar engine reads. Pure; the grammar itself
-is compiled, and refused where it is wrong, by ``runtime.structured_output``."""
+"""Converts `structured_outputs` of a request to the text that the grammar engine reads.
+
+The functions are pure. ``runtime.structured_output`` compiles the grammar, and rejects invalid ones.
+"""
 
 from __future__ import annotations
 
@@ -9,53 +11,58 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import RequestError
-from runtime.request.validation import refuse, shown
+from runtime.request.validation import preview, refuse
 
 FIELD = "structured_outputs"
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
-# What vLLM's client writes beside a form though nobody asked for it; false asks for nothing.
+# Fields that the client of vLLM always sends; false has no effect.
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
-MAX_CHARS = 2**16  # of a grammar as it is handed to the engine
+MAX_CHARS = 2**16  # of the text of a grammar
 MAX_CHOICES = 1024
-# Keys of a grammar's parts that are translated before the engine reads it (``runtime.structured_output.gbnf``).
+# Keys of parts that are translated before the engine reads the grammar (``runtime.structured_output.gbnf``).
 GBNF = "gbnf_grammar"
 SCHEMA = "client_schema"
-FIELD_PATH = "field_path"  # of the request's field that holds a part's schema
+FIELD_PATH = "field_path"  # path of the request field with the schema of a part
 
-# As `json.dumps` writes it: with free whitespace hardly anything is forced, and a model that is at a loss writes spaces
-# until its tokens end. A schema may say otherwise under "x-guidance".
+# As `json.dumps` formats it. With free whitespace, few tokens are forced, and an uncertain model may generate spaces
+# until max_tokens. A schema may override this under "x-guidance".
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
-def path_of(asked: object, at: str) -> str:
-    """What a refusal of the form itself names: the form, or the field under whose name the form went."""
-    forms = [form for form in FORMS if isinstance(asked, Mapping) and asked.get(form) is not None]
+def path_of(constraint: object, at: str) -> str:
+    """Returns the path for errors of the form: that of the form, or the client's name of the field."""
+    forms = [form for form in FORMS if isinstance(constraint, Mapping) and constraint.get(form) is not None]
     return f"{at}.{forms[0]}" if at == FIELD and forms else at
 
 
-def grammar_of(asked: object, at: str) -> str:
-    """The grammar that `asked` (``{"json": ...}`` or another of `FORMS`) stands for, for ``llguidance``.
+def grammar_of(constraint: object, at: str) -> str:
+    """Returns the grammar of a constraint as text for ``llguidance``.
 
-    Raises RequestError naming the field.
+    Args:
+        constraint: ``{"json": ...}`` or another of `FORMS`.
+        at: field for error messages.
+
+    Raises:
+        RequestError: the constraint is invalid.
     """
-    if not isinstance(asked, Mapping):
-        raise refuse(at, f"{shown(asked)} is not an object with one of {', '.join(FORMS)}")
-    given = {name: value for name, value in asked.items() if value is not None}
+    if not isinstance(constraint, Mapping):
+        raise refuse(at, f"{preview(constraint)} is not an object with one of {', '.join(FORMS)}")
+    forms = {name: value for name, value in constraint.items() if value is not None}
     for name in ("json_object", *_SWITCHES):
-        if given.get(name) is False:
-            del given[name]
-    unknown = [name for name in given if name not in FORMS]
+        if forms.get(name) is False:
+            del forms[name]
+    unknown = [name for name in forms if name not in FORMS]
     if unknown:
         raise RequestError(
-            f"{at}: {shown(unknown[0])} is no form of an answer; there are {', '.join(FORMS)}",
+            f"{at}: {preview(unknown[0])} is no form of an answer; there are {', '.join(FORMS)}",
             param=f"{at}.{unknown[0]}" if isinstance(unknown[0], str) and len(unknown[0]) < 60 else at,
             code="unknown_field",
         )
-    if len(given) != 1:
+    if len(forms) != 1:
         raise refuse(at, f"give one of {', '.join(FORMS)}")
-    ((form, value),) = given.items()
-    param = path_of(asked, at)
+    ((form, value),) = forms.items()
+    param = path_of(constraint, at)
     check_length(value, param)
     text = _FORMS[form](value, param)
     if len(text) > MAX_CHARS:
@@ -64,11 +71,12 @@ def grammar_of(asked: object, at: str) -> str:
 
 
 def check_length(value: object, param: str) -> int:
-    """The summed lengths of the texts and names within a value, and one for each value. Nothing else is made of a
-    value before: a server's event loop must not escape or write megabytes.
+    """Returns the total length of the strings and names in a value, plus one per value.
+
+    This check comes first, so that the event loop of the server does not escape or serialize megabytes.
 
     Raises:
-        RequestError: About `param`: it is longer than a grammar may be.
+        RequestError: `param` is longer than a grammar may be.
     """
     total = values = 0
     pending = [value]
@@ -97,23 +105,23 @@ def _json(value: object, param: str) -> str:
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, Mapping):
-        raise refuse(param, f"{shown(value)} is not a JSON schema (an object)")
+        raise refuse(param, f"{preview(value)} is not a JSON schema (an object)")
     own = schema.get("x-guidance")
     spacing = {**_SPACING, **own} if isinstance(own, Mapping) else _SPACING
-    # lenient is what would let through answers that do not fit
+    # lenient would allow outputs that do not match the schema
     return _text({SCHEMA: {**schema, "x-guidance": {**spacing, "lenient": False}}}, param)
 
 
 def _any_object(value: object, param: str) -> str:
     if value is not True:
-        raise refuse(param, f"{shown(value)} is not true")
+        raise refuse(param, f"{preview(value)} is not true")
     return _json({"type": "object"}, param)
 
 
 def _regex(value: object, param: str) -> str:
     if not isinstance(value, str) or not value:
-        raise refuse(param, f"{shown(value)} is not a regular expression")
-    # the whole of an answer matches: anchors at its ends say what holds anyway
+        raise refuse(param, f"{preview(value)} is not a regular expression")
+    # the expression matches the complete output, so anchors at its ends have no effect
     inner = value.removeprefix("^")
     if inner.endswith("$") and not inner.endswith("\\$"):
         inner = inner[:-1]
@@ -130,18 +138,20 @@ def _choice(value: object, param: str) -> str:
 
 
 def _grammar(value: object, param: str) -> str:
-    """Lark's notation as the engine has it; that of GBNF and EBNF, by their ``::=``, goes as it is: translating may
-    take long, and is done where grammars are compiled (``runtime.structured_output.gbnf``)."""
+    """Returns a grammar in Lark's notation, or unchanged in that of GBNF and EBNF, which have ``::=``.
+
+    The compiler translates these (``runtime.structured_output.gbnf``), because it may take long.
+    """
     if not isinstance(value, str) or not value.strip():
-        raise refuse(param, f"{shown(value)} is not a grammar")
+        raise refuse(param, f"{preview(value)} is not a grammar")
     return _text({GBNF if "::=" in value else "lark_grammar": value}, param)
 
 
 def _text(grammar: dict[str, Any], param: str) -> str:
-    return _written({"grammars": [grammar]}, param)
+    return _dump({"grammars": [grammar]}, param)
 
 
-def _written(value: Mapping[str, Any], param: str) -> str:
+def _dump(value: Mapping[str, Any], param: str) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False)
         text.encode()

@@ -1,4 +1,4 @@
-"""Checks of one request field's type and range; each refusal is a sentence that begins with the field's path."""
+"""Validates the type and range of request fields. Error messages begin with the path of the field."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _REQUIRED: Any = object()
 
 
 def refuse(param: str, sentence: str) -> RequestError:
+    """Returns a RequestError for the field `param`."""
     return RequestError(f"{param}: {sentence}", param=param)
 
 
@@ -28,32 +29,32 @@ def integer(param: str, value: object, low: int, high: int, default: int) -> int
 @overload
 def integer(param: str, value: object, low: int, high: int, default: None) -> int | None: ...
 def integer(param: str, value: object, low: int, high: int, default: int | None = _REQUIRED) -> int | None:
-    """`value` if it is an int of low..high (True and 3.0 are not); the default stands for None."""
+    """Returns `value` if it is an int from `low` to `high` (True and 3.0 are not). None returns the default, if any."""
     if value is None and default is not _REQUIRED:
         return default
     if not isinstance(value, int) or isinstance(value, bool):
-        raise refuse(param, f"{shown(value)} is not an integer")
+        raise refuse(param, f"{preview(value)} is not an integer")
     if not low <= value <= high:
         limit = f"at least {low}" if value < low else f"at most {high}"
-        raise refuse(param, f"{shown(value)} is out of range; it must be {limit}")
+        raise refuse(param, f"{preview(value)} is out of range; it must be {limit}")
     return value
 
 
 def number(
     param: str, value: object, low: float, high: float, default: float = _REQUIRED, above_low: bool = False
 ) -> float:
-    """`value` as a float of low..high (`above_low`: without low); NaN is in no range."""
+    """Returns `value` as a float from `low` to `high` (`above_low`: without `low`). None returns the default."""
     if value is None and default is not _REQUIRED:
         return default
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise refuse(param, f"{shown(value)} is not a number")
+        raise refuse(param, f"{preview(value)} is not a number")
     if not low <= value <= high or (above_low and value == low):
         span = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
         raise refuse(
             param,
-            f"{shown(value)} is out of range; it must be {span}"
+            f"{preview(value)} is out of range; it must be {span}"
             if high < math.inf
-            else f"{shown(value)} is out of range; it must be a finite number of at least {low:g}",
+            else f"{preview(value)} is out of range; it must be a finite number of at least {low:g}",
         )
     if not math.isfinite(value):
         raise refuse(param, f"{value} is not a finite number")
@@ -61,32 +62,33 @@ def number(
 
 
 def flag(param: str, value: object, default: bool = False) -> bool:
+    """Returns `value` if it is a bool. None returns the default."""
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise refuse(param, f"{shown(value)} is not true or false")
+        raise refuse(param, f"{preview(value)} is not true or false")
     return value
 
 
-def choice(param: str, value: object, words: Iterable[str]) -> str:
-    """`value` if it is one of the words."""
-    words = tuple(words)
-    if not isinstance(value, str) or value not in words:
-        raise refuse(param, f"{shown(value)} is not one of {', '.join(words)}")
+def choice(param: str, value: object, choices: Iterable[str]) -> str:
+    """Returns `value` if it is one of the choices."""
+    choices = tuple(choices)
+    if not isinstance(value, str) or value not in choices:
+        raise refuse(param, f"{preview(value)} is not one of {', '.join(choices)}")
     return value
 
 
-def declared(param: str, value: object, limits: Limits) -> Value:
-    """`value` if it is one of those that a field's declaration lets through; not for texts and objects."""
+def check_declared(param: str, value: object, limits: Limits) -> Value:
+    """Returns `value` if the declaration of the field allows it. Not for lists of texts, ids and objects."""
     if limits.kind == "number":
         return number(
             param, value, limits.low, math.inf if limits.high is None else limits.high, above_low=limits.above_low
         )
     if limits.kind == "integer":
-        whole = integer(param, value, int(limits.low), 2**31 if limits.high is None else int(limits.high))
-        if limits.divides is not None and limits.divides % whole:
-            raise refuse(param, f"{whole} is no divisor of {limits.divides}")
-        return whole
+        count = integer(param, value, int(limits.low), 2**31 if limits.high is None else int(limits.high))
+        if limits.divides is not None and limits.divides % count:
+            raise refuse(param, f"{count} does not divide {limits.divides}")
+        return count
     if limits.kind == "choice":
         return choice(param, value, limits.choices)
     if limits.kind == "text":
@@ -94,19 +96,19 @@ def declared(param: str, value: object, limits: Limits) -> Value:
     return flag(param, value)
 
 
-def text(param: str, value: object, most: int) -> str:
-    """`value` as text of at most `most` characters."""
+def text(param: str, value: object, max_len: int) -> str:
+    """Returns `value` if it is text of at most `max_len` characters."""
     if not isinstance(value, str):
-        raise refuse(param, f"{shown(value)} is not text")
-    if len(value) > most:
-        raise refuse(param, f"has {len(value)} characters; at most {most}")
+        raise refuse(param, f"{preview(value)} is not text")
+    if len(value) > max_len:
+        raise refuse(param, f"has {len(value)} characters; at most {max_len}")
     return value
 
 
-def shown(value: object) -> str:
-    """A short form of a hostile value: an error must not grow with the request."""
+def preview(value: object) -> str:
+    """Returns a short text for an untrusted value, so that error messages do not grow with the request."""
     try:
         shown = repr(value[:60] if isinstance(value, str) else value)
-    except ValueError:  # an int of too many digits to print
+    except ValueError:  # an int with too many digits to print
         return "the number given"
     return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from runtime.errors import RequestError
-from runtime.request.validation import shown
+from runtime.request.validation import preview
 
 NAME = "Content-Encoding"
 MAX_CODINGS = 4  # of one body
@@ -38,7 +38,7 @@ def codings(values: Iterable[str]) -> list[str]:
     for name in found:
         if name not in DECODERS:
             known = ", ".join(DECODERS)
-            raise _unsupported(f"{shown(name)} is not supported; use {known}, or send the body without it")
+            raise _unsupported(f"{preview(name)} is not supported; use {known}, or send the body without it")
     if len(found) > MAX_CODINGS:
         raise _unsupported(f"names {len(found)} codings; at most {MAX_CODINGS}")
     return found

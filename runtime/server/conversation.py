@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
-from runtime.request.validation import refuse, shown
+from runtime.request.validation import preview, refuse
 from runtime.server.fields import Body, said
 from runtime.server.shape import check_shape
 
@@ -250,7 +250,7 @@ def _check_results(messages: Sequence[Message], paths: Sequence[str], result_id:
         if not called:
             raise refuse(path, "is a tool's result, and no message before it calls one")
         if message.tool_call_id is not None and message.tool_call_id not in known and "" not in known:
-            raise refuse(f"{path}.{result_id}", f"{shown(message.tool_call_id)} is the id of no call before it")
+            raise refuse(f"{path}.{result_id}", f"{preview(message.tool_call_id)} is the id of no call before it")
 
 
 def _plain(message: Message, path: str) -> dict[str, Any]:

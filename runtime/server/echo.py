@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo
-from runtime.request.output import Choice, IdsOnly, TokenLogprob
+from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
 from runtime.request.scoring import score_spec
 from runtime.server.logprobs import MOST
 from runtime.server.schemas import CompletionRequest
@@ -44,12 +44,12 @@ class Echo:
         self.silent = silent
         self._stride = stride
         self._each = 1  # answers to a prompt
-        self._scored: dict[int, Choice] = {}
+        self._scored: dict[int, CompletionState] = {}
         self._ids: list[list[int]] = []
         self._begun = False
         self.texts: list[str] = []
 
-    def take(self, choices: Sequence[Choice], each: int, info: EngineInfo, tokenizer: Tokenizer) -> None:
+    def take(self, choices: Sequence[CompletionState], each: int, info: EngineInfo, tokenizer: Tokenizer) -> None:
         """What is to be run for these answers, so many to each prompt. Raises RequestError where prompts cannot be
         scored."""
         self._each, self._pieces = each, tokenizer.pieces
@@ -67,28 +67,28 @@ class Echo:
             if spec.logprobs is not None and len(spec.prompt) > 1:
                 scored = score_spec(
                     spec.prompt, info, id=f"{spec.id}-prompt", param="echo", logprobs=spec.logprobs,
-                    stride=self._stride, cache_salt=spec.cache_salt, group=spec.group, owner=spec.owner,
-                    adapter=spec.adapter,
+                    tokens_per_step=self._stride, cache_salt=spec.cache_salt, parent_id=spec.parent_id,
+                    tenant=spec.tenant, adapter=spec.adapter,
                 )  # fmt: skip
-                self._scored[number] = Choice(number, scored, IdsOnly())
+                self._scored[number] = CompletionState(number, scored, IdsOnly())
         if self.silent:
             for choice in choices:
                 choice.finish_reason = "length"
 
     @property
-    def scores(self) -> list[Choice]:
+    def scores(self) -> list[CompletionState]:
         return list(self._scored.values())
 
-    def text(self, choice: Choice) -> str:
+    def text(self, choice: CompletionState) -> str:
         """Of the prompt that a choice answers."""
         return self.texts[choice.index // self._each]
 
-    def entries(self, choice: Choice) -> list[tuple[TokenLogprob, Place]]:
+    def entries(self, choice: CompletionState) -> list[tuple[TokenLogprob, Place]]:
         """Of that prompt's tokens, once they are scored; of its first token nothing is known."""
         number = choice.index // self._each
         ids = self._ids[number]
         scored = self._scored.get(number)
-        known: list[TokenLogprob] = [] if scored is None else scored.told or []
+        known: list[TokenLogprob] = [] if scored is None else scored.token_logprobs or []
         before = int(self._begun and isinstance(self._prompts[number], str))  # not part of the text
         places = [Place(0, 0)] * before + Offsets(self._pieces).push(ids[before:])
         return list(zip([TokenLogprob(ids[0], None, []), *known], places, strict=True))

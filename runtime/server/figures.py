@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runtime.request.engine_messages import EngineStats
+from runtime.request.engine_messages import EagerReason, EngineStats
 
 # totals of EngineStats -> (metric without prefix and suffix, help)
 _TOTALS = {
@@ -23,8 +23,7 @@ _TOTALS = {
     "preemptions": ("preemptions", "Requests preempted for want of pages."),
 }
 _KINDS = ("prefill", "denoise", "commit")
-_REASONS = ("off", "prefill", "new", "flag", "apart", "shaped")
-_EVERY_TOTAL = (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS), *(f"steps_eager_{reason}" for reason in _REASONS))
+_EVERY_TOTAL = (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS), *(reason.stats_field for reason in EagerReason))
 _GAUGES = {
     "pages_total": ("kv_pages", "KV pages of all engines."),
     "pages_used": ("kv_pages_used", "KV pages held by live requests."),
@@ -138,6 +137,6 @@ class EngineFigures(Collector):
         eager = CounterMetricFamily(
             "unmask_engine_steps_eager", "Steps of which something was launched anew, by reason.", labels=["reason"]
         )
-        for reason in _REASONS:
-            eager.add_metric([reason], self.total(f"steps_eager_{reason}"))
+        for reason in EagerReason:
+            eager.add_metric([reason.value], self.total(reason.stats_field))
         yield eager

@@ -12,7 +12,7 @@ from starlette.types import Receive
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
-from runtime.request.output import Choice
+from runtime.request.output import CompletionState
 from runtime.request.structured import FIELD
 from runtime.server.frontend import Frontend
 from runtime.structured_output.grammar_cache import GrammarError
@@ -39,7 +39,7 @@ class Update:
     """What one engine output brought: the newly stable text and what the answer's parts grew by with it (each sent
     once), and the output itself."""
 
-    choice: Choice
+    choice: CompletionState
     output: EngineOutput
     text: str
     grown: list[Any]
@@ -54,8 +54,8 @@ class Job:
     """
 
     def __init__(
-        self, id: str, frontend: Frontend, choices: list[Choice], streamed: bool, prompts: int = 1,
-        scores: Sequence[Choice] = (), form: str = FIELD,
+        self, id: str, frontend: Frontend, choices: list[CompletionState], streamed: bool, prompts: int = 1,
+        scores: Sequence[CompletionState] = (), form: str = FIELD,
     ) -> None:  # fmt: skip
         """`prompts`: how many the choices are to, as many to each; one that has ended is not run. `scores`: what else
         has to be run, which is no answer to anything. `form`: the field that asks for the answers' grammar."""
@@ -122,7 +122,7 @@ class Job:
                 self.outcome = "refused"
                 raise GrammarError(self._form, what)
             raise RequestError(f"request {choice.spec.id} failed: {what}", status=500, code="engine_error")
-        text = choice.absorb(output)
+        text = choice.update(output)
         if choice.spec.id not in self.answers:
             self.open.discard(choice.spec.id)
             return None
@@ -133,9 +133,9 @@ class Job:
                 self.frontend.abort([choice.spec.id])
             self._ended(choice)
         length = 0 if choice.spec.logprobs is None else len(choice.text or "")
-        return Update(choice, output, text, choice.take_grown(), choice.finish_reason is not None, length)
+        return Update(choice, output, text, choice.take_deltas(), choice.finish_reason is not None, length)
 
-    def _observe_progress(self, choice: Choice, text: str) -> None:
+    def _observe_progress(self, choice: CompletionState, text: str) -> None:
         observed = self.frontend.observed
         if text and self.first_text is None:
             self.first_text = time.monotonic() - self.started
@@ -145,7 +145,7 @@ class Job:
             self.first_block = True
             observed.first_block.observe(time.monotonic() - self.started)
 
-    def _ended(self, choice: Choice) -> None:
+    def _ended(self, choice: CompletionState) -> None:
         self.open.discard(choice.spec.id)
         observed = self.frontend.observed
         seconds = time.monotonic() - self.started

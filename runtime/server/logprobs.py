@@ -12,7 +12,7 @@ import msgspec
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
 from runtime.request.engine_messages import RequestSpec
-from runtime.request.output import Choice, TokenLogprob
+from runtime.request.output import CompletionState, TokenLogprob
 from runtime.tokenizer.token_bytes import Pieces
 from runtime.tokenizer.token_offsets import Offsets, Place
 
@@ -63,7 +63,7 @@ def word(data: bytes) -> str:
 class Revealed:
     """Which of an answer's tokens were not told yet though all of their text was."""
 
-    def __init__(self, choice: Choice, pieces: Pieces) -> None:
+    def __init__(self, choice: CompletionState, pieces: Pieces) -> None:
         self._choice = choice
         self._pieces = pieces
         self._places: list[Place] = []
@@ -75,7 +75,7 @@ class Revealed:
 
     def fresh(self, update: Update | None = None) -> list[Told]:
         """Those, in order, as far as an update's text goes, or all there is. At the end all that the answer has."""
-        told, places = self._choice.told or [], self._places
+        told, places = self._choice.token_logprobs or [], self._places
         places += self._offsets.push(entry.id for entry in told[len(places) :])
         ended = self._choice.finish_reason is not None if update is None else update.ended
         length = len(self._choice.text or "") if update is None else update.length
@@ -99,7 +99,7 @@ class Revealed:
         return ready({"content": content, "refusal": None})
 
 
-def revealed_of(choices: Iterable[Choice], pieces: Pieces) -> list[Revealed]:
+def revealed_of(choices: Iterable[CompletionState], pieces: Pieces) -> list[Revealed]:
     """One for each."""
     return [Revealed(choice, pieces) for choice in choices]
 
@@ -113,12 +113,12 @@ def of_own(told: Iterable[TokenLogprob], pieces: Pieces) -> list[dict[str, Any]]
     return _entries(told, one)
 
 
-def ending(choice: Choice) -> list[Told]:
+def ending(choice: CompletionState) -> list[Told]:
     """The token that ended the answer, if it is known: no part of it, and told by completions alone."""
-    if choice.ending is None or not choice.eos:
+    if choice.end_logprob is None or not choice.eos:
         return []
     length = len(choice.text or "")
-    return [(choice.ending, Place(length, length))]
+    return [(choice.end_logprob, Place(length, length))]
 
 
 def of_chat(told: Iterable[Told], pieces: Pieces) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.parsers import Arguments, CallStart, Delta, Parts, Reasoning
-from runtime.request.output import Choice
+from runtime.request.output import CompletionState
 
 
-def parts_of(choice: Choice) -> Parts:
+def parts_of(choice: CompletionState) -> Parts:
     """Of a chat's answer."""
     assert isinstance(choice.parts, Parts)
     return choice.parts

@@ -46,7 +46,7 @@ def secure(schema: dict[str, Any], open_paths: Collection[str]) -> None:
 def _declared(info: EngineInfo) -> dict[str, tuple[Field, list[str]]]:
     """Each field by its name, with the rules that read it; the strategy's with none."""
     found: dict[str, tuple[Field, list[str]]] = {field.name: (field, []) for field in info.strategy_fields}
-    for rule in info.rules:
+    for rule in info.algorithms:
         for field in rule.fields:
             found.setdefault(field.name, (field, []))[1].append(rule.key)
     return found

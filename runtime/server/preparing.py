@@ -243,7 +243,7 @@ def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wante
 
 
 def _begun(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wanted: Callable[[], bool]) -> list[int]:
-    return info.begun(_encode(tokenizer, text, info, param, wanted))
+    return info.with_bos(_encode(tokenizer, text, info, param, wanted))
 
 
 def _always() -> bool:

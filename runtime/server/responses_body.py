@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from runtime.request.validation import refuse, shown
+from runtime.request.validation import preview, refuse
 from runtime.server.conversation import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -313,7 +313,7 @@ class ResponsesRequest(OneAnswer):
         for i, value in enumerate(self.include or ()):
             hosted = value.partition("_call")[0]
             if value != _ENCRYPTED and not ("_call" in value and any(kind.startswith(hosted) for kind in kinds)):
-                raise refuse(f"include[{i}]", f"{shown(value)} is not supported, only {_ENCRYPTED}; leave it out")
+                raise refuse(f"include[{i}]", f"{preview(value)} is not supported, only {_ENCRYPTED}; leave it out")
 
     def _functions(self) -> list[_Defined]:
         """The functions in the order of the request."""

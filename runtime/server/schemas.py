@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from runtime.errors import RequestError
 from runtime.request.sampling_params import PARAMETERS
-from runtime.request.scoring import MOST_STRIDE
+from runtime.request.scoring import MAX_TOKENS_PER_STEP
 from runtime.server.conversation import CHAT, Messages
 from runtime.server.fields import Body, Integer, Integers, Unbuilt, said
 from runtime.server.openapi import values_schema
@@ -291,7 +291,7 @@ class CompletionRequest(OpenAIRequest):
     best_of: Annotated[Any, Unbuilt(1)] = None
     echo: Annotated[bool | None, said("the prompt before the answer, in its text and logprobs", False)] = None
     prompt_logprobs_stride: Annotated[
-        Integer | None, said("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MOST_STRIDE)
+        Integer | None, said("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MAX_TOKENS_PER_STEP)
     ] = None
     suffix: Annotated[str | None, said("what stands behind the answer", " 8, 10")] = None
 

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
-from runtime.request.engine_messages import EngineInfo, Report, RequestSpec
-from runtime.request.output import Choice
-from runtime.request.resolve import choices, resolve
-from runtime.request.sampling_params import MANY, SamplingParams, stop_strings
+from runtime.request.engine_messages import EngineInfo, RequestSpec, StreamMode
+from runtime.request.output import CompletionState
+from runtime.request.resolve import expand_choices, resolve
+from runtime.request.sampling_params import MAX_COUNT, SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import refuse
 from runtime.server.bodies import read_body
@@ -124,7 +124,7 @@ class Service:
         Raises:
             RequestError: The limit is too large, and --strict-fields is set.
         """
-        if not info.max_model_len < max_tokens <= MANY:
+        if not info.max_model_len < max_tokens <= MAX_COUNT:
             return max_tokens
         if self.config.strict_fields:
             raise RequestError(
@@ -216,7 +216,7 @@ class Service:
         names = {FIELD: holder, **(names or {})}
         params = SamplingParams(**asked)
         stops = stop_strings(params.stop, names.get("stop", "stop"))
-        report: Report = "denoise" if mode == "denoise" else "stable"
+        report: StreamMode = "denoise" if mode == "denoise" else "stable"
         ends_here = stops or most is not None or (talk is not None and talk.single)  # is looked for in stable text
         if mode is None and not ends_here:
             report = "final"
@@ -235,13 +235,13 @@ class Service:
                 prompt,
                 info,
                 id=own,
-                report=report,
+                stream_mode=report,
                 default_max_tokens=default_max_tokens,
                 names=here,
-                group=id,
-                owner=owner,
+                parent_id=id,
+                tenant=owner,
                 adapter=adapter,
-                given=given,
+                prefilled_tokens=given,
             )
             try:
                 spec = check(grammar=made)
@@ -271,7 +271,7 @@ class Service:
                     else:
                         raise
                     spec = check(grammar=made)
-            specs += choices(spec, n)
+            specs += expand_choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
         forms = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}
         marks = part_marks()
@@ -279,7 +279,7 @@ class Service:
         for i, spec in enumerate(specs):
             preamble = talk.preamble() if talk is not None and stops else None
             text = Answer(tokenizer, stops, most, marks, preamble, continues=continued)
-            answers.append(Choice(i, spec, text, None if talk is None else talk.parts(**forms)))
+            answers.append(CompletionState(i, spec, text, None if talk is None else talk.parts(**forms)))
         if echo is not None:
             echo.take(answers, n, info, tokenizer)
         scores = () if echo is None else echo.scores

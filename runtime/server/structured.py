@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import FIELD
-from runtime.request.validation import refuse, shown
+from runtime.request.validation import preview, refuse
 from runtime.server.environment import backend_environment
 from runtime.server.keys import owner_of
 from runtime.server.lanes import Lane, attended
@@ -71,7 +71,7 @@ def _formatted(name: str, wanted: object) -> dict[str, Any] | None:
         if schema is None:
             raise refuse(name, "json_schema must be an object with a schema")
         return {"json": schema}
-    raise refuse(name, f"{shown(wanted)} is not built in this version; its type is text, json_object or json_schema")
+    raise refuse(name, f"{preview(wanted)} is not built in this version; its type is text, json_object or json_schema")
 
 
 def _object_schema(schema: Any) -> Any:

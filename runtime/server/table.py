@@ -32,7 +32,7 @@ class Live:
 
     def __init__(self, spec: RequestSpec, index: int, inbox: News, replica: int, work: int) -> None:
         self.id = spec.id
-        self.owner = spec.owner
+        self.owner = spec.tenant
         self.adapter = spec.adapter
         self.index = index  # which choice of the HTTP request
         self.inbox = inbox
@@ -100,7 +100,7 @@ class Table(Frontend):
         """`submit` with an inbox that is there."""
         if not specs:
             return
-        self.check_room(len(specs), specs[0].owner)
+        self.check_room(len(specs), specs[0].tenant)
         ready, info = self.ready, self.require()
         shares: dict[int, list[RequestSpec]] = {}
         for index, spec in enumerate(specs):
@@ -108,7 +108,7 @@ class Table(Frontend):
             self.table[spec.id] = Live(spec, index, inbox, replica, work)
             self.load[replica] += 1
             self.router.work[replica] += work
-            self.owned[spec.owner] += 1
+            self.owned[spec.tenant] += 1
             self.adapted[spec.adapter] += 1
             shares.setdefault(replica, []).append(spec)
         first = not self.due

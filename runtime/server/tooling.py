@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from runtime.errors import RequestError
 from runtime.parsers.formats import NO_ARGUMENTS, Tool
-from runtime.request.validation import refuse, shown
+from runtime.request.validation import preview, refuse
 from runtime.server.fields import Body, said
 
 MAX_TOOLS = 256
@@ -128,7 +128,7 @@ def offered(
         return NO_TOOLS
     param, functions = choice.param, dict(origins or {})
     names = [tool.name for _, tool in tools]
-    listed = ", ".join(map(shown, names))[:200]
+    listed = ", ".join(map(preview, names))[:200]
     if choice.allowed is not None:
         tools = [found for found in tools if found[1].name in choice.allowed]
         if not tools:
@@ -137,7 +137,7 @@ def offered(
         if not tools:
             raise refuse(param, "asks for a call, and there are no tools; send tools, or leave it out")
         if choice.name and choice.name not in names:
-            raise refuse(param, f"{shown(choice.name)} is not among the tools: {listed}")
+            raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
         return Tooling(tools, True, choice.name, single or bool(choice.name), param, functions)
     return Tooling(tools, single=single, origins=functions)
 
@@ -149,7 +149,7 @@ def distinct(tools: Sequence[tuple[str, Tool]]) -> None:
         path = where.rpartition(".")[0]  # of the object that holds the name beside the schema
         if tool.name in paths:
             first = paths[tool.name].removesuffix(".function")
-            raise refuse(f"{path}.name", f"{shown(tool.name)} is also that of {first}; give another")
+            raise refuse(f"{path}.name", f"{preview(tool.name)} is also that of {first}; give another")
         paths[tool.name] = path
 
 
@@ -183,7 +183,7 @@ def read_choice(choice: object, origins: Mapping[str, tuple[str, str]] | None = 
             return Choice("required", name)
     raise refuse(
         "tool_choice",
-        f'{shown(choice)} is not supported; use none, auto, required or {{"type": "function", '
+        f'{preview(choice)} is not supported; use none, auto, required or {{"type": "function", '
         '"function": {"name": ...}}',
     )
 
@@ -235,10 +235,12 @@ def make_tool(
     `field`."""
     if not name or len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise refuse(
-            f"{path}.name", f"{shown(name)} is not a name of 1 to {MAX_NAME} letters, digits, and any of _ - . : /"
+            f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} letters, digits, and any of _ - . : /"
         )
     if parameters and parameters.get("type", "object") != "object":
-        raise refuse(f"{path}.{field}", f"the schema is of {shown(parameters['type'])}; arguments are always an object")
+        raise refuse(
+            f"{path}.{field}", f"the schema is of {preview(parameters['type'])}; arguments are always an object"
+        )
     told: dict[str, Any] = {"name": name}
     if description is not None:
         told["description"] = description

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runtime.request.engine_messages import EngineInfo
-from runtime.request.output import Choice
+from runtime.request.output import CompletionState
 from runtime.tokenizer import Tokenizer
 
 WARNING = (
@@ -14,12 +14,12 @@ WARNING = (
 )
 
 
-def warned(choices: Iterable[Choice], info: EngineInfo, tokenizer: Tokenizer) -> dict[str, str]:
+def warned(choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer) -> dict[str, str]:
     """`warning`, where one of `choices` has ended without a word and the template had no part in its prompt: that
     writes special tokens, and text never does."""
     if not tokenizer.has_template:
         return {}
-    begins = len(info.begun([]))
+    begins = len(info.with_bos([]))
     for choice in choices:
         silent = choice.eos and not (choice.text or "").strip()
         if silent and tokenizer.special.isdisjoint(choice.spec.prompt[begins:]):

@@ -1,29 +1,29 @@
-"""Decoding strategies, one file each. Importing this package registers them; add yours with one line here."""
+"""Decoding strategies, one file each. Importing this package registers them; a new one needs one line here."""
 
 from runtime.strategies import d2f, diffusion_gemma, dmax, fast_dllm_v2, full, multi_bd, nemotron_diffusion
 from runtime.strategies.base import (
     DecodingContext,
     Strategy,
-    also_fits,
-    longest_request,
     make_strategy,
+    max_request_len,
     register_strategy,
     strategies,
+    strategies_supporting,
 )
 
 __all__ = [
     "DecodingContext",
     "Strategy",
-    "also_fits",
     "d2f",
     "diffusion_gemma",
     "dmax",
     "fast_dllm_v2",
     "full",
-    "longest_request",
     "make_strategy",
+    "max_request_len",
     "multi_bd",
     "nemotron_diffusion",
     "register_strategy",
     "strategies",
+    "strategies_supporting",
 ]

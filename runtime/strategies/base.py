@@ -1,4 +1,4 @@
-"""What a decoding strategy is to the engine: which blocks are open, what a step feeds, how results change state."""
+"""Interface of decoding strategies: open blocks, the rows of a step, and state updates from its results."""
 
 from __future__ import annotations
 
@@ -10,146 +10,171 @@ from runtime.engine.request import Block, Request
 from runtime.engine.scheduled_request import Feed
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.errors import ConfigError
-from runtime.request.block_layout import Tiling
+from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
 
 
 @dataclass(frozen=True)
 class DecodingContext:
-    """Facts of the engine that a strategy decides with."""
+    """Properties of the engine and the model that a strategy depends on."""
 
     block_size: int
-    buffer_size: int | None  # None: the strategy's own default
+    buffer_size: int | None  # None: the default of the strategy
     prefix_caching: bool
     max_model_len: int
-    shift: bool = False  # the logits of a position are those of the row before it
-    vocab_size: int = 0  # of the model, where noise is drawn from it
+    shift: bool = False  # logits shift: the row before a position has the logits of the position
+    vocab_size: int = 0  # of the model, for strategies that sample noise from it
 
 
 class Strategy(Protocol):
-    """One instance an engine; it keeps no state of its own: everything of a request is in the request.
+    """A decoding strategy. There is one instance per engine, without state: all state of a request is in `Request`.
 
-    A step goes: `open` (may be called again before the step is served: it acts once), the forward, then `apply`. What
-    is settled needs nothing of the strategy but its `chunk`: it is forwarded before, or together with, the open part,
-    whether it is a prompt, finished blocks, or both after a preemption. Of an open part ``Request.kept`` holds
-    what later steps read and do not forward: after a preemption the engine forwards that again, with the ids of then.
+    In each step, the engine calls `plan_forward`, runs the forward pass, and calls `update`. If the step is not
+    scheduled, `plan_forward` is called again and must not act twice.
+
+    The engine forwards final tokens itself, before the open blocks or together with them: prompts, finished blocks, or
+    both after a preemption. The strategy only limits the chunk size. ``Request.kept`` has rows of open blocks that
+    later steps read and do not forward. After a preemption the engine forwards them again, with the same token ids.
 
     Attributes:
-        fields: what requests may set for the strategy; their values are in ``Request.values``.
-        defaults: of fields of the rules, in place of the family's.
-        tiling: where blocks lie.
-        buffer_size: blocks denoised at once.
-        shares_prefixes: whether the K/V of equal beginnings is the same whatever comes after them.
-        whole_prompts: a prompt is forwarded in one step, which `max_rows` allows for.
-        default_max_tokens: of a request that names no length; None leaves it to whoever asks.
-        noisy: what is open is noise instead of masks.
-        walks: whether what it fills stays, and is filled from the left where a rule says so: answers can keep to a
-            grammar.
-        one_window: all open rows have the window of the first of them (docs/decoding-rules.md#sliding-windows).
+        fields: fields that requests may set for the strategy. ``Request.values`` has their values.
+        defaults: default values of fields of the algorithms, instead of those of the family.
+        block_layout: positions of the blocks.
+        buffer_size: number of blocks that are denoised at once.
+        prefix_cacheable: K/V of a prefix does not depend on the tokens after it.
+        requires_full_prompt: the prompt is forwarded in one step. `max_rows` includes it.
+        default_max_tokens: `max_tokens` of requests that set none. None: the default of the route.
+        uniform_noise: open blocks contain noise instead of masks.
+        supports_grammar: unmasked tokens stay, and constrained decoding can unmask from left to right.
+        shared_window: all open rows have the sliding window of the first one
+            (docs/decoding-rules.md#sliding-windows).
     """
 
     fields: tuple[Field, ...]
     defaults: Mapping[str, Value]
-    tiling: Tiling
+    block_layout: BlockLayout
     buffer_size: int
-    shares_prefixes: bool
-    whole_prompts: bool
+    prefix_cacheable: bool
+    requires_full_prompt: bool
     default_max_tokens: int | None
-    noisy: bool
-    walks: bool
-    one_window: bool
+    uniform_noise: bool
+    supports_grammar: bool
+    shared_window: bool
 
     def max_rows(self) -> int:
-        """The most rows one request's step feeds; a token budget below it is refused at start."""
+        """Returns the maximum rows per step of one request. At startup, a lower token budget is rejected."""
         ...
 
-    def positions(self, prompt_len: int, max_tokens: int) -> int:
-        """How many a request covers: the prompt, and the answer as far as its last block reaches."""
+    def total_len(self, prompt_len: int, max_tokens: int) -> int:
+        """Returns the number of positions of a request: the prompt, and the output including its last block."""
         ...
 
-    def settled(self, prompt_len: int) -> int:
-        """How many of a request's positions are settled from the start."""
+    def initial_final_len(self, prompt_len: int) -> int:
+        """Returns how many positions of a new request are final."""
         ...
 
-    def tail(self, request: Request) -> int:
-        """How many of the last settled positions it forwards itself, whatever others have in the cache, because it
-        samples from their rows."""
-        ...
+    def uncacheable_tail(self, request: Request) -> int:
+        """Returns how many of the last final positions the request must forward even if they are cached.
 
-    def reach(self, request: Request) -> int:
-        """Positions that need pages before its first step, prefill included."""
-        ...
-
-    def chunk(self, request: Request, room: int) -> int:
-        """Rows from ``request.cached`` on that may be forwarded where not all that is settled fits `room` rows."""
-        ...
-
-    def open(self, request: Request) -> Feed:
-        """Open the blocks that this step may open, settle what is final, and say what to feed: the very feed of
-        ``request.turn`` where that is still it, which spares the host most of what a turn costs."""
-        ...
-
-    def steady(self, request: Request, feed: Feed) -> bool:
-        """Whether a feed of one block stays the request's feed, and its answer does not end, as long as that block goes
-        on (``BlockResults.calm``). What such a step did is then written while the next one runs."""
-        ...
-
-    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Returns the `visible_end` of each row (docs/decoding-rules.md#visible-keys): [rows].
-
-        Row r is at ``positions[r]`` of ``requests[owner[r]]``. The K/V of every visible key is in the cache or is
-        written by the same step.
+        A strategy samples from their rows.
         """
         ...
 
-    def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        """Write results ``first, first + 1, ...`` of `sampled` into the request, and settle what is final; set `reason`
-        and `end` if it ended, and then `settled` to how much of it others may want."""
+    def required_tokens(self, request: Request) -> int:
+        """Returns how many positions need pages before the first step, including prefill."""
+        ...
+
+    def prefill_chunk_size(self, request: Request, budget: int) -> int:
+        """Returns how many rows from ``request.cached`` on to forward if the final tokens exceed `budget` rows."""
+        ...
+
+    def plan_forward(self, request: Request) -> Feed:
+        """Opens blocks, marks blocks without masks as final, and returns the rows of this step.
+
+        If nothing changed, it returns the same object as in ``request.turn``, which saves most of the host time.
+        """
+        ...
+
+    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
+        """Returns whether the rows cannot change and the request cannot finish while its one block continues.
+
+        See ``BlockResults.calm``. The results of such a step are processed during the next forward pass.
+        """
+        ...
+
+    def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
+        """Returns the end of the keys that each row attends to, int64 [rows] (docs/decoding-rules.md#visible-keys).
+
+        The K/V of every visible key is cached, or the same step writes it.
+
+        Args:
+            owner: int64 [rows], index into `requests` for each row.
+            positions: int64 [rows].
+        """
+        ...
+
+    def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
+        """Writes the results of a step into the request, and advances `settled` past final blocks.
+
+        If the request finishes, it sets `reason` and `end`, and `settled` to the end of the tokens to cache.
+
+        Args:
+            sampled: blocks that were sampled.
+            first: index of the first of them in `results`; the others follow.
+        """
         ...
 
 
-def check_one_at_a_time(context: DecodingContext) -> None:
-    """Raises ConfigError where several blocks are asked for of a strategy that denoises one at a time."""
+def require_single_block(context: DecodingContext) -> None:
+    """Raises ConfigError if --buffer-size exceeds 1, for strategies that denoise one block at a time."""
     if context.buffer_size not in (None, 1):
         raise ConfigError(
             f"--buffer-size {context.buffer_size}: this model's blocks are decoded one at a time; leave it out"
         )
 
 
-def longest_request(strategy: Strategy, max_model_len: int) -> int:
-    """The most positions that any request covers: the longest prompt, for blocks may tile from its end."""
-    return strategy.positions(max_model_len - 1, 1)
+def max_request_len(strategy: Strategy, max_model_len: int) -> int:
+    """Returns the maximum of `total_len`, which the longest prompt has, because blocks may begin at its end."""
+    return strategy.total_len(max_model_len - 1, 1)
 
 
-Maker = Callable[[DecodingContext], Strategy]
-_STRATEGIES: dict[str, Maker] = {}
-_ALSO_FITS: dict[str, tuple[str, ...]] = {}  # key -> families that it can decode though they do not list it
+StrategyFactory = Callable[[DecodingContext], Strategy]
+_STRATEGIES: dict[str, StrategyFactory] = {}
+_SUPPORTED_FAMILIES: dict[str, tuple[str, ...]] = {}  # key -> families that do not list the strategy
 
 
-def register_strategy(key: str, families: tuple[str, ...] = ()) -> Callable[[Maker], Maker]:
-    """Make a strategy selectable as ``--decoding-strategy KEY`` for families that list it and for `families`."""
+def register_strategy(key: str, families: tuple[str, ...] = ()) -> Callable[[StrategyFactory], StrategyFactory]:
+    """Registers a strategy as ``--decoding-strategy KEY``, for families that list it and for `families`."""
 
-    def add(make: Maker) -> Maker:
+    def add(make: StrategyFactory) -> StrategyFactory:
         if key in _STRATEGIES:
             raise ValueError(f"decoding strategy {key!r} is registered twice")
         _STRATEGIES[key] = make
-        _ALSO_FITS[key] = families
+        _SUPPORTED_FAMILIES[key] = families
         return make
 
     return add
 
 
 def strategies() -> list[str]:
+    """Returns the keys of all registered strategies, sorted."""
     return sorted(_STRATEGIES)
 
 
-def also_fits(family: str) -> tuple[str, ...]:
-    """Keys of the strategies that name this family themselves."""
-    return tuple(key for key in strategies() if family in _ALSO_FITS[key])
+def strategies_supporting(family: str) -> tuple[str, ...]:
+    """Returns the keys of the strategies that were registered for this family."""
+    return tuple(key for key in strategies() if family in _SUPPORTED_FAMILIES[key])
 
 
 def make_strategy(key: str, fits: tuple[str, ...], context: DecodingContext) -> Strategy:
-    """The strategy called `key`, if the model's family can be decoded with it."""
+    """Creates the strategy `key`.
+
+    Args:
+        fits: keys of the strategies that the family of the model supports.
+
+    Raises:
+        ConfigError: the strategy is not one of them, or none of them is available.
+    """
     usable = [name for name in strategies() if name in fits]
     if not usable:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What strategies are alike in whose blocks follow a tiling: whatever one of them does otherwise, it says itself."""
+"""Base class of strategies with a fixed block layout."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import numpy as np
 from runtime.engine.request import Request
 from runtime.engine.scheduled_request import Feed
 from runtime.engine.step_plan import Ints
-from runtime.request.block_layout import Tiling
+from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
 
 
-class TiledBlocks:
-    """See ``strategies.base.Strategy``."""
+class BlockStrategy:
+    """Defaults of the attributes and methods of `Strategy`."""
 
     fields: tuple[Field, ...] = ()
     defaults: Mapping[str, Value] = {}
-    shares_prefixes = True
-    whole_prompts = False
+    prefix_cacheable = True
+    requires_full_prompt = False
     default_max_tokens: int | None = None
-    noisy = False
-    walks = True
-    one_window = False
-    tiling: Tiling
+    uniform_noise = False
+    supports_grammar = True
+    shared_window = False
+    block_layout: BlockLayout
 
-    def positions(self, prompt_len: int, max_tokens: int) -> int:
-        return self.tiling.covered(prompt_len, max_tokens)
+    def total_len(self, prompt_len: int, max_tokens: int) -> int:
+        return self.block_layout.total_len(prompt_len, max_tokens)
 
-    def settled(self, prompt_len: int) -> int:
-        return self.tiling.start(prompt_len, prompt_len)
+    def initial_final_len(self, prompt_len: int) -> int:
+        return self.block_layout.block_start(prompt_len, prompt_len)
 
-    def tail(self, request: Request) -> int:
+    def uncacheable_tail(self, request: Request) -> int:
         return 0
 
-    def steady(self, request: Request, feed: Feed) -> bool:
+    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
         return False
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Rows come in whole blocks, and see to the end of their own; those of a prompt before the first one see it."""
-        size = self.tiling.size
-        if not self.tiling.from_prompt:
+        """Returns the end of each row's block; for prompts before the first block, the end of the prompt."""
+        size = self.block_layout.size
+        if not self.block_layout.from_prompt:
             return (positions // size + 1) * size
         origin = np.array([request.prompt_len for request in requests], dtype=np.int64)[owner]
         ends: Ints = origin + np.maximum((positions - origin) // size + 1, 0) * size

@@ -1,4 +1,4 @@
-"""What all strategies do with a step's results: write them into blocks, see how far the answer is and where it ends."""
+"""Applies sampling results to blocks, and finds the end of the output. All strategies use it."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from typing import TYPE_CHECKING
 
 from runtime.engine.request import Block, Request
 from runtime.engine.step_plan import BlockResults
-from runtime.request.block_layout import Tiling
+from runtime.request.block_layout import BlockLayout
 
-if TYPE_CHECKING:  # strategies are timed where the messages' package is not installed
+if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
     from runtime.request.engine_messages import FinishReason
 
 
 def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:
-    """Result `i` of the step, into the block and the request's arrays."""
+    """Writes result `i` of the step into the block and the arrays of the request."""
     size = block.size
     tokens, state = results.tokens[i], results.state[i]
     if size < len(tokens):
         tokens, state = tokens[:size], state[:size]
-    block.tokens[...] = tokens  # half the time of [:]
+    block.tokens[...] = tokens  # takes half the time of [:]
     block.state[...] = state
     if not block.masks:
         block.post_edit_steps += 1
     if i in results.logprobs and request.told_of is not None:
         request.told_of.write(block.start, results.logprobs[i])
     if results.remasks[i]:
-        seen = results.remasked[i, :size]
-        block.remasked = seen if block.remasked is None else block.remasked | seen
+        remasked = results.remasked[i, :size]
+        block.remasked = remasked if block.remasked is None else block.remasked | remasked
     masks = block.masks = results.masks[i]
-    filled = block.free - masks
-    block.progress = filled / block.free
+    num_unmasked = block.free - masks
+    block.progress = num_unmasked / block.free
     if request.editing:  # docs/decoding-rules.md#same-token-ratio
-        block.same_token_ratio = (filled - results.written[i]) / filled if filled else 0.0
+        block.same_token_ratio = (num_unmasked - results.written[i]) / num_unmasked if num_unmasked else 0.0
     block.steps += 1
     block.advanced += block.may_force
     block.ended = results.ended[i]
     block.first_masked = results.first_masked[i] if masks else size
     first_eos = results.first_eos[i]
-    if first_eos > size:  # none in a block that is smaller than others of the step
+    if first_eos > size:  # no EOS, in a block that is smaller than others of the step
         first_eos = size
     if request.spec.stop_ids:
         first_eos = request.first_end(block, first_eos)
@@ -48,19 +48,21 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
         request.eos_seen |= block.has_eos
 
 
-def complete(request: Request, block: Block) -> bool:
-    """Whether nothing in the block will change, once what comes before it is final too."""
+def is_final(request: Request, block: Block) -> bool:
+    """Returns whether the block can no longer change, except through blocks before it."""
     return block.ended or not (block.masks or request.editing)
 
 
-def looked_at(request: Request) -> bool:
-    """Whether each of the request's steps has to be written before the next is planned: it may end the answer, or say
-    what else the next one is made of."""
+def needs_host_update(request: Request) -> bool:
+    """Returns whether each step must be applied before the next one is planned.
+
+    A step may then finish the request, or change the inputs of the next step.
+    """
     return request.watched or request.led or bool(request.spec.stop_ids) or request.merge is not None
 
 
-def filled_prefix(request: Request) -> int:
-    """Where the contiguous run without a mask from the prompt on ends."""
+def unmasked_prefix_len(request: Request) -> int:
+    """Returns the position of the first mask, or the end of the open blocks."""
     end = request.next_start
     for block in request.blocks:
         end = block.start + block.first_masked
@@ -69,17 +71,18 @@ def filled_prefix(request: Request) -> int:
     return end if end < request.end else request.end
 
 
-def advance(request: Request, *, shown: int, final: int) -> tuple[FinishReason, int] | None:
+def update_progress(request: Request, *, shown: int, final: int) -> tuple[FinishReason, int] | None:
     """Updates the stable prefix after a step, and returns the finish reason and the end of the answer, if it ends.
 
     docs/decoding-rules.md#end-of-an-answer has the conditions.
 
     Args:
-        shown: the position from which a denoise event shows the blocks. final: positions below it cannot change.
+        shown: first position of the blocks in a denoise event.
+        final: tokens before this position cannot change.
     """
     if request.shows:
         request.show(shown)
-    stable = min(final, request.end) if request.unstable else filled_prefix(request)  # what can change is not stable
+    stable = min(final, request.end) if request.unstable else unmasked_prefix_len(request)
     if stable > request.stable:
         request.stable = stable
     if request.watched or request.eos_seen or request.stable >= request.end:
@@ -87,8 +90,8 @@ def advance(request: Request, *, shown: int, final: int) -> tuple[FinishReason, 
     return None
 
 
-def finish(request: Request, reason: FinishReason, end: int, *, keep: int = 0) -> None:
-    """The answer ends at `end`; what is final below `keep` may still have to reach the cache, for others."""
+def finish_request(request: Request, reason: FinishReason, end: int, *, keep: int = 0) -> None:
+    """Finishes the request at `end`. Final tokens before `keep` are still to be forwarded for the prefix cache."""
     request.reason = reason
     request.hit_eos = reason == "stop"
     request.end = request.stable = end
@@ -96,12 +99,12 @@ def finish(request: Request, reason: FinishReason, end: int, *, keep: int = 0) -
     request.settled = max(request.cached, keep)
 
 
-def worth_caching(request: Request, reason: FinishReason, end: int, *, tiling: Tiling) -> int:
+def cacheable_len(request: Request, reason: FinishReason, end: int, *, block_layout: BlockLayout) -> int:
     """Returns the end of the blocks of a finished answer that are committed (docs/decoding-rules.md#commit)."""
     if reason not in ("stop", "length"):
         return 0
-    covered = end + (reason == "stop")  # the EOS too
-    return min(request.settled, tiling.start(request.prompt_len, covered))
+    last = end + (reason == "stop")  # includes the EOS
+    return min(request.settled, block_layout.block_start(request.prompt_len, last))
 
 
 def _find_end(request: Request) -> tuple[FinishReason, int] | None:
@@ -113,15 +116,15 @@ def _find_end(request: Request) -> tuple[FinishReason, int] | None:
     if request.stable >= request.end:
         return "length", request.end
     spec = request.spec
-    at_cap = spec.max_nfe is not None and request.nfe >= spec.max_nfe
-    if not at_cap and spec.max_repetition_run is None:
+    at_limit = spec.max_nfe is not None and request.nfe >= spec.max_nfe
+    if not at_limit and spec.max_repetition_run is None:
         return None
-    filled = max(filled_prefix(request), request.prompt_len)
-    filled = min([filled, *(b.start + b.first_eos for b in request.blocks if b.has_eos)])
-    if at_cap:
-        return "max_nfe", filled
+    unmasked = max(unmasked_prefix_len(request), request.prompt_len)
+    unmasked = min([unmasked, *(b.start + b.first_eos for b in request.blocks if b.has_eos)])
+    if at_limit:
+        return "max_nfe", unmasked
     assert spec.max_repetition_run is not None
-    cut = request.run.advance(request.tokens, min(request.stable, filled), spec.max_repetition_run)
-    if cut is None:  # what is not final yet may change: look at it without remembering
-        cut = request.run.copy().advance(request.tokens, filled, spec.max_repetition_run)
+    cut = request.run.advance(request.tokens, min(request.stable, unmasked), spec.max_repetition_run)
+    if cut is None:  # tokens that may change are counted in a copy
+        cut = request.run.copy().advance(request.tokens, unmasked, spec.max_repetition_run)
     return ("repetition", cut) if cut is not None else None

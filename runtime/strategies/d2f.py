@@ -9,32 +9,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runtime.engine.request import Request
-from runtime.request.block_layout import Tiling
-from runtime.request.field_spec import Field, Value, share
+from runtime.request.block_layout import BlockLayout
+from runtime.request.field_spec import Field, Value, fraction_field
 from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.multi_bd import MultiBlock
 
-SEMI_COMPLETE = share("semi_complete_threshold", 0.95, "progress of a block at which its successor may force a token")
+SEMI_COMPLETE = fraction_field(
+    "semi_complete_threshold", 0.95, "progress of a block from which its successor may force a token"
+)
 
 
 @register_strategy("d2f")
 class DiscreteDiffusionForcing(MultiBlock):
     fields: tuple[Field, ...] = tuple(SEMI_COMPLETE if f.name == SEMI_COMPLETE.name else f for f in MultiBlock.fields)
     defaults: Mapping[str, Value] = {"accept_threshold": 0.9}
-    buffers = 4
-    shares_prefixes = False
-    whole_prompts = True
+    default_buffer_size = 4
+    prefix_cacheable = False
+    requires_full_prompt = True
 
     def __init__(self, context: DecodingContext) -> None:
         super().__init__(context)
-        self.tiling = Tiling(context.block_size, from_prompt=True)
+        self.block_layout = BlockLayout(context.block_size, from_prompt=True)
         self.shift = int(context.shift)
         self.longest_prompt = context.max_model_len - 1
 
     def max_rows(self) -> int:
         return max(super().max_rows() + self.shift, self.longest_prompt)
 
-    def chunk(self, request: Request, room: int) -> int:
-        """The whole prompt, then whole blocks."""
+    def prefill_chunk_size(self, request: Request, budget: int) -> int:
+        """Returns the full prompt and complete blocks; 0 if the prompt exceeds the budget."""
         prompt = max(request.prompt_len - request.cached, 0)
-        return prompt + super().chunk(request, room - prompt) if prompt <= room else 0
+        return prompt + super().prefill_chunk_size(request, budget - prompt) if prompt <= budget else 0

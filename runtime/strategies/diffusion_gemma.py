@@ -15,75 +15,75 @@ from runtime.algorithms.rng import CANVAS, uniforms
 from runtime.engine.request import FILLED, MASKED, Block, Request
 from runtime.engine.scheduled_request import Feed
 from runtime.engine.step_plan import BlockResults, Ints
-from runtime.request.block_layout import Tiling
-from runtime.strategies.base import DecodingContext, check_one_at_a_time, register_strategy
-from runtime.strategies.block_strategy import TiledBlocks
-from runtime.strategies.block_update import advance, finish, worth_caching, write_block
+from runtime.request.block_layout import BlockLayout
+from runtime.strategies.base import DecodingContext, register_strategy, require_single_block
+from runtime.strategies.block_strategy import BlockStrategy
+from runtime.strategies.block_update import cacheable_len, finish_request, update_progress, write_block
 
 
 @register_strategy("diffusion_gemma")
-class Canvas(TiledBlocks):
+class Canvas(BlockStrategy):
     buffer_size = 1
-    noisy = True
-    walks = False
-    one_window = True
+    uniform_noise = True
+    supports_grammar = False
+    shared_window = True
 
     def __init__(self, context: DecodingContext) -> None:
-        check_one_at_a_time(context)
+        require_single_block(context)
         self.size = context.block_size
-        self.tiling = Tiling(context.block_size, from_prompt=True)
+        self.block_layout = BlockLayout(context.block_size, from_prompt=True)
         self.vocab_size = context.vocab_size
         self.prefix_caching = context.prefix_caching
 
     def max_rows(self) -> int:
-        return 2 * self.size  # the next canvas's first step commits the last one
+        return 2 * self.size  # the first step of a canvas commits the previous one
 
-    def reach(self, request: Request) -> int:
+    def required_tokens(self, request: Request) -> int:
         return request.settled + self.size
 
-    def chunk(self, request: Request, room: int) -> int:
-        return room
+    def prefill_chunk_size(self, request: Request, budget: int) -> int:
+        return budget
 
-    def open(self, request: Request) -> Feed:
+    def plan_forward(self, request: Request) -> Feed:
         while not request.blocks and request.next_start < request.end:
             self._open(request)
         return Feed(request.settled, request.next_start, request.blocks)
 
-    def steady(self, request: Request, feed: Feed) -> bool:
-        # its first step is the only one that is told of none before it
+    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
+        # the first step of a canvas is the only one without self-conditioning
         return not (request.watched or request.led) and len(feed.blocks) == 1 and feed.blocks[0].advanced > 0
 
     def _open(self, request: Request) -> None:
         start = request.settled
         end = request.next_start = start + self.size
-        state = self._all_may_change(request, start)
+        state = self._mask_canvas(request, start)
         block = Block(request, start, end)
-        if block.ended:  # all of it was given
+        if block.ended:  # prefilled tokens cover it
             request.settled = end
         else:
             request.blocks = [block]
             block.tokens[state == MASKED] = self._noise(request, start)[state == MASKED]
 
-    def _all_may_change(self, request: Request, start: int) -> npt.NDArray[np.int8]:
-        """[size]: the state of the canvas at `start`, whatever a step has left there."""
+    def _mask_canvas(self, request: Request, start: int) -> npt.NDArray[np.int8]:
+        """Sets the state of all positions that are not FIXED to MASKED, and returns the state, int8 [size]."""
         state = request.state[start : start + self.size]
         state[state == FILLED] = MASKED
         return state
 
     def _noise(self, request: Request, start: int) -> Ints:
-        """[size]: what a canvas at `start` begins as, drawn uniformly at the request's present step."""
+        """Returns uniformly random token ids for a new canvas, int64 [size], from the random numbers of this step."""
         seed, step = np.array([request.spec.seed], dtype=np.uint64), np.array([request.nfe])
         return (uniforms(seed, start + np.arange(self.size), step, CANVAS) * self.vocab_size).astype(np.int64)
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Open rows see their whole canvas, the others themselves and what is before them."""
+        """Returns the end of the canvas for open rows. Other rows are causal."""
         settled = np.array([request.settled for request in requests], dtype=np.int64)[owner]
         return np.where(positions < settled, positions + 1, settled + self.size)
 
-    def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
+    def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         shown = request.settled
         if any(block not in request.blocks for block in sampled):
-            return  # a preemption has begun the canvas again since
+            return  # a preemption has restarted the canvas
         for block in sampled:
             if results.ended[first]:
                 write_block(request, block, results, first)
@@ -91,18 +91,18 @@ class Canvas(TiledBlocks):
             else:
                 self._write_open(request, block, results, first)
             request.nfe += 1
-        end = advance(request, shown=shown, final=request.settled)
+        end = update_progress(request, shown=shown, final=request.settled)
         if end is not None:
-            keep = worth_caching(request, *end, tiling=Tiling(1)) if self.prefix_caching else 0
-            finish(request, *end, keep=keep)
+            keep = cacheable_len(request, *end, block_layout=BlockLayout(1)) if self.prefix_caching else 0
+            finish_request(request, *end, keep=keep)
         elif request.settled == request.next_start:
             request.blocks = []
         else:
             for block in request.blocks:
-                self._all_may_change(request, block.start)
+                self._mask_canvas(request, block.start)
 
     def _write_open(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
-        """What the next step finds. Nothing of it counts yet, no end of sequence either."""
+        """Writes the content of a canvas that continues. It is not final, so an EOS does not count."""
         block.tokens[:] = results.tokens[i, : block.size]
         block.state[:] = results.state[i, : block.size]
         block.steps += 1

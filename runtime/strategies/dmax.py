@@ -1,6 +1,6 @@
-"""`dmax`: multi_bd with soft embeddings of filled positions (docs/decoding-rules.md#strategy-dmax).
+"""`dmax`: multi_bd with soft embeddings of unmasked positions (docs/decoding-rules.md#strategy-dmax).
 
-The unmasking algorithm of the same name revises every filled position in each step and returns the mixture of its next
+The unmasking algorithm of the same name revises every unmasked position in each step and returns its next soft
 embedding. The first forward pass of a block and its commit use ordinary embeddings. Its K/V therefore depends on its
 ids alone and can be reused.
 """
@@ -16,5 +16,5 @@ from runtime.strategies.multi_bd import MultiBlock
 
 @register_strategy("dmax")
 class DMax(MultiBlock):
-    walks = False
-    defaults: Mapping[str, Value] = {"accept_threshold": 0.5}  # of its rule, whatever the family's is
+    supports_grammar = False
+    defaults: Mapping[str, Value] = {"accept_threshold": 0.5}  # of the algorithm, instead of that of the family

@@ -12,13 +12,13 @@ from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
 from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.block_update import write_block
-from runtime.strategies.shifted import SeededBlocks, current
+from runtime.strategies.shifted import ShiftedBlockStrategy, first_open_part
 
 SUB_BLOCK_SIZE = 8
 
 
 @register_strategy("fast_dllm_v2")
-class FastDLLMv2(SeededBlocks):
+class FastDLLMv2(ShiftedBlockStrategy):
     shift = 1
 
     def __init__(self, context: DecodingContext) -> None:
@@ -31,27 +31,27 @@ class FastDLLMv2(SeededBlocks):
         self.fields: tuple[Field, ...] = (
             Field(
                 name=SUB_BLOCK, kind="integer", default=size, low=1, high=self.block_size, divides=self.block_size,
-                help="positions of a sub-block; what a rule counts by the block is counted by these",
+                help="positions per sub-block; per-block fields of algorithms apply to sub-blocks",
             ),
             Field(
                 name="block_cache", kind="flag", default=False,
-                help="forward the sub-block alone where its first token is there",
+                help="forward only the sub-block once its first token is unmasked",
             ),
         )  # fmt: skip
 
-    def part(self, request: Request) -> int:
+    def part_size(self, request: Request) -> int:
         return int(request.values[SUB_BLOCK])
 
-    def rows(self, request: Request, part: Block) -> tuple[int, int]:
+    def forward_range(self, request: Request, part: Block) -> tuple[int, int]:
         """Returns the rows of a refine step or of a full step."""
-        return (part.start, part.start + part.size) if request.kept else super().rows(request, part)
+        return (part.start, part.start + part.size) if request.kept else super().forward_range(request, part)
 
-    def write(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
-        first, last = self.rows(request, part)
+    def write_result(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
+        first, last = self.forward_range(request, part)
         forwarded = request.tokens[first:last].copy()
         write_block(request, part, results, i)
-        following = current(request)
+        following = first_open_part(request)
         if not request.values["block_cache"] or following is None or request.state[following.start] == MASKED:
             request.kept = []  # the next step forwards everything
-        elif not request.kept or following is not part:  # else the next step overwrites what this one wrote
+        elif not request.kept or following is not part:  # otherwise the next step overwrites these rows
             request.kept = [*request.kept, Forwarded(first, forwarded)]

@@ -3,7 +3,7 @@
 Every row sees the complete canvas, so the K/V of all positions is outdated once a token changes. `decoding.cache`
 selects which rows the later steps of a block forward again.
 
-No position is settled, because K/V is valid for one state of the canvas only and no other request can use it.
+No position is final, because K/V is valid for one state of the canvas only and no other request can use it.
 `Request.kept` stores the ids of the first step of the block, which are forwarded again after a preemption.
 """
 
@@ -17,72 +17,72 @@ import numpy as np
 from runtime.engine.request import FIXED, Block, Forwarded, Request
 from runtime.engine.scheduled_request import Feed
 from runtime.engine.step_plan import BlockResults, Ints
-from runtime.request.block_layout import Tiling
+from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
-from runtime.strategies.base import DecodingContext, check_one_at_a_time, register_strategy
-from runtime.strategies.block_strategy import TiledBlocks
-from runtime.strategies.block_update import advance, complete, finish, looked_at, write_block
-from runtime.strategies.step_schedule import shares
+from runtime.strategies.base import DecodingContext, register_strategy, require_single_block
+from runtime.strategies.block_strategy import BlockStrategy
+from runtime.strategies.block_update import finish_request, is_final, needs_host_update, update_progress, write_block
+from runtime.strategies.step_schedule import split_steps
 
-VICINITY = 16  # rows on either side of a block that the mode of this name renews with it
+VICINITY = 16  # rows on either side of a block that the cache mode of this name forwards again with it
 CACHE = "cache"
 
 
 @register_strategy("full")
-class FullCanvas(TiledBlocks):
+class FullCanvas(BlockStrategy):
     fields: tuple[Field, ...] = (
         Field(
             name=CACHE, kind="choice", choices=("none", "prefix", "dual", "vicinity"), default="none",
             flag="full_cache",
-            help="what a block's later steps do not compute again: nothing, the rows before the block, all but its "
-            "own, or all but 16 on either side",
+            help="rows that later steps of a block do not forward again: none, those before the block, all outside the "
+            "block, or all but 16 on either side of it",
         ),
         Field(
             name=BLOCK_LENGTH, kind="integer", default=1, per_block=True, low=1, high=2**31,
-            help="tokens of a block; default the server's",
+            help="block size of the request; default that of the server",
         ),
     )  # fmt: skip
     buffer_size = 1
-    shares_prefixes = False
-    whole_prompts = True
+    prefix_cacheable = False
+    requires_full_prompt = True
     default_max_tokens: int | None = 256
 
     def __init__(self, context: DecodingContext) -> None:
-        check_one_at_a_time(context)
-        self.tiling = Tiling(context.block_size, from_prompt=True, cut=True)
+        require_single_block(context)
+        self.block_layout = BlockLayout(context.block_size, from_prompt=True, truncate_last=True)
         self.max_model_len = context.max_model_len
         self.shift = int(context.shift)
 
     def max_rows(self) -> int:
         return self.max_model_len
 
-    def settled(self, prompt_len: int) -> int:
+    def initial_final_len(self, prompt_len: int) -> int:
         return 0
 
-    def reach(self, request: Request) -> int:
+    def required_tokens(self, request: Request) -> int:
         return request.end
 
-    def chunk(self, request: Request, room: int) -> int:
-        return 0  # nothing is settled
+    def prefill_chunk_size(self, request: Request, budget: int) -> int:
+        return 0  # no position is final
 
-    def open(self, request: Request) -> Feed:
+    def plan_forward(self, request: Request) -> Feed:
         while not request.blocks:
             self._open_block(request)
-            if _whole(request) and request.next_start < request.end:
-                request.blocks = []  # all of it was given
+            if _is_block_final(request) and request.next_start < request.end:
+                request.blocks = []  # prefilled tokens cover it
         first, last, part = 0, request.end, request.blocks[0]
         if request.kept:
             part = request.blocks[-1]
-            first, last = self._renewed(request)
-        return Feed(first, last, [] if complete(request, part) else [part])
+            first, last = self._refreshed_range(request)
+        return Feed(first, last, [] if is_final(request, part) else [part])
 
-    def steady(self, request: Request, feed: Feed) -> bool:
-        # with a cache a block's first step forwards more than its others
-        follows = bool(request.kept) or request.values[CACHE] == "none"
-        return follows and feed.blocks == request.blocks[-1:] and not looked_at(request)
+    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
+        # with a cache, the first step of a block forwards more rows than the others
+        same_rows = bool(request.kept) or request.values[CACHE] == "none"
+        return same_rows and feed.blocks == request.blocks[-1:] and not needs_host_update(request)
 
-    def _renewed(self, request: Request) -> tuple[int, int]:
-        """First position and end of what the open block's later steps forward."""
+    def _refreshed_range(self, request: Request) -> tuple[int, int]:
+        """Returns the first position and the end of the rows that later steps of the open block forward."""
         start, end = request.blocks[0].start, request.next_start
         mode = request.values[CACHE]
         if mode == "vicinity":
@@ -90,49 +90,54 @@ class FullCanvas(TiledBlocks):
         return start, end if mode == "dual" else request.end
 
     def _open_block(self, request: Request) -> None:
-        """The next block, as one part; or as two, where the row before it is forwarded only once: its first position
-        is sampled then, and all others from rows of the block itself."""
+        """Opens the next block, as one part or as two.
+
+        With a logits shift and a cache that forwards the row before the block only once, the first position is a part
+        of its own, which is sampled in that step. All others are sampled from rows of the block.
+        """
         length = int(request.values[BLOCK_LENGTH])
         start = max(request.next_start, request.prompt_len)
         end = request.next_start = min(start + length, request.end)
-        alone = self.shift and request.values[CACHE] in ("prefix", "dual")
-        bounds = (start, start + 1, end) if alone else (start, end)
+        first_separately = self.shift and request.values[CACHE] in ("prefix", "dual")
+        bounds = (start, start + 1, end) if first_separately else (start, end)
         request.blocks = [Block(request, first, last, shift=self.shift) for first, last in pairwise(bounds)]
         total = request.spec.decoding.total_steps
-        steps = int(request.values.get("steps", 0)) if total is None else self._share(request, total, start, length)
+        steps = (
+            int(request.values.get("steps", 0)) if total is None else self._step_budget(request, total, start, length)
+        )
         before = sum(part.masks for part in request.blocks[:-1])  # steps of the block that the last part does not get
         request.blocks[-1].given_steps = max(steps - before, 1) if steps else 0
 
-    def _share(self, request: Request, total: int, start: int, length: int) -> int:
-        """Of the request's total of steps, those of the block at `start`."""
+    def _step_budget(self, request: Request, total: int, start: int, length: int) -> int:
+        """Returns the steps of the block at `start` out of the total of the request."""
         first = request.prompt_len
         masks = np.add.reduceat(request.state[first : request.end] != FIXED, range(0, request.end - first, length))
-        return shares(total, masks.tolist())[(start - first) // length]
+        return split_steps(total, masks.tolist())[(start - first) // length]
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """The canvas's end."""
+        """Returns the end of the canvas."""
         return np.array([request.end for request in requests])[owner]
 
-    def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
+    def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         if not request.kept and request.values[CACHE] != "none":
             request.kept = [Forwarded(0, request.tokens[: request.end].copy())]
         request.nfe += bool(sampled)
         for i, part in enumerate(sampled, first):
             write_block(request, part, results, i)
-        whole, start, last = _whole(request), request.blocks[0].start, request.blocks[-1]
+        is_complete, start, last = _is_block_final(request), request.blocks[0].start, request.blocks[-1]
         for part in sampled:
-            if part is not last:  # the block's steps are those of its last part
-                part.ended = whole
+            if part is not last:  # the last part counts the steps of the block
+                part.ended = is_complete
                 last.steps = part.steps
-        end = advance(request, shown=start, final=request.next_start if whole else start)
+        end = update_progress(request, shown=start, final=request.next_start if is_complete else start)
         if end is not None:
-            finish(request, *end)
-        elif whole:
+            finish_request(request, *end)
+        elif is_complete:
             request.blocks = []
-        if whole:
-            request.kept = []  # the next block's first step forwards everything
+        if is_complete:
+            request.kept = []  # the first step of the next block forwards everything
 
 
-def _whole(request: Request) -> bool:
-    """Whether the open block is final; a first position by itself stays as it was filled."""
-    return complete(request, request.blocks[-1]) and not request.blocks[0].masks
+def _is_block_final(request: Request) -> bool:
+    """Returns whether the open block is final. A first part of one position does not change once it is unmasked."""
+    return is_final(request, request.blocks[-1]) and not request.blocks[0].masks

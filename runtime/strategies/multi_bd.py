@@ -1,7 +1,7 @@
 """`multi_bd`: denoises several blocks at once (docs/decoding-rules.md#the-multi-block-loop).
 
-The unmasking algorithms have decided before `apply` runs. `apply` writes their decisions, settles blocks, and finds the
-end of the answer.
+The unmasking algorithms have run before `update`. `update` writes their results, marks blocks as final, and finds the
+end of the output.
 """
 
 from __future__ import annotations
@@ -9,63 +9,74 @@ from __future__ import annotations
 from runtime.engine.request import FIXED, Block, Request
 from runtime.engine.scheduled_request import Feed
 from runtime.engine.step_plan import BlockResults
-from runtime.request.block_layout import Tiling
-from runtime.request.field_spec import Field, share
+from runtime.request.block_layout import BlockLayout
+from runtime.request.field_spec import Field, fraction_field
 from runtime.strategies.base import DecodingContext, register_strategy
-from runtime.strategies.block_strategy import TiledBlocks
-from runtime.strategies.block_update import advance, complete, finish, looked_at, worth_caching, write_block
-from runtime.strategies.step_schedule import shares
+from runtime.strategies.block_strategy import BlockStrategy
+from runtime.strategies.block_update import (
+    cacheable_len,
+    finish_request,
+    is_final,
+    needs_host_update,
+    update_progress,
+    write_block,
+)
+from runtime.strategies.step_schedule import split_steps
 
 
 @register_strategy("multi_bd")
-class MultiBlock(TiledBlocks):
+class MultiBlock(BlockStrategy):
     fields: tuple[Field, ...] = (
-        share("add_block_threshold", 0.1, "progress of the newest block at which the next opens"),
-        share("semi_complete_threshold", 0.9, "progress of a block at which its successor may force a token"),
-        share("token_stability_threshold", 0.0, "share of unchanged tokens at which the next block opens"),
+        fraction_field("add_block_threshold", 0.1, "progress of the last block from which the next block opens"),
+        fraction_field(
+            "semi_complete_threshold", 0.9, "progress of a block from which its successor may force a token"
+        ),
+        fraction_field(
+            "token_stability_threshold", 0.0, "fraction of unchanged tokens from which the next block opens"
+        ),
     )
 
-    buffers = 1  # default of --buffer-size
-    shift = 0  # how far before a position the row stands whose logits are its own
+    default_buffer_size = 1  # default of --buffer-size
+    shift = 0  # logits shift: distance from a position to the row before it that has its logits
 
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size
-        self.tiling = Tiling(context.block_size)
-        self.buffer_size = context.buffer_size or self.buffers
-        self.prefix_caching = context.prefix_caching and self.shares_prefixes
+        self.block_layout = BlockLayout(context.block_size)
+        self.buffer_size = context.buffer_size or self.default_buffer_size
+        self.prefix_caching = context.prefix_caching and self.prefix_cacheable
 
     def max_rows(self) -> int:
         return (self.buffer_size + 1) * self.block_size  # docs/decoding-rules.md#token-budget
 
-    def reach(self, request: Request) -> int:
+    def required_tokens(self, request: Request) -> int:
         return request.settled + max(len(request.blocks), 1) * self.block_size
 
-    def chunk(self, request: Request, room: int) -> int:
-        return room // self.block_size * self.block_size  # docs/decoding-rules.md#prefill
+    def prefill_chunk_size(self, request: Request, budget: int) -> int:
+        return budget // self.block_size * self.block_size  # docs/decoding-rules.md#prefill
 
-    def open(self, request: Request) -> Feed:
+    def plan_forward(self, request: Request) -> Feed:
         """See docs/decoding-rules.md#opening-blocks and docs/decoding-rules.md#unaligned-prompts."""
         if self.buffer_size == 1 and request.blocks and request.turn is not None:
             feed = request.turn.feed
             if feed is not None and feed.blocks == request.blocks and not request.blocks[0].ended:
-                return feed  # its block is the only one that may be open, and goes on
+                return feed  # its block is the only one that may be open, and it continues
         if not request.opened:
             request.opened = True
             if not request.blocks and request.next_start < request.prompt_len:
-                self._append(request)  # it contains the end of an unaligned prompt
-            while len(request.blocks) < self._most(request) and self._may_open(request):
+                self._append(request)  # this block contains the end of an unaligned prompt
+            while len(request.blocks) < self._max_open_blocks(request) and self._may_open(request):
                 self._append(request)
-                if request.blocks:  # else all of it was given: the next one opens too
+                if request.blocks:  # otherwise it has no masks, and the next block opens too
                     break
         return Feed(request.settled - self.shift, request.next_start, self._sampled(request))
 
-    def steady(self, request: Request, feed: Feed) -> bool:
+    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
         if self.buffer_size > 1 or len(feed.blocks) != 1 or feed.blocks != request.blocks:
             return False
-        return not looked_at(request) and feed.blocks[0].start + feed.blocks[0].size <= request.end
+        return not needs_host_update(request) and feed.blocks[0].start + feed.blocks[0].size <= request.end
 
-    def _most(self, request: Request) -> int:
-        """ACTIVE blocks; a grammar, or a text that is recited, fills them from the left, one at a time."""
+    def _max_open_blocks(self, request: Request) -> int:
+        """Returns the limit of ACTIVE blocks: 1 if a grammar or forced tokens unmask from left to right."""
         return 1 if request.led else self.buffer_size
 
     def _append(self, request: Request) -> None:
@@ -73,17 +84,17 @@ class MultiBlock(TiledBlocks):
         request.next_start = start + self.block_size
         block = Block(request, start, request.next_start, shift=self.shift)
         if request.spec.decoding.total_steps is not None:
-            block.given_steps = self._share(request, start)
+            block.given_steps = self._step_budget(request, start)
         request.blocks.append(block)
-        if not block.masks:  # all of it was given
-            del request.blocks[: self._settle(request)]
+        if not block.masks:  # prefilled tokens cover it
+            del request.blocks[: self._mark_final(request)]
 
-    def _share(self, request: Request, start: int) -> int:
-        """Of the request's total of steps, those of the block at `start`."""
+    def _step_budget(self, request: Request, start: int) -> int:
+        """Returns the steps of the block at `start` out of the total of the request."""
         assert request.spec.decoding.total_steps is not None
-        first = self.tiling.start(request.prompt_len, request.prompt_len)
+        first = self.block_layout.block_start(request.prompt_len, request.prompt_len)
         masks = (request.state[first:] != FIXED).reshape(-1, self.block_size).sum(axis=1)
-        return shares(request.spec.decoding.total_steps, masks.tolist())[(start - first) // self.block_size]
+        return split_steps(request.spec.decoding.total_steps, masks.tolist())[(start - first) // self.block_size]
 
     def _may_open(self, request: Request) -> bool:
         if request.next_start >= request.end:
@@ -98,11 +109,11 @@ class MultiBlock(TiledBlocks):
             and not any(block.has_eos for block in blocks)
         )
 
-    def _settle(self, request: Request) -> int:
-        """Blocks that are final, up to the first that is not, are settled; how many. They still have to leave."""
+    def _mark_final(self, request: Request) -> int:
+        """Marks the first blocks that are final, and returns their number. The caller removes them."""
         n = 0
         for block in request.blocks:
-            if not complete(request, block):
+            if not is_final(request, block):
                 break
             block.ended = True
             request.settled = block.start + block.size
@@ -120,7 +131,7 @@ class MultiBlock(TiledBlocks):
             before = block
         return chosen
 
-    def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
+    def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """See docs/decoding-rules.md#denoising-step and docs/decoding-rules.md#end-of-an-answer."""
         request.opened = False
         if sampled:
@@ -128,10 +139,10 @@ class MultiBlock(TiledBlocks):
         for i, block in enumerate(sampled, first):
             write_block(request, block, results, i)
         shown, blocks = request.settled, request.blocks
-        settled = self._settle(request) if blocks and complete(request, blocks[0]) else 0
-        end = advance(request, shown=shown, final=request.settled)
+        num_final = self._mark_final(request) if blocks and is_final(request, blocks[0]) else 0
+        end = update_progress(request, shown=shown, final=request.settled)
         if end is not None:
-            keep = worth_caching(request, *end, tiling=self.tiling) if self.prefix_caching else 0
-            finish(request, *end, keep=keep)
-        if settled:
-            del request.blocks[:settled]
+            keep = cacheable_len(request, *end, block_layout=self.block_layout) if self.prefix_caching else 0
+            finish_request(request, *end, keep=keep)
+        if num_final:
+            del request.blocks[:num_final]

@@ -1,4 +1,4 @@
-"""`nemotron_diffusion`: causal settled rows and a bidirectional open block.
+"""`nemotron_diffusion`: causal final rows and a bidirectional open block.
 
 See docs/decoding-rules.md#strategy-nemotron_diffusion.
 """
@@ -12,16 +12,16 @@ import numpy as np
 from runtime.engine.request import Request
 from runtime.engine.step_plan import Ints
 from runtime.strategies.base import register_strategy
-from runtime.strategies.shifted import SeededBlocks
+from runtime.strategies.shifted import ShiftedBlockStrategy
 
 
 @register_strategy("nemotron_diffusion")
-class NemotronDiffusion(SeededBlocks):
+class NemotronDiffusion(ShiftedBlockStrategy):
     from_prompt = True
 
-    def chunk(self, request: Request, room: int) -> int:
-        return room
+    def prefill_chunk_size(self, request: Request, budget: int) -> int:
+        return budget
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        settled = np.array([request.settled for request in requests], dtype=np.int64)[owner]
-        return np.where(positions < settled, positions + 1, super().visible_end(requests, owner, positions))
+        num_final = np.array([request.settled for request in requests], dtype=np.int64)[owner]
+        return np.where(positions < num_final, positions + 1, super().visible_end(requests, owner, positions))

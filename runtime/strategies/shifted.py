@@ -1,8 +1,7 @@
 """Base of `fast_dllm_v2` and `nemotron_diffusion`: one open block, whose first token comes from the row before it.
 
-docs/decoding-rules.md#first-token-of-a-block defines the first token, here called the seed. The seed is a `Block` of
-one position. A strategy may decode a block in parts from left to right. Each part is a `Block` to the unmasking
-algorithm.
+docs/decoding-rules.md#first-token-of-a-block defines the first token, which is a `Block` of one position here. A
+strategy may decode a block in parts from left to right. Each part is a `Block` to the unmasking algorithm.
 """
 
 from __future__ import annotations
@@ -10,69 +9,69 @@ from __future__ import annotations
 from runtime.engine.request import FIXED, MASKED, Block, Request
 from runtime.engine.scheduled_request import Feed
 from runtime.engine.step_plan import BlockResults
-from runtime.request.block_layout import Tiling
-from runtime.strategies.base import DecodingContext, check_one_at_a_time
-from runtime.strategies.block_strategy import TiledBlocks
-from runtime.strategies.block_update import advance, complete, finish, worth_caching, write_block
-from runtime.strategies.step_schedule import shares
+from runtime.request.block_layout import BlockLayout
+from runtime.strategies.base import DecodingContext, require_single_block
+from runtime.strategies.block_strategy import BlockStrategy
+from runtime.strategies.block_update import cacheable_len, finish_request, is_final, update_progress, write_block
+from runtime.strategies.step_schedule import split_steps
 
 
-class SeededBlocks(TiledBlocks):
+class ShiftedBlockStrategy(BlockStrategy):
     buffer_size = 1
     from_prompt = False
-    shift = 0  # how far before a position the row stands whose logits are its own; a seed's is always the one before
+    shift = 0  # logits shift of all positions but the first of a block, whose shift is 1
 
     def __init__(self, context: DecodingContext) -> None:
-        check_one_at_a_time(context)
+        require_single_block(context)
         self.block_size = context.block_size
-        self.tiling = Tiling(context.block_size, self.from_prompt)
+        self.block_layout = BlockLayout(context.block_size, self.from_prompt)
         self.prefix_caching = context.prefix_caching
 
     def max_rows(self) -> int:
         return self.block_size
 
-    def tail(self, request: Request) -> int:
-        return int(self._wants_seed(request))
+    def uncacheable_tail(self, request: Request) -> int:
+        return int(self._needs_first_token(request))
 
-    def reach(self, request: Request) -> int:
+    def required_tokens(self, request: Request) -> int:
         return request.settled + self.block_size
 
-    def chunk(self, request: Request, room: int) -> int:
-        return room // self.block_size * self.block_size
+    def prefill_chunk_size(self, request: Request, budget: int) -> int:
+        return budget // self.block_size * self.block_size
 
-    def part(self, request: Request) -> int:
-        """Positions of a part of a block; the block's size is a multiple of it."""
+    def part_size(self, request: Request) -> int:
+        """Returns the positions per part. The block size is a multiple of it."""
         return self.block_size
 
-    def rows(self, request: Request, part: Block) -> tuple[int, int]:
-        """First position and end of what is forwarded to sample `part`."""
+    def forward_range(self, request: Request, part: Block) -> tuple[int, int]:
+        """Returns the first position and the end of the rows to forward to sample `part`."""
         return request.settled, request.next_start
 
-    def write(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
+    def write_result(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
         write_block(request, part, results, i)
 
-    def open(self, request: Request) -> Feed:
+    def plan_forward(self, request: Request) -> Feed:
         while not request.blocks and request.next_start < request.end:
-            if self._wants_seed(request):
+            if self._needs_first_token(request):
                 start = request.settled
-                seed = Block(request, start, start + 1, shift=1)
-                return Feed(start, start, [seed])
+                first_token = Block(request, start, start + 1, shift=1)
+                return Feed(start, start, [first_token])
             self._open(request)
-            if self._settle(request):  # all of it was given
+            if self._mark_final(request):  # prefilled tokens cover it
                 request.blocks = []
-        part = current(request)
+        part = first_open_part(request)
         if part is None:
             return Feed(request.settled, request.settled, [])
-        first, last = self.rows(request, part)
+        first, last = self.forward_range(request, part)
         part.unseen = max(first - part.source, int(part.start == request.settled))
         return Feed(first, last, [part])
 
-    def _wants_seed(self, request: Request) -> bool:
+    def _needs_first_token(self, request: Request) -> bool:
         at = request.settled
         return not request.blocks and at < request.end and bool(request.state[at] == MASKED)
 
     def _open(self, request: Request) -> None:
-        size, start = self.part(request), request.next_start
+        size, start = self.part_size(request), request.next_start
         request.next_start = start + self.block_size
         request.blocks = [
             Block(request, at, at + size, shift=self.shift) for at in range(start, request.next_start, size)
@@ -83,55 +82,55 @@ class SeededBlocks(TiledBlocks):
                 part.given_steps = steps.get(part.start, 0)
 
     def _steps(self, request: Request, total: int, size: int) -> dict[int, int]:
-        """Of the request's total, the steps of each part that has to be stepped through, by where it starts."""
-        first = self.tiling.start(request.prompt_len, request.prompt_len)
-        free = request.state[first:] != FIXED
-        free[:: self.block_size] = False  # seeds
-        masks = free.reshape(-1, size).sum(axis=1).tolist()
-        free[request.end - first :] = False
-        asked = free.reshape(-1, size).any(axis=1)
-        steps = shares(total, [masks[n] for n in asked.nonzero()[0]])
-        return {first + n * size: share for n, share in zip(asked.nonzero()[0].tolist(), steps, strict=True)}
+        """Returns the steps of each part that has masks, out of the total of the request, by its first position."""
+        first = self.block_layout.block_start(request.prompt_len, request.prompt_len)
+        editable = request.state[first:] != FIXED
+        editable[:: self.block_size] = False  # first tokens of blocks
+        masks = editable.reshape(-1, size).sum(axis=1).tolist()
+        editable[request.end - first :] = False
+        parts = editable.reshape(-1, size).any(axis=1)
+        steps = split_steps(total, [masks[n] for n in parts.nonzero()[0]])
+        return {first + n * size: count for n, count in zip(parts.nonzero()[0].tolist(), steps, strict=True)}
 
-    def _settle(self, request: Request) -> bool:
-        """Whether the open block is final; then it is settled, and still has to leave."""
-        if not request.blocks or current(request) is not None:
+    def _mark_final(self, request: Request) -> bool:
+        """Returns whether the open block is final, and then marks it as such. The caller removes the block."""
+        if not request.blocks or first_open_part(request) is not None:
             return False
         request.settled = request.next_start
         return True
 
     def _final(self, request: Request) -> int:
-        """Positions below cannot change: finished parts, and the seed."""
-        part = current(request)
+        """Returns the end of the tokens that cannot change: finished parts, and the first token."""
+        part = first_open_part(request)
         return request.settled if part is None else part.start + int(part.start == request.settled)
 
-    def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
+    def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         shown = request.settled
         for block in sampled:
             if request.blocks:
                 request.nfe += 1
-                self.write(request, block, results, first)
+                self.write_result(request, block, results, first)
             else:
-                self._seed(request, block, results, first)
-        settled = self._settle(request)
-        end = advance(request, shown=shown, final=self._final(request))
+                self._write_first_token(request, block, results, first)
+        finished = self._mark_final(request)
+        end = update_progress(request, shown=shown, final=self._final(request))
         if end is not None:
-            keep = worth_caching(request, *end, tiling=self.tiling) if self.prefix_caching else 0
-            finish(request, *end, keep=keep)
-        elif settled:
+            keep = cacheable_len(request, *end, block_layout=self.block_layout) if self.prefix_caching else 0
+            finish_request(request, *end, keep=keep)
+        elif finished:
             request.blocks = []
 
-    def _seed(self, request: Request, seed: Block, results: BlockResults, i: int) -> None:
-        """Write the seed, and open its block."""
-        write_block(request, seed, results, i)
+    def _write_first_token(self, request: Request, first_token: Block, results: BlockResults, i: int) -> None:
+        """Writes the first token, and opens its block."""
+        write_block(request, first_token, results, i)
         self._open(request)
-        if seed.has_eos:
+        if first_token.has_eos:
             request.blocks[0].first_eos, request.blocks[0].has_eos = 0, True
 
 
-def current(request: Request) -> Block | None:
-    """The first part of the open block that can still change."""
+def first_open_part(request: Request) -> Block | None:
+    """Returns the first part of the open block that can still change; None if there is none."""
     for part in request.blocks:
-        if not complete(request, part):
+        if not is_final(request, part):
             return part
     return None

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def shares(total: int, masks: Sequence[int]) -> list[int]:
-    """Steps of each block: even, the remainder to the first ones, none more than the block has `masks`.
+def split_steps(total: int, masks: Sequence[int]) -> list[int]:
+    """Returns the number of steps of each block.
 
-    What a small block leaves goes to the others, so that the sum is `total`, or the number of all masks if that is
-    less. Each block has at least one mask and gets at least one step if there are that many.
+    Steps are divided evenly, and the remainder goes to the first blocks. A block gets at most as many steps as it has
+    masks; its excess goes to the other blocks. The sum is `total`, or the number of all masks if that is less.
+
+    Args:
+        total: number of steps.
+        masks: masks of each block, at least 1.
     """
     result = list(masks)
     left, open_blocks = min(total, sum(masks)), list(range(len(masks)))
     while open_blocks:
         each, more = divmod(left, len(open_blocks))
-        wanted = {block: each + (i < more) for i, block in enumerate(open_blocks)}
-        full = [block for block in open_blocks if masks[block] < wanted[block]]
+        steps_of = {block: each + (i < more) for i, block in enumerate(open_blocks)}
+        full = [block for block in open_blocks if masks[block] < steps_of[block]]
         if not full:
-            for block, steps in wanted.items():
+            for block, steps in steps_of.items():
                 result[block] = steps
             break
         left -= sum(masks[block] for block in full)
-        open_blocks = [block for block in open_blocks if masks[block] >= wanted[block]]
+        open_blocks = [block for block in open_blocks if masks[block] >= steps_of[block]]
     return result

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.request.structured import FIELD_PATH, GBNF, MAX_CHARS, SCHEMA
-from runtime.request.validation import shown
+from runtime.request.validation import preview
 from runtime.structured_output.json_schema import OVERLAP, remaining_one_of, simplify_schema
 from runtime.structured_output.patterns import Unsupported
 
@@ -100,7 +100,7 @@ def _from_gbnf(grammar: str) -> str:
     try:
         lark = any_to_lark(grammar)
     except Exception as error:
-        raise ValueError(f"it is not a readable grammar: {shown(str(error))}") from None
+        raise ValueError(f"it is not a readable grammar: {preview(str(error))}") from None
     if len(lark) > MAX_CHARS:
         raise ValueError(f"it has {len(lark)} characters in Lark's notation, at most {MAX_CHARS}; send a smaller one")
     return lark

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.request.validation import shown
+from runtime.request.validation import preview
 from runtime.structured_output.disjoint import all_disjoint
 from runtime.structured_output.patterns import (
     BASE64,
@@ -154,7 +154,7 @@ class _Simplifier:
         if isinstance(origin, bool):
             return origin
         if not isinstance(origin, Mapping):
-            raise SchemaError(path, f"{shown(origin)} is not a schema; give an object, true or false")
+            raise SchemaError(path, f"{preview(origin)} is not a schema; give an object, true or false")
         if self._lone_ref and "$ref" in origin:
             return {"$ref": self._reference("$ref", origin, path)}
         # Some serializers write keywords without a value as null.
@@ -162,7 +162,7 @@ class _Simplifier:
         if self._references.has_one_of:
             value = {name: found for name, found in value.items() if name not in self._unknown}
         if not isinstance(value.get("format", ""), str):
-            raise SchemaError((*path, "format"), f"{shown(value['format'])} is not the name of a format")
+            raise SchemaError((*path, "format"), f"{preview(value['format'])} is not the name of a format")
         types = _types(value, path)
         made: dict[str, Any] = {name: value[name] for name in ("type", "const") if name in value}
         if "enum" in value:
@@ -360,7 +360,7 @@ class _Simplifier:
         found = value.get(keyword, {})
         path = (*path, keyword)
         if not isinstance(found, Mapping):
-            raise SchemaError(path, f"{shown(found)} is not an object of schemas")
+            raise SchemaError(path, f"{preview(found)} is not an object of schemas")
         return {name: self.schema(each, (*path, name)) for name, each in found.items()}
 
     def _dependent(self, value: Mapping[str, Any], path: Path, required: set[str]) -> None:
@@ -368,7 +368,7 @@ class _Simplifier:
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             found = value.get(keyword, {})
             if not isinstance(found, Mapping):
-                raise SchemaError((*path, keyword), f"{shown(found)} is not an object")
+                raise SchemaError((*path, keyword), f"{preview(found)} is not an object")
             for name, needed in found.items():
                 where = (*path, keyword, name)
                 if isinstance(needed, list):
@@ -408,7 +408,7 @@ class _Simplifier:
         if isinstance(value, bool):
             return _Names(None if value else ())
         if not isinstance(value, Mapping):
-            raise SchemaError(path, f"{shown(value)} is not a schema; give an object, true or false")
+            raise SchemaError(path, f"{preview(value)} is not a schema; give an object, true or false")
         if id(value) in seen:
             raise SchemaError(path, "refers to itself; name the properties")
         seen = (*seen, id(value))
@@ -506,7 +506,7 @@ def _types(value: Mapping[str, Any], path: Path) -> set[str]:
         for name in named:
             if not isinstance(name, str) or (name not in TYPES and name != "integer"):
                 known = ", ".join(sorted(TYPES | {"integer"}))
-                raise SchemaError((*path, "type"), f"{shown(name)} is not a type of JSON; there are {known}")
+                raise SchemaError((*path, "type"), f"{preview(name)} is not a type of JSON; there are {known}")
         found = {"number" if name == "integer" else name for name in named}
     for keyword, values in (("const", [value.get("const")]), ("enum", value.get("enum"))):
         if keyword in value and isinstance(values, list):
@@ -554,7 +554,7 @@ def _string(value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: l
 
 def _pattern(value: Any, path: Path) -> str:
     if not isinstance(value, str):
-        raise SchemaError(path, f"{shown(value)} is not a regular expression")
+        raise SchemaError(path, f"{preview(value)} is not a regular expression")
     if value in BOUNDED:
         return value
     try:
@@ -600,7 +600,7 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
 
 def _numeric(value: Any, path: Path) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SchemaError(path, f"{shown(value)} is not a number")
+        raise SchemaError(path, f"{preview(value)} is not a number")
     return value
 
 
@@ -611,13 +611,13 @@ def _count(value: Mapping[str, Any], keyword: str, path: Path) -> int | None:
         return None
     exact = found.is_integer() if isinstance(found, float) else isinstance(found, int) and not isinstance(found, bool)
     if not exact or found < 0:
-        raise SchemaError((*path, keyword), f"{shown(found)} is not a whole number from 0 on")
+        raise SchemaError((*path, keyword), f"{preview(found)} is not a whole number from 0 on")
     return int(found)
 
 
 def _list(value: Any, path: Path) -> Sequence[Any]:
     if not isinstance(value, list):
-        raise SchemaError(path, f"{shown(value)} is not a list")
+        raise SchemaError(path, f"{preview(value)} is not a list")
     return value
 
 
@@ -666,7 +666,7 @@ def _fits(name: str, names: _Names, path: Path) -> bool:
 def _matches(pattern: str, name: str, path: Path) -> bool:
     found = matches(pattern, name)
     if found is None:
-        raise UnsupportedSchema(path, f"whether {shown(name)} fits its expression is not certain; give an enum")
+        raise UnsupportedSchema(path, f"whether {preview(name)} fits its expression is not certain; give an enum")
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.algorithms.base import Rule
+from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.engine.step_plan import BlockPlan, BlockResults, ConditionedRows, Ints, StepPlan
 from runtime.worker.capture_sizes import CaptureSizes, padded_history_len, sampled_rows_step
 from runtime.worker.cuda_graph import Work
@@ -181,7 +181,9 @@ class CudaGraphRunner(ModelRunner):
         if shape.has_logits_processors:
             reason = reason or "shaped"
         elif self.capture_sampling and hidden_states is self._hidden_states:
-            uniform_noise = any(self.step.sampler.get_algorithm(group.algorithm).noisy for group in shape.groups)
+            uniform_noise = any(
+                self.step.sampler.get_algorithm(group.algorithm).uniform_noise for group in shape.groups
+            )
             padded = self.sizes.pad_sample(shape, uniform_noise=uniform_noise, self_conditioned=self.self_conditioning)
         elif not self.capture_sampling:
             reason = reason or "flag"
@@ -237,7 +239,7 @@ class CudaGraphRunner(ModelRunner):
         def kinds() -> ArraySpecs:
             rules = [self.step.sampler.get_algorithm(group.algorithm) for group in shape.groups]
             return sample_buffer_specs(
-                shape, [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules]
+                shape, [len(rule.columns) for rule in rules], [len(rule.history_fields) for rule in rules]
             )
 
         graph = self._get_graph(shape, kinds, self._sample_inputs)
@@ -293,14 +295,20 @@ class CudaGraphRunner(ModelRunner):
         """Captures sampling. Call it before the first step, after a forward was captured."""
         self._num_uses[shape] = self.capture_after
         rules = [self.step.sampler.get_algorithm(group.algorithm) for group in shape.groups]
-        columns, keeps = [len(rule.columns) for rule in rules], [len(rule.keeps) for rule in rules]
+        columns, keeps = [len(rule.columns) for rule in rules], [len(rule.history_fields) for rule in rules]
         nothing = _empty_arrays(sample_buffer_specs(shape, columns, keeps))
         groups = tuple(replace(group, blocks=0, rows=0, num_sampled=0, num_filtered=0) for group in shape.groups)
         none = SampleDescriptor(0, shape.size, groups)
         self._sample_graph(shape, lambda into: pad_sample_inputs(into, none, nothing, shape, self.sizes))
 
     def sample_descriptors(
-        self, algorithm: Rule, required_stats: int, *, top_k: int = 0, sampled: bool = False, filtered: bool = False
+        self,
+        algorithm: UnmaskingAlgorithm,
+        required_stats: int,
+        *,
+        top_k: int = 0,
+        sampled: bool = False,
+        filtered: bool = False,
     ) -> list[SampleDescriptor]:
         """Returns descriptors for all numbers of blocks with one unmasking algorithm, largest first.
 
@@ -312,10 +320,10 @@ class CudaGraphRunner(ModelRunner):
         for n in reversed(self.sizes.sampled_blocks):
             step = sampled_rows_step(n * self.sizes.block_size)
             for rows in reversed(range(step, n * self.sizes.block_size + step, step)):
+                history_len = padded_history_len(int(bool(algorithm.history_fields)), static=algorithm.static_history)
                 group = AlgorithmShape(
                     algorithm.key, required_stats, n + 1, rows, rows if sampled else 0,
-                    rows if sampled and filtered else 0,
-                    padded_history_len(int(bool(algorithm.keeps)), static=algorithm.once), algorithm.once, top_k,
+                    rows if sampled and filtered else 0, history_len, algorithm.static_history, top_k,
                 )  # fmt: skip
                 found.append(
                     SampleDescriptor(
@@ -323,7 +331,7 @@ class CudaGraphRunner(ModelRunner):
                         self.sizes.block_size,
                         (group,),
                         remasked=True,
-                        uniform_noise=algorithm.noisy,
+                        uniform_noise=algorithm.uniform_noise,
                         self_conditioned=self.self_conditioning,
                     )
                 )

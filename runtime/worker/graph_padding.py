@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.algorithms.base import FREE
+from runtime.algorithms.base import NO_FILTERS
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.host_buffers import ArraySpecs
 from runtime.worker.input_batch import AlgorithmShape, Arrays, ForwardDescriptor, SampleDescriptor
@@ -107,7 +107,7 @@ def sample_buffer_specs(shape: SampleDescriptor, columns: list[int], history_fie
     if shape.self_conditioned:
         found["req_slot"] = I64, (n,)
     if shape.num_sampled:
-        found["limits"] = F64, (shape.num_sampled, len(FREE))
+        found["limits"] = F64, (shape.num_sampled, len(NO_FILTERS))
         found["uniform"] = F64, (shape.num_sampled,)
     if len(shape.groups) > 1:
         found["block_in_group"] = I64, (rows,)
@@ -157,7 +157,7 @@ def pad_sample_inputs(
             read, write = read + parts, write + capacity
         for parts, capacity in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
             if capacity:
-                for name, none_drawn in (("limits", FREE), ("uniform", 0.0)):
+                for name, none_drawn in (("limits", NO_FILTERS), ("uniform", 0.0)):
                     view = into[name][drawn_write : drawn_write + capacity]
                     view[:parts] = arrays[name][drawn_read : drawn_read + parts]
                     view[parts:] = none_drawn

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from runtime.algorithms.base import MERGED, MIN_P, TEMPERATURE, TOP_K, TOP_P, Rule, Stat
+from runtime.algorithms.base import MIN_P, TEMPERATURE, TOKEN_MERGE_TOP_K, TOP_K, TOP_P, LogitStat, UnmaskingAlgorithm
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, StepPlan
 from runtime.worker.sample.logits_processors import shaping_arrays
@@ -53,7 +53,7 @@ class AlgorithmShape:
         rows: number of sampled positions.
         num_sampled: rows at the end that have a temperature; the others are greedy.
         num_filtered: of these, rows at the end under min-p, top-k or top-p.
-        history_len: records per position (``BlockBatch.kept``).
+        history_len: records per position (``BlockBatch.history``).
         static_history: one record per position, overwritten in each step.
         top_k: maximum number of tokens in a soft embedding (``algorithms.base.MERGED``).
     """
@@ -134,7 +134,9 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
     return shape, arrays
 
 
-def sample_inputs(plan: BlockPlan, get_algorithm: Callable[[str], Rule]) -> tuple[SampleDescriptor, Arrays]:
+def sample_inputs(
+    plan: BlockPlan, get_algorithm: Callable[[str], UnmaskingAlgorithm]
+) -> tuple[SampleDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of sampling.
 
     Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
@@ -180,8 +182,8 @@ def sample_inputs(plan: BlockPlan, get_algorithm: Callable[[str], Rule]) -> tupl
     ):
         algorithm = get_algorithm(group.rule)
         top_k = 0
-        if group.wants & Stat.TOP and MERGED.name in algorithm.columns:
-            top_k = int(group.params[:, algorithm.columns[MERGED.name]].max())
+        if group.wants & LogitStat.TOP_K and TOKEN_MERGE_TOP_K.name in algorithm.columns:
+            top_k = int(group.params[:, algorithm.columns[TOKEN_MERGE_TOP_K.name]].max())
         if several:
             arrays[f"members{i}"] = group.members
         arrays[f"params{i}"] = group.params
@@ -198,7 +200,7 @@ def sample_inputs(plan: BlockPlan, get_algorithm: Callable[[str], Rule]) -> tupl
                 num_sampled=num_unfiltered + num_filtered,
                 num_filtered=num_filtered,
                 history_len=history_len,
-                static_history=algorithm.once,
+                static_history=algorithm.static_history,
                 top_k=top_k,
             )
         )

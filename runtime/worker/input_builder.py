@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from runtime.algorithms.base import MIN_P, TEMPERATURE, Rule, Stat, get_rule
+from runtime.algorithms.base import MIN_P, TEMPERATURE, LogitStat, UnmaskingAlgorithm, get_algorithm
 from runtime.algorithms.rng import DRAW, RENOISE, uniforms
 from runtime.engine.lora_manager import Adapters
 from runtime.engine.page_table import PageTable
@@ -115,14 +115,14 @@ class Planner:
             positions=positions,
             slots=positions + (at - page) * page_size,
             visible_end=visible_end.astype(np.int32),
-            window_origin=np.minimum(positions, boundary) if self.strategy.one_window else positions,
+            window_origin=np.minimum(positions, boundary) if self.strategy.shared_window else positions,
             open=positions >= boundary,
             tiles=layout.tiles,
             page_table=pages,
             adapters=slot[owner].astype(np.int32) if facts[1] else None,
             offsets=(layout.starts - first).tolist(),
             merges=any(turn.request.merge is not None for turn in turns),
-            conditions=any(turn.request.wants & Stat.SIGNAL for turn in turns),
+            conditions=any(turn.request.wants & LogitStat.SELF_CONDITIONING for turn in turns),
         )
 
 
@@ -131,7 +131,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     blocks: list[Block] = []
     owners: list[Request] = []
     numbers: list[int] = []  # of each block, one after the other: an array of tuples takes three times as long
-    rules: set[Rule] = set()
+    rules: set[UnmaskingAlgorithm] = set()
     wants = 0
     unstable = led = shaped = False
     for turn, offset in zip(turns, offsets, strict=True):
@@ -186,8 +186,8 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
         remasked=_remasked(blocks, size),
         drawing=_drawing(owners, blocks, groups, size),
         groups=groups,
-        noise=_uniforms(owners, blocks, size, RENOISE) if any(rule.noisy for rule in rules) else None,
-        place=np.array([request.row for request in owners]) if wants & Stat.SIGNAL else None,
+        noise=_uniforms(owners, blocks, size, RENOISE) if any(rule.uniform_noise for rule in rules) else None,
+        place=np.array([request.row for request in owners]) if wants & LogitStat.SELF_CONDITIONING else None,
         shaping=shaping_plan(owners, blocks, size) if shaped else None,
         walks=walks(owners, blocks) if led else (),
         recitals=recitals(owners, blocks) if led else (),
@@ -220,12 +220,12 @@ def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
     return _rectangle([none if block.remasked is None else block.remasked for block in blocks], size)
 
 
-def _kept(rule: Rule, blocks: list[Block], size: int) -> np.ndarray | None:
+def _kept(rule: UnmaskingAlgorithm, blocks: list[Block], size: int) -> np.ndarray | None:
     """What the rule remembers of its blocks, side by side, and room for one more record, or for its one."""
-    if not rule.keeps:
+    if not rule.history_fields:
         return None
     records = [0 if block.kept is None else block.kept.shape[1] for block in blocks]
-    kept = np.zeros((len(blocks), size, 1 if rule.once else max(records) + 1, len(rule.keeps)))
+    kept = np.zeros((len(blocks), size, 1 if rule.static_history else max(records) + 1, len(rule.history_fields)))
     for place, block, n in zip(kept, blocks, records, strict=True):
         if n:
             place[: block.size, :n] = block.kept
@@ -234,8 +234,8 @@ def _kept(rule: Rule, blocks: list[Block], size: int) -> np.ndarray | None:
 
 def _groups(owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int) -> tuple[RulePlan, ...]:
     """The blocks of each rule, by the requests that own them."""
-    members: dict[Rule, list[int]] = {}
-    wants: dict[Rule, int] = {}
+    members: dict[UnmaskingAlgorithm, list[int]] = {}
+    wants: dict[UnmaskingAlgorithm, int] = {}
     for i, request in enumerate(owners):
         rule = request.rule
         members.setdefault(rule, []).append(i)
@@ -259,7 +259,7 @@ def _drawing(owners: list[Request], blocks: list[Block], groups: tuple[RulePlan,
     limits = np.empty((len(blocks), MIN_P + 1))
     for group in groups:
         limits[group.members] = group.params[:, : limits.shape[1]]
-        if get_rule(group.rule).noisy:  # it brings the logits to their temperature itself
+        if get_algorithm(group.rule).uniform_noise:  # it brings the logits to their temperature itself
             limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
     return Drawing(limits, _uniforms(owners, blocks, size, DRAW))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.algorithms.base import Merge, Stat
+from runtime.algorithms.base import LogitStat, SoftEmbeddingParams
 from runtime.engine.request import FILLED
 from runtime.engine.scheduled_request import Turn
 from runtime.engine.step_plan import ConditionedRows, MergedRows, lay_out
@@ -17,7 +17,7 @@ def merged_rows(turns: list[Turn], offsets: list[int]) -> MergedRows | None:
     probs: list[np.ndarray] = []
     states: list[np.ndarray] = []
     starts: list[int] = []
-    how: list[Merge] = []
+    how: list[SoftEmbeddingParams] = []
     for turn, offset in zip(turns, offsets, strict=True):
         request = turn.request
         if request.merge is None or turn.feed is None:
@@ -49,7 +49,7 @@ def conditioned_rows(turns: list[Turn], offsets: list[int]) -> ConditionedRows |
     rows: list[int] = []
     place: list[int] = []
     for turn, offset in zip(turns, offsets, strict=True):
-        if turn.request.wants & Stat.SIGNAL:
+        if turn.request.wants & LogitStat.SELF_CONDITIONING:
             for block in turn.blocks:
                 if block.advanced:
                     rows.append(block.source + offset)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from runtime.algorithms.compiled_logits_ops import CompiledVocabulary
-from runtime.algorithms.logits_ops import WHOLE
+from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import ALONE, Group
 from runtime.engine.lora_manager import Adapters
@@ -19,7 +19,7 @@ from runtime.errors import ConfigError
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
-from runtime.strategies import Strategy, longest_request
+from runtime.strategies import Strategy, max_request_len
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph import GraphCapturer
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
@@ -47,16 +47,16 @@ def make_runner(
     """The runner with its K/V pool, warmed up and recorded, and the pool's pages, as many in all of a group."""
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
     bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
-    unit = max(page_size, info.tiling.grain)
-    longest = longest_request(strategy, info.max_model_len)
+    unit = max(page_size, info.block_layout.alignment)
+    longest = max_request_len(strategy, info.max_model_len)
     needed = -(-longest // unit) * (unit // page_size)
     sizes = step_sizes(info, strategy, needed, adapters)
     block = sizes.block_size
     records = _records(config, device, dtype)
-    logits_ops = WHOLE
+    logits_ops = DEFAULT_LOGITS_OPS
     if config.compile_mode is not None:
         logits = torch.promote_types(dtype, torch.float32)
-        logits_ops = CompiledVocabulary(config.compile_mode, device, logits, info.vocab_size)
+        logits_ops = CompiledLogitsOps(config.compile_mode, device, logits, info.vocab_size)
 
     def make(pages: int) -> ModelRunner:
         pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
@@ -117,7 +117,7 @@ def make_runner(
 
 def step_sizes(info: EngineInfo, strategy: Strategy, pages: int, adapters: Adapters) -> CaptureSizes:
     """What steps are filled up to. `pages`: of the longest request."""
-    block = min(info.block_size, longest_request(strategy, info.max_model_len))
+    block = min(info.block_size, max_request_len(strategy, info.max_model_len))
     blocks = 2 * info.max_num_reqs * block  # each denoises one, and commits another
     budget = info.max_num_batched_tokens
     most = max(min(budget, max(blocks, strategy.max_rows(), PROMPT_ROWS), RECORDED_ROWS), block)

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from runtime.algorithms.base import Orders
-from runtime.algorithms.logits_ops import WHOLE, Vocabulary
+from runtime.algorithms.base import EditTokens
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
 from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
@@ -68,10 +68,10 @@ class ModelRunner:
         mask_id: int | None,
         max_token_id: int,
         eos_ids: tuple[int, ...],
-        edit_tokens: Orders | None = None,
+        edit_tokens: EditTokens | None = None,
         max_num_reqs: int = 0,
         batch_invariant: bool = False,
-        logits_ops: Vocabulary = WHOLE,
+        logits_ops: LogitsOps = DEFAULT_LOGITS_OPS,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -117,7 +117,7 @@ class ModelRunner:
         model, batch, logits_ops = self.model, self.batch(plan), self.step.logits_ops
         hidden_states = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
         parts = torch.split(hidden_states, 1024)
-        return torch.cat([logits_ops.every(model.head(model.finish(part))).cpu() for part in parts])
+        return torch.cat([logits_ops.all_gather(model.head(model.finish(part))).cpu() for part in parts])
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from runtime.algorithms.base import Orders
-from runtime.algorithms.logits_ops import WHOLE, Vocabulary
-from runtime.algorithms.vocab_parallel import PartedVocabulary
+from runtime.algorithms.base import EditTokens
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
+from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.unmask import Blocks, Sampled
 from runtime.layers.embedding import merged
@@ -41,10 +41,10 @@ class ModelStep:
         mask_id: int | None,
         max_token_id: int,
         eos_ids: tuple[int, ...],
-        edit_tokens: Orders | None,
+        edit_tokens: EditTokens | None,
         max_num_reqs: int,
         batch_invariant: bool = False,
-        logits_ops: Vocabulary = WHOLE,
+        logits_ops: LogitsOps = DEFAULT_LOGITS_OPS,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -61,7 +61,7 @@ class ModelStep:
             shape = (max_num_reqs + 1, block_size, self_conditioned.signal_width)
             self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
         ids = model.ids if isinstance(model, HasIds) else None
-        self.logits_ops = logits_ops if ids is None else PartedVocabulary(ids)
+        self.logits_ops = logits_ops if ids is None else VocabParallelLogitsOps(ids)
         self.sampler = Sampler(
             model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, edit_tokens=edit_tokens,
             self_conditioning_fn=None if self_conditioned is None else self_conditioned.soften,
@@ -114,8 +114,8 @@ class ModelStep:
         groups = self.sampler.sample(shape, inputs, hidden, self_conditioning, graph_safe=graph_safe)
         for i, (algorithm, members, blocks) in enumerate(groups):
             decided.append((members, algorithm.decide(blocks)))
-            if blocks.kept is not None:
-                history[f"history{i}"] = blocks.kept
+            if blocks.history is not None:
+                history[f"history{i}"] = blocks.history
         if self.self_conditioning is not None and self_conditioning is not None:
             self.self_conditioning[inputs["req_slot"]] = self_conditioning
         found = outcome(
@@ -132,7 +132,7 @@ class ModelStep:
         """
         group, lm_head = shape.groups[0], self.sampler.fused_lm_head
         algorithm = self.sampler.get_algorithm(group.algorithm)
-        if lm_head is None or lm_head.kernels.fill is None or algorithm.plain is None or not shape.rows:
+        if lm_head is None or lm_head.kernels.fill is None or algorithm.fused_threshold is None or not shape.rows:
             return None
         if (
             len(shape.groups) > 1
@@ -144,7 +144,7 @@ class ModelStep:
         ):
             return None
         token, conf = self.sampler.greedy(lm_head, hidden, inputs["num_valid"])
-        threshold, steps = (algorithm.columns[field.name] for field in algorithm.plain)
+        threshold, steps = (algorithm.columns[field.name] for field in algorithm.fused_threshold)
         after = lm_head.kernels.fill(
             Blocks(
                 inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["advanced"],

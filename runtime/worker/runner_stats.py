@@ -9,7 +9,6 @@ import torch
 
 from runtime.worker.host_buffers import PinnedBuffer
 
-EAGER_REASONS = ("off", "prefill", "new", "flag", "apart", "shaped")
 OBSERVATIONS = 2**14  # maximum number of stored observations, as they may never be collected
 
 

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from runtime.algorithms import Stat, get_rule
-from runtime.algorithms.base import MERGED
+from runtime.algorithms import LogitStat, get_algorithm
+from runtime.algorithms.base import TOKEN_MERGE_TOP_K
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan, block_causal_plan
 from runtime.request.engine_messages import EngineInfo
@@ -47,7 +47,7 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
     table = np.arange(-(-max(counts) // runner.pool.page_size), dtype=np.int32)
     blocks = total // size
     shape = (blocks, size)
-    rule = get_rule("threshold")
+    rule = get_algorithm("threshold")
     params = np.tile([1.0 if name == "max_steps_per_block" else 0.5 for name in rule.columns], (blocks, 1))
     none = np.zeros(blocks, dtype=np.int64)
     token = runner.mask_id or 0
@@ -63,7 +63,7 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
         post_edit_steps=none,
         remasked=None,
         drawing=Drawing(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
-        groups=(RulePlan(rule.key, np.arange(blocks), params, sum(Stat)),),
+        groups=(RulePlan(rule.key, np.arange(blocks), params, sum(LogitStat)),),
         place=none,
     )
     first = np.zeros(len(counts), dtype=np.int64)
@@ -121,8 +121,8 @@ def _shapes(runner: CudaGraphRunner, info: EngineInfo) -> tuple[list[ForwardDesc
         return forwards, []
     defaults = info.defaults()
     rule = runner.step.sampler.get_algorithm(defaults.algorithm)
-    wants = rule.asks(defaults.values)
-    top = int(str(defaults.values[MERGED.name])) if wants & Stat.TOP else 0
+    wants = rule.required_stats(defaults.values)
+    top = int(str(defaults.values[TOKEN_MERGE_TOP_K.name])) if wants & LogitStat.TOP_K else 0
     limited = info.top_p < 1 or info.top_k > 0
     samples = runner.sample_descriptors(rule, int(wants), top_k=top, sampled=info.temperature > 0, filtered=limited)
     return forwards, samples

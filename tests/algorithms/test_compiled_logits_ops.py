@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms.compiled_logits_ops import CompiledVocabulary
-from runtime.algorithms.logits_ops import WHOLE
+from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.errors import ConfigError
 from tests.golden import GOLDEN
 
@@ -16,7 +16,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 
 @pytest.fixture(scope="module")
 def compiled():
-    return CompiledVocabulary("default", torch.device("cpu"), torch.float32, 300)
+    return CompiledLogitsOps("default", torch.device("cpu"), torch.float32, 300)
 
 
 @pytest.mark.matrix  # a compilation takes as long as a thousand other tests
@@ -29,11 +29,11 @@ def test_it_is_told_the_same(compiled, rows):
     logits[0, 7] = logits[0, 3] = 99.0  # of equal ones the first
     before = logits.clone()
     with torch.inference_mode():
-        found, expected = compiled.greedy(logits), WHOLE.greedy(logits)
+        found, expected = compiled.greedy(logits), DEFAULT_LOGITS_OPS.greedy(logits)
         assert torch.equal(found.token, expected.token)
-        torch.testing.assert_close(found.conf, expected.conf)
-        torch.testing.assert_close(compiled.entropy_of(logits), WHOLE.entropy_of(logits))
-        assert torch.equal(compiled.margin_of(logits), WHOLE.margin_of(logits))
+        torch.testing.assert_close(found.confidence, expected.confidence)
+        torch.testing.assert_close(compiled.entropy_from_logits(logits), DEFAULT_LOGITS_OPS.entropy_from_logits(logits))
+        assert torch.equal(compiled.margin_from_logits(logits), DEFAULT_LOGITS_OPS.margin_from_logits(logits))
     assert torch.equal(logits, before)
 
 
@@ -41,8 +41,10 @@ def test_it_is_told_the_same(compiled, rows):
 @needs_compiler
 def test_answers_are_those_of_what_is_not_compiled(monkeypatch):
     asked = []
-    entropy_of = CompiledVocabulary.entropy_of
-    monkeypatch.setattr(CompiledVocabulary, "entropy_of", lambda self, x: asked.append(len(x)) or entropy_of(self, x))
+    entropy_from_logits = CompiledLogitsOps.entropy_from_logits
+    monkeypatch.setattr(
+        CompiledLogitsOps, "entropy_from_logits", lambda self, x: asked.append(len(x)) or entropy_from_logits(self, x)
+    )
 
     def answers(**flags):
         params = [
@@ -69,4 +71,4 @@ def test_where_nothing_can_be_compiled(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", broken)
     with pytest.raises(ConfigError, match=r"--torch-compile-mode default: .* \(no compiler was found\); leave it out"):
-        CompiledVocabulary("default", torch.device("cpu"), torch.float32, 8)
+        CompiledLogitsOps("default", torch.device("cpu"), torch.float32, 8)

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.algorithms import Orders, get_rule, rules, rules_under
-from runtime.algorithms.base import register_heeding
+from runtime.algorithms import EditTokens, algorithm_keys, algorithms_with_edit_tokens, get_algorithm
+from runtime.algorithms.base import register_indel_variant
 from runtime.algorithms.insert_delete import InsertDelete
 from runtime.errors import ConfigError
 from runtime.worker.sample import sampler as heads
@@ -27,12 +27,12 @@ from tests.oracle.rules import FILLING
 DELETE, SPLIT = 1, 7
 VOCAB = 11
 EDITING = replace(SHAPE, orders=(DELETE, SPLIT))
-RULE = rules_under(Orders(DELETE, SPLIT))
+RULE = algorithms_with_edit_tokens(EditTokens(DELETE, SPLIT))
 SAMPLER = {
     "mask_id": MASK,
     "max_token_id": MAX_TOKEN,
     "eos_ids": torch.tensor([2, 5]),
-    "edit_tokens": Orders(DELETE, SPLIT),
+    "edit_tokens": EditTokens(DELETE, SPLIT),
 }
 QUIET = oracle.Params(max_tokens=1, algorithm="edit", accept_threshold=1.0, edit_threshold=0.5)
 
@@ -63,8 +63,8 @@ class Blocks:
             got = rule.decide(batch)
             for row, i in enumerate(group.members.tolist()):
                 check(got, row, self.several[i], logits[i], self.params[i], force[i], EDITING)
-                if batch.kept is not None:
-                    self.kept[i] = used(batch.kept[row].numpy())
+                if batch.history is not None:
+                    self.kept[i] = used(batch.history[row].numpy())
 
 
 @examples(60)
@@ -72,7 +72,7 @@ class Blocks:
 def test_it_decides_as_the_oracle(data: st.DataObject) -> None:
     """Blocks of this rule, of others too, each with parameters of its own, over many steps. The logits of a step are
     those of an earlier one now and then, so that blocks come back to what they were."""
-    others = st.sampled_from(["edit", "edit", "edit", *(key for key in FILLING if key in rules())])
+    others = st.sampled_from(["edit", "edit", "edit", *(key for key in FILLING if key in algorithm_keys())])
     n = data.draw(st.integers(1, 4))
     several = [data.draw(blocks(SHAPE.block)) for _ in range(n)]
     params = [data.draw(parameters(data.draw(others) if i else "edit")) for i in range(n)]
@@ -211,25 +211,25 @@ def test_orders_above_the_largest_id_can_be_chosen() -> None:
     """The tokenizer may not know them: what it does not know is banned, but for them."""
     logits = torch.zeros((1, VOCAB), dtype=torch.float64)
     logits[0, 10] = logits[0, 9] = 5.0
-    for orders, best in ((None, 0), (Orders(3, 10), 10)):
+    for orders, best in ((None, 0), (EditTokens(3, 10), 10)):
         head = Sampler(torch.clone, mask_id=4, max_token_id=8, eos_ids=torch.tensor([2]), edit_tokens=orders)
         block, _ = one([MASK] * 1)
         plan = plan_of([block], [replace(QUIET, algorithm="threshold")], [True], [None])
         tokens, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
         ((_, _, batch),) = head.sample_plan(plan, logits.clone(), tokens, state)
-        assert batch.choice.tolist() == [[best]]
+        assert batch.candidates.tolist() == [[best]]
 
 
 def test_it_is_edit_and_nothing_else() -> None:
     assert isinstance(RULE("edit"), InsertDelete)
     assert RULE("edit") is RULE("edit")
-    assert RULE("threshold") is get_rule("threshold")
-    assert rules_under(None)("edit") is get_rule("edit")
-    plain, ours = get_rule("edit"), RULE("edit")
+    assert RULE("threshold") is get_algorithm("threshold")
+    assert algorithms_with_edit_tokens(None)("edit") is get_algorithm("edit")
+    plain, ours = get_algorithm("edit"), RULE("edit")
     assert [f.name for f in ours.fields] == [f.name for f in plain.fields]
     assert ours.modes == plain.modes
     assert {f.name: f.high for f in ours.fields}["max_post_edit_steps"] == 256
     with pytest.raises(ValueError, match="twice"):
-        register_heeding("edit")(InsertDelete)
+        register_indel_variant("edit")(InsertDelete)
     with pytest.raises(ConfigError, match="'nope' is not known"):
         RULE("nope")

@@ -13,10 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.algorithms import Decision, Rule, Stat, get_rule, register_rule, rules
+from runtime.algorithms import (
+    BlockUpdate,
+    LogitStat,
+    UnmaskingAlgorithm,
+    algorithm_keys,
+    get_algorithm,
+    register_algorithm,
+)
 from runtime.algorithms import sampling as choosing
 from runtime.algorithms.rng import uniforms
-from runtime.algorithms.sampling import Candidate, distribution, greedy, pick
+from runtime.algorithms.sampling import Candidate, filtered_probs, greedy, multinomial
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, RulePlan
 from runtime.errors import ConfigError
@@ -41,11 +48,11 @@ STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.FILLED: FILLED}
 
 LEVELS = (0.0, 0.0, 0.5, 1.0, 2.5)  # coarse: ties are common
 COMPARED = (*FILLING, "edit", "dmax")
-OTHERS = [key for key in COMPARED if key in rules()]  # to stand beside the one that a test is about
+OTHERS = [key for key in COMPARED if key in algorithm_keys()]  # to stand beside the one that a test is about
 
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, free: int = 0, **limits: torch.Tensor) -> Candidate:
-    return pick(distribution(logits, free=free, **limits), uniform)
+    return multinomial(filtered_probs(logits, num_unfiltered=free, **limits), uniform)
 
 
 @st.composite
@@ -91,12 +98,12 @@ def parameters(draw: st.DrawFn, algorithm: str) -> oracle.Params:
     )
 
 
-def values(rule: Rule, p: oracle.Params) -> dict[str, Any]:
+def values(rule: UnmaskingAlgorithm, p: oracle.Params) -> dict[str, Any]:
     return {field.name: getattr(p, field.name.replace(".", "_")) for field in rule.fields}
 
 
-def param_row(rule: Rule, p: oracle.Params) -> list[float]:
-    return [p.temperature, p.top_p, p.top_k, p.min_p, *rule.row(values(rule, p))]
+def param_row(rule: UnmaskingAlgorithm, p: oracle.Params) -> list[float]:
+    return [p.temperature, p.top_p, p.top_k, p.min_p, *rule.param_row(values(rule, p))]
 
 
 def plan_of(
@@ -104,21 +111,21 @@ def plan_of(
     params: list[oracle.Params],
     force: list[bool],
     kept: list[Kept],
-    get_rule: Callable[[str], Rule] = get_rule,
+    get_algorithm: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
 ) -> BlockPlan:
     """One step of these blocks, as the planner would have it."""
     n, size = len(several), SHAPE.block
     state = np.array([[STATE[s] for s in b.state] for b in several], dtype=np.int8)
     groups = []
     for key in dict.fromkeys(p.algorithm for p in params):
-        rule, members = get_rule(key), [i for i in range(n) if params[i].algorithm == key]
-        wants = Stat.NONE
+        rule, members = get_algorithm(key), [i for i in range(n) if params[i].algorithm == key]
+        wants = LogitStat.NONE
         for i in members:
-            wants |= rule.asks(values(rule, params[i]))
+            wants |= rule.required_stats(values(rule, params[i]))
         rows = np.array([param_row(rule, params[i]) for i in members])
         memory = _kept(rule, [SimpleNamespace(kept=kept[i], size=size) for i in members], size)
         groups.append(RulePlan(key, np.array(members), rows, int(wants), memory))
-    unstable = np.array([get_rule(p.algorithm).unstable(values(get_rule(p.algorithm), p)) for p in params])
+    unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
     return BlockPlan(
         rows=np.arange(n) * size,
         tokens=np.array([b.tokens for b in several]),
@@ -153,14 +160,14 @@ def test_the_likeliest_are_asked_for_where_nobody_wants_more() -> None:
         ways = []
         for logits in (torch.clone, direct_head()):
             head = Sampler(logits, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
-            with mock.patch.object(choosing, "ban", wraps=choosing.ban) as banned:
+            with mock.patch.object(choosing, "mask_forbidden", wraps=choosing.mask_forbidden) as banned:
                 ((_, _, batch),) = head.sample_plan(
                     plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
                 )
             ways.append((batch, banned.called))
         assert [called for _, called in ways] == [True, not bare]
-        assert torch.equal(ways[0][0].choice, ways[1][0].choice)
-        torch.testing.assert_close(ways[0][0].conf, ways[1][0].conf)
+        assert torch.equal(ways[0][0].candidates, ways[1][0].candidates)
+        torch.testing.assert_close(ways[0][0].confidence, ways[1][0].confidence)
 
 
 @pytest.mark.parametrize("algorithm", COMPARED)
@@ -191,8 +198,8 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
             got = rule.decide(batch)
             for row, i in enumerate(group.members.tolist()):
                 check(got, row, several[i], logits[i], params[i], force[i])
-                if batch.kept is not None:
-                    kept[i] = used(batch.kept[row].numpy())
+                if batch.history is not None:
+                    kept[i] = used(batch.history[row].numpy())
 
 
 def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
@@ -206,7 +213,7 @@ def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
         plan = plan_of([block], [p], [force], [None])
         ids, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
         ((rule, _, batch),) = head.sample_plan(plan, hidden.clone(), ids, state)
-        return rule.decide(batch).masked[0].nonzero().flatten().tolist(), batch.conf[0].tolist()
+        return rule.decide(batch).masked[0].nonzero().flatten().tolist(), batch.confidence[0].tolist()
 
     _, conf = decide(0.0, force=False)
     ascending = sorted(range(SHAPE.block), key=conf.__getitem__)
@@ -241,7 +248,7 @@ def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
 
 
 def check(
-    got: Decision,
+    got: BlockUpdate,
     row: int,
     b: oracle.Block,
     logits: np.ndarray,
@@ -264,17 +271,17 @@ def check(
     left = [t for j, t in enumerate(got.tokens[row].tolist()) if j not in b.masked]
     assert left == [t for j, t in enumerate(b.tokens) if j not in b.masked]
     if p.edits:
-        assert bool(got.ended[row]) == b.ended
+        assert bool(got.finished[row]) == b.ended
     elif p.remask_threshold == 0:
-        assert bool(got.ended[row]) == (not b.masked)
+        assert bool(got.finished[row]) == (not b.masked)
     assert bool(got.forced[row]) <= (force and bool(before))
 
 
-def check_mixture(got: Decision, row: int, b: oracle.Block, expected: dict[int, list[tuple[int, float]]]) -> None:
+def check_mixture(got: BlockUpdate, row: int, b: oracle.Block, expected: dict[int, list[tuple[int, float]]]) -> None:
     """The likeliest tokens of what is not fixed, as many as the request mixes; beyond them and elsewhere nothing."""
-    assert got.mixture is not None
+    assert got.soft_tokens is not None
     for i in range(len(b.tokens)):
-        ids, probs = got.mixture.ids[row, i].tolist(), got.mixture.probs[row, i].tolist()
+        ids, probs = got.soft_tokens.ids[row, i].tolist(), got.soft_tokens.probs[row, i].tolist()
         found = [(id, prob) for id, prob in zip(ids, probs, strict=True) if prob > 0]
         likeliest = [(id, prob) for id, prob in expected.get(i, []) if prob > 0]
         assert [id for id, _ in found] == [id for id, _ in likeliest]
@@ -305,7 +312,7 @@ def test_draws_equal_the_oracles(
     for i, row in enumerate(rows):
         expected = choose(row, temperature[i], top_k[i], top_p[i], seed, i, 3)
         assert got.token[i] == expected.token
-        assert float(got.conf[i]) == pytest.approx(expected.conf, rel=1e-9)
+        assert float(got.confidence[i]) == pytest.approx(expected.conf, rel=1e-9)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 2**20))
@@ -335,7 +342,7 @@ def test_the_likeliest_tokens() -> None:
     logits = torch.tensor([[1.0, 3.0, 1.0, 3.0], [-torch.inf, 0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
     before = logits.clone()
     for count in (1, 2, 3, 6):
-        found = choosing.top(logits, count)
+        found = choosing.top_tokens(logits, count)
         assert torch.equal(logits, before)
         probs = logits.softmax(1)
         for row, order in enumerate(([1, 3, 0, 2], [1], [0, 1, 2, 3])):
@@ -349,36 +356,36 @@ def test_the_likeliest_tokens() -> None:
 def test_probabilities_stay_in_the_logits_precision() -> None:
     logits = torch.randn(6, 50, dtype=torch.float32)
     got = greedy(logits)
-    assert got.conf.dtype == torch.float32
+    assert got.confidence.dtype == torch.float32
     expected = [softmax(row.double().numpy()).max() for row in logits]
-    torch.testing.assert_close(got.conf.double(), torch.tensor(expected), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(got.confidence.double(), torch.tensor(expected), atol=1e-6, rtol=1e-5)
 
 
 def test_registry() -> None:
     # tests/oracle/canvas.py is noise's
-    assert set(rules()) <= {*COMPARED, "noise"}, "a rule without an oracle"
+    assert set(algorithm_keys()) <= {*COMPARED, "noise"}, "a rule without an oracle"
     with pytest.raises(ConfigError, match="'nope' is not known"):
-        get_rule("nope")
+        get_algorithm("nope")
     with pytest.raises(ValueError, match="twice"):
-        register_rule(type(get_rule("threshold")))
+        register_algorithm(type(get_algorithm("threshold")))
 
-    class Odd(Rule):
+    class Odd(UnmaskingAlgorithm):
         key = "odd"
         fields = (Field(name="accept_threshold", kind="flag", help="no number", default=True),)
 
     with pytest.raises(ValueError, match="'accept_threshold' is of another kind"):
-        register_rule(Odd)
+        register_algorithm(Odd)
 
 
 def test_only_the_vocabulary_of_rows_that_limit_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     sorted_rows: list[int] = []
-    kept = choosing._kept
+    kept = choosing._top_k_top_p_mask
 
     def counted(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         sorted_rows.append(len(scaled))
         return kept(scaled, top_k, top_p)
 
-    monkeypatch.setattr(choosing, "_kept", counted)
+    monkeypatch.setattr(choosing, "_top_k_top_p_mask", counted)
     logits = torch.randn(8, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     common = {"temperature": torch.ones(8, dtype=torch.float64), "uniform": torch.full((8,), 0.9, dtype=torch.float64)}
     off = {"top_k": torch.zeros(8, dtype=torch.int64), "top_p": torch.ones(8, dtype=torch.float64)}
@@ -388,4 +395,4 @@ def test_only_the_vocabulary_of_rows_that_limit_it_is_sorted(monkeypatch: pytest
     assert sorted_rows == [1]
     assert one.token[7] == logits[7].argmax()
     assert torch.equal(one.token[:7], free.token[:7])
-    assert torch.equal(one.conf[:7], free.conf[:7])
+    assert torch.equal(one.confidence[:7], free.confidence[:7])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.algorithms import Orders, Stat, rules, rules_under
+from runtime.algorithms import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
 from runtime.engine.request import FILLED, FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
 from runtime.worker.sample.sampler import Sampler
@@ -17,10 +17,10 @@ LOW = {"accept_threshold": 0.12, "local_leap.anchor": 0.12, "local_leap.neighbor
 LOW |= {"entropy_bound": 7.0, "steps": 5, "max_steps_per_block": 3, "max_post_edit_steps": 2}
 
 
-def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
+def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
     """What the blocks hold after each step: `EACH` blocks of every rule, each rule with several kinds of request."""
     random = np.random.default_rng(5)
-    keys = rules()
+    keys = algorithm_keys()
     n = EACH * len(keys)
     state = random.choice([FIXED, MASKED, MASKED, MASKED, FILLED], (n, SIZE)).astype(np.int8)
     tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
@@ -31,18 +31,22 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
     for step in range(STEPS):
         groups, unstable, limits = [], np.zeros(n, dtype=bool), np.empty((n, 4))
         for i, key in enumerate(keys):
-            rule, members = rules_under(orders)(key), np.arange(i, n, len(keys))
-            wants, rows = Stat.NONE, []
+            rule, members = algorithms_with_edit_tokens(orders)(key), np.arange(i, n, len(keys))
+            wants, rows = LogitStat.NONE, []
             for j, member in enumerate(members):
                 own = {f.name: 2 if f.per_block else f.default for f in rule.fields}
                 asked = LOW | ALTERNATIVES[j % len(ALTERNATIVES)]
                 values = own | {name: value for name, value in asked.items() if name in own}
-                wants |= rule.asks(values)
-                unstable[member] = rule.unstable(values)
+                wants |= rule.required_stats(values)
+                unstable[member] = rule.may_revise(values)
                 limits[member] = 1.0 if j == 5 else 0.0, 0.9, 20, 0.01
-                rows.append([*limits[member], *rule.row(values)])
-            memory = kept.get(key, np.zeros((EACH, SIZE, 0, len(rule.keeps))))
-            room = np.concatenate([memory, np.zeros((EACH, SIZE, 1, len(rule.keeps)))], axis=2) if rule.keeps else None
+                rows.append([*limits[member], *rule.param_row(values)])
+            memory = kept.get(key, np.zeros((EACH, SIZE, 0, len(rule.history_fields))))
+            room = (
+                np.concatenate([memory, np.zeros((EACH, SIZE, 1, len(rule.history_fields)))], axis=2)
+                if rule.history_fields
+                else None
+            )
             groups.append(RulePlan(key, members, np.array(rows), int(wants), room))
         plan = BlockPlan(
             rows=np.arange(n) * SIZE,
@@ -66,15 +70,15 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
             decision = rule.decide(blocks)
             mine = members.cpu().numpy()
             after[mine], masked[mine] = decision.tokens.cpu().numpy(), decision.masked.cpu().numpy()
-            if blocks.kept is not None:
-                kept[rule.key] = blocks.kept.cpu().numpy()
+            if blocks.history is not None:
+                kept[rule.key] = blocks.history.cpu().numpy()
         state = np.where(state == FIXED, FIXED, np.where(masked, MASKED, FILLED)).astype(np.int8)
         tokens = np.where(masked, VOCAB - 1, after)
         shown += [torch.from_numpy(tokens), torch.from_numpy(state.astype(np.int64))]
     return shown
 
 
-@pytest.mark.parametrize("orders", [None, Orders(4, 11), Orders(VOCAB - 3, VOCAB - 4)])
+@pytest.mark.parametrize("orders", [None, EditTokens(4, 11), EditTokens(VOCAB - 3, VOCAB - 4)])
 def test_the_device_decides_as_the_cpu(orders):
     here, there = trace("cpu", orders), trace("cuda", orders)
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.algorithms.logits_ops import WHOLE
-from runtime.algorithms.vocab_parallel import PartedVocabulary
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
+from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.layers.sharding import Ids
 from tests.distributed.threads import together
 
@@ -28,13 +28,13 @@ def parted(size, ask):
     def one(group):
         rank = group.rank
         ids = Ids(range(VOCAB * rank // size, VOCAB * (rank + 1) // size), VOCAB, group)
-        return ask(PartedVocabulary(ids), lambda whole: whole[:, ids.here.start : ids.here.stop].clone())
+        return ask(VocabParallelLogitsOps(ids), lambda whole: whole[:, ids.here.start : ids.here.stop].clone())
 
     return together(size, one)
 
 
 def same(size, ask, *, columns=False):
-    whole = ask(WHOLE, lambda tensor: tensor.clone())
+    whole = ask(DEFAULT_LOGITS_OPS, lambda tensor: tensor.clone())
     answers = parted(size, ask)
     if columns:
         answers = [tuple(torch.cat(parts, 1) for parts in zip(*answers, strict=True))]
@@ -56,11 +56,11 @@ def test_what_is_asked_of_logits(dtype, size, seed):
     counts = torch.rand(ROWS, 4, generator=random) < 0.6
 
     def ask(vocabulary, cut):
-        best, three = vocabulary.greedy(cut(logits)), vocabulary.top(cut(logits), 3)
-        but = vocabulary.but(cut(logits), (3, 30))
-        unlike, there = vocabulary.unlike(cut(logits), several, counts)
+        best, three = vocabulary.greedy(cut(logits)), vocabulary.top_tokens(cut(logits), 3)
+        but = vocabulary.argmax_excluding(cut(logits), (3, 30))
+        unlike, there = vocabulary.argmax_excluding_rows(cut(logits), several, counts)
         return (
-            best.token, best.conf, three.probs, vocabulary.probability(cut(logits), tokens),
+            best.token, best.confidence, three.probs, vocabulary.probability(cut(logits), tokens),
             torch.where(three.probs > 0, three.ids, 0), but[6:], torch.where(there, unlike, 0), there,
         )  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_distributions_and_draws(dtype, size, seed):
     }
 
     def spread(vocabulary, cut):
-        probs = vocabulary.distribution(cut(logits), **limits, free=4)
+        probs = vocabulary.filtered_probs(cut(logits), **limits, num_unfiltered=4)
         return probs > 0, probs, vocabulary.softmax(cut(logits))
 
     same(size, spread, columns=True)
@@ -87,9 +87,9 @@ def test_distributions_and_draws(dtype, size, seed):
     uniform[:2] = torch.tensor([0.0, 1 - 1e-12], dtype=torch.float64)
 
     def shape(vocabulary, cut):
-        probs = vocabulary.distribution(cut(logits), **limits)
-        drawn = vocabulary.pick(probs, uniform)
-        return drawn.token, drawn.conf, vocabulary.margin(probs), vocabulary.entropy(probs)
+        probs = vocabulary.filtered_probs(cut(logits), **limits)
+        drawn = vocabulary.multinomial(probs, uniform)
+        return drawn.token, drawn.confidence, vocabulary.margin(probs), vocabulary.entropy(probs)
 
     same(size, shape)
 
@@ -102,13 +102,13 @@ def test_bans_and_what_is_added(size):
 
     def ask(vocabulary, cut):
         banned, added = cut(logits), cut(logits)
-        vocabulary.ban(banned, mask_id=20, max_token_id=30, spared=[33, 20])
-        vocabulary.add(added, ids, values)
+        vocabulary.mask_forbidden(banned, mask_id=20, max_token_id=30, allowed_special_ids=[33, 20])
+        vocabulary.scatter_add(added, ids, values)
         return banned, added
 
     same(size, ask, columns=True)
-    every = parted(size, lambda vocabulary, cut: vocabulary.every(cut(logits)))
+    every = parted(size, lambda vocabulary, cut: vocabulary.all_gather(cut(logits)))
     assert all(torch.equal(each, logits) for each in every)
     eos = torch.tensor([1, 19, 36])
-    found = parted(size, lambda vocabulary, cut: cut(logits)[:, vocabulary.columns(eos)])
+    found = parted(size, lambda vocabulary, cut: cut(logits)[:, vocabulary.local_columns(eos)])
     assert torch.equal(torch.cat(found, 1), logits[:, eos])

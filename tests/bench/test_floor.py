@@ -14,7 +14,7 @@ from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
 from runtime.models.base import resolve_family
-from runtime.strategies import DecodingContext, also_fits, make_strategy
+from runtime.strategies import DecodingContext, make_strategy, strategies_supporting
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -31,10 +31,10 @@ def a_step(config, *, quantization=None, layout="unified", context=CONTEXT):
     known = family.facts(family.parse(config))
     model = random_model(config, Build.choose("cpu", torch.float32, quantization=quantization))
     settings = DecodingContext(known.block_size, None, True, 512, shift=known.shift, vocab_size=known.vocab_size)
-    strategy = make_strategy(family.strategies[0], family.strategies + also_fits(family.key), settings)
+    strategy = make_strategy(family.strategies[0], family.strategies + strategies_supporting(family.key), settings)
     pool = LAYOUTS[layout](model.kv_shapes, num_pages=40, page_size=32, dtype=torch.float32, device="cpu")
     plans = StepPlans(strategy, known.block_size, known.mask_id, known.vocab_size, 32, 40)
-    return model, pool, plans.decode(REQUESTS, context, filled=0 if strategy.noisy else 0.5)
+    return model, pool, plans.decode(REQUESTS, context, filled=0 if strategy.uniform_noise else 0.5)
 
 
 def rates(tflops=1.0, tbs=1.0):

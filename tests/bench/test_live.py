@@ -46,9 +46,9 @@ def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
 
 
 def test_requests_may_draw(tmp_path, monkeypatch):
-    drawn, pick = [], sampling.pick
+    drawn, multinomial = [], sampling.multinomial
     monkeypatch.setattr(
-        sampling, "pick", lambda probs, uniform: drawn.append((probs > 0).sum(1)) or pick(probs, uniform)
+        sampling, "multinomial", lambda probs, uniform: drawn.append((probs > 0).sum(1)) or multinomial(probs, uniform)
     )
     measured(tmp_path, *TINY)
     assert not drawn

@@ -80,7 +80,7 @@ def test_a_canvas_of_diffusion_gemma_is_timed_as_its_family_declares_it(tmp_path
 def plans(strategy: str, block_size: int = 8) -> StepPlans:
     context = DecodingContext(block_size, None, True, 96, vocab_size=9)
     made = make_strategy(strategy, (strategy,), context)
-    return StepPlans(made, block_size, None if made.noisy else 8, 9, 16, 20)
+    return StepPlans(made, block_size, None if made.uniform_noise else 8, 9, 16, 20)
 
 
 @pytest.mark.parametrize("strategy", strategies())

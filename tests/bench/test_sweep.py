@@ -5,15 +5,15 @@ import json
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import Rule, get_rule, register_rule, rules
+from runtime.algorithms import UnmaskingAlgorithm, algorithm_keys, get_algorithm, register_algorithm
 from runtime.algorithms import base as algorithms
-from runtime.algorithms.common import ACCEPT, BY_STEPS, BY_THRESHOLD, COMMON, STEPS
+from runtime.algorithms.common import ACCEPT, COMMON, STEPS, STEPS_KNOB, THRESHOLD_KNOB
 from runtime.bench import __main__ as bench
 from runtime.bench import accuracy, sweep
 from runtime.bench.accuracy import Result
 from runtime.bench.sweep import Point, Walk
 from runtime.demo.tasks import all_tasks, held_out_samples
-from runtime.request.validation import declared
+from runtime.request.validation import check_declared
 
 
 @pytest.fixture(scope="module")
@@ -44,27 +44,27 @@ def figures(llm, monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("key", rules())
+@pytest.mark.parametrize("key", algorithm_keys())
 @pytest.mark.parametrize("size", [4, 8, 32])
 def test_every_rule_declares_values_that_it_takes(key, size) -> None:
-    tradeoff = get_rule(key).tradeoff
-    values = tradeoff.served(size)
+    speed_accuracy_knob = get_algorithm(key).speed_accuracy_knob
+    values = speed_accuracy_knob.values_for(size)
     assert len(values) == len(set(values)) > 2
     for value in values:
-        assert declared("", value, tradeoff.field) == value
+        assert check_declared("", value, speed_accuracy_knob.field) == value
 
 
 def test_what_counts_in_blocks_is_of_the_served_blocks() -> None:
-    assert BY_STEPS.served(8) == (8, 4, 2, 1)
-    assert BY_THRESHOLD.served(8) == BY_THRESHOLD.values
+    assert STEPS_KNOB.values_for(8) == (8, 4, 2, 1)
+    assert THRESHOLD_KNOB.values_for(8) == THRESHOLD_KNOB.values
 
 
 @pytest.mark.matrix
 def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> None:
     """Values go from careful to fast, or a curve would say the opposite of what it shows."""
     walks = sweep.walks(llm.info, None, None)
-    assert [walk.rule for walk in walks] == [rule.key for rule in llm.info.rules]
-    assert len(walks) == len(set(rules()) - {"dmax", "noise"})
+    assert [walk.rule for walk in walks] == [rule.key for rule in llm.info.algorithms]
+    assert len(walks) == len(set(algorithm_keys()) - {"dmax", "noise"})
     prompt = held_out_samples(all_tasks()["story"], 1)[0].messages
     ends = [walk.decoding(value) for walk in walks for value in (walk.values[0], walk.values[-1])]
     params = [SamplingParams(max_tokens=32, temperature=0, decoding=decoding) for decoding in ends]
@@ -117,7 +117,7 @@ def test_long_tasks_are_the_default(figures, monkeypatch) -> None:
 def test_a_rule_without_a_tradeoff_as_fixed_could_be_is_one_point_at_its_defaults(
     figures, llm, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(type(get_rule("fixed")), "tradeoff", None)
+    monkeypatch.setattr(type(get_algorithm("fixed")), "speed_accuracy_knob", None)
     (rule,) = figures("--tasks", "add", "--n", "1", "--algorithm", "fixed")
     assert (rule["field"], [point["value"] for point in rule["points"]]) == (None, [None])
     assert Walk("fixed", None, (None,)).decoding(None) == {"algorithm": "fixed"}
@@ -126,15 +126,15 @@ def test_a_rule_without_a_tradeoff_as_fixed_could_be_is_one_point_at_its_default
 
 
 def test_a_tradeoff_of_another_rules_field_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(algorithms, "_RULES", {})
+    monkeypatch.setattr(algorithms, "_ALGORITHMS", {})
 
-    class Wrong(Rule):
-        key, fields, tradeoff = "wrong", (ACCEPT, *COMMON), BY_STEPS
+    class Wrong(UnmaskingAlgorithm):
+        key, fields, speed_accuracy_knob = "wrong", (ACCEPT, *COMMON), STEPS_KNOB
 
-    with pytest.raises(ValueError, match="wrong: 'steps', by which it trades, is none of its fields"):
-        register_rule(Wrong)
+    with pytest.raises(ValueError, match="wrong: speed_accuracy_knob 'steps' is not one of its fields"):
+        register_algorithm(Wrong)
     Wrong.fields = (STEPS, *COMMON)
-    assert register_rule(Wrong) is Wrong
+    assert register_algorithm(Wrong) is Wrong
 
 
 def test_a_field_of_an_object_is_its_entry() -> None:

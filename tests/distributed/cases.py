@@ -40,14 +40,16 @@ def served(key: str, directory: Path) -> dict[str, Any]:
 def asks(llm: LLM, length: int = 13) -> list[SamplingParams]:
     """Every rule as it is, and the ways to draw; the prompts are asked in turn."""
     few = {"max_tokens": length, "ignore_eos": True, "seed": 3}  # a canvas of noise draws in any case
-    found = [SamplingParams(**few, temperature=0, decoding={"algorithm": rule.key}) for rule in llm.info.rules]
+    found = [SamplingParams(**few, temperature=0, decoding={"algorithm": rule.key}) for rule in llm.info.algorithms]
     found += [
         SamplingParams(**few, temperature=0.9),
         SamplingParams(**few, temperature=1.2, top_k=5),
         SamplingParams(**few, temperature=0.7, top_p=0.8, top_k=9),
         SamplingParams(max_tokens=length, temperature=0, seed=4),
     ]
-    fields = {field.name for rule in llm.info.rules if rule.key == llm.info.default_rule for field in rule.fields}
+    fields = {
+        field.name for rule in llm.info.algorithms if rule.key == llm.info.default_algorithm for field in rule.fields
+    }
     for name, value in (
         ("confidence_metric", "margin"), ("confidence_metric", "neg_entropy"), ("remask_threshold", 0.6),
         ("suppress_eos", "logits"), ("penalty_lambda", 0.3), ("token_merge_top_k", 3),

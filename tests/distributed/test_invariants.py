@@ -35,7 +35,9 @@ def some_requests(seed, count):
 def run(llm, requests, seed):
     """Tokens of those that were not aborted; they arrive and are aborted between steps."""
     draw, engine = random.Random(seed), llm.engine
-    pending = [resolve(ask, prompt, llm.info, id=f"r{n}", report="stable") for n, (prompt, ask) in enumerate(requests)]
+    pending = [
+        resolve(ask, prompt, llm.info, id=f"r{n}", stream_mode="stable") for n, (prompt, ask) in enumerate(requests)
+    ]
     aborted = {f"r{n}" for n in range(len(requests)) if draw.random() < 0.2}
     answers = {spec.id: [] for spec in pending}
     ended = set()

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.algorithms import Orders, get_rule, rules_of, rules_under
+from runtime.algorithms import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request
 from runtime.engine.step_plan import BlockResults, StepPlan
 from runtime.engine.step_time_budget import Pace
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
-from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, RequestSpec, Shaping
-from runtime.request.field_spec import RuleInfo, with_defaults
-from runtime.strategies import DecodingContext, longest_request, make_strategy
+from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
+from runtime.request.field_spec import AlgorithmInfo, with_defaults
+from runtime.strategies import DecodingContext, make_strategy, max_request_len
 from runtime.strategies.multi_bd import MultiBlock
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph import run_eagerly
@@ -163,8 +163,8 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     model = model or HashModel(setup.vocab)
     context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching, setup.max_len, setup.shift)
     strategy = make_strategy(setup.strategy, (setup.strategy,), context)
-    orders = None if setup.orders is None else Orders(*setup.orders)
-    rule = rules_under(orders)
+    orders = None if setup.orders is None else EditTokens(*setup.orders)
+    rule = algorithms_with_edit_tokens(orders)
     info = EngineInfo(
         family="none",
         strategy=setup.strategy,
@@ -183,15 +183,15 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         max_model_len=setup.max_len,
         max_num_reqs=setup.max_reqs,
         max_num_batched_tokens=setup.budget,
-        prefix_caching=setup.prefix_caching and strategy.shares_prefixes,
-        blocks_from_prompt=strategy.tiling.from_prompt,
-        blocks_cut=strategy.tiling.cut,
+        prefix_caching=setup.prefix_caching and strategy.prefix_cacheable,
+        blocks_from_prompt=strategy.block_layout.from_prompt,
+        truncate_last_block=strategy.block_layout.truncate_last,
         strategy_fields=list(with_defaults(strategy.fields, setup.block)),
-        rules=[
-            RuleInfo(key=each.key, fields=with_defaults(rule(each.key).fields, setup.block))
-            for each in rules_of(setup.strategy)
+        algorithms=[
+            AlgorithmInfo(key=each.key, fields=with_defaults(rule(each.key).fields, setup.block))
+            for each in algorithms_for(setup.strategy)
         ],
-        default_rule="dmax" if setup.strategy == "dmax" else "threshold",
+        default_algorithm="dmax" if setup.strategy == "dmax" else "threshold",
     )
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
     named: dict[str, Any] = {
@@ -203,7 +203,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     }
     runner: CheckedRunner
     if setup.replayed:
-        width = -(-longest_request(strategy, setup.max_len) // setup.page) + setup.block
+        width = -(-max_request_len(strategy, setup.max_len) // setup.page) + setup.block
         sizes = CaptureSizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
         runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, capture=run_eagerly, capture_after=2)
     else:
@@ -215,17 +215,17 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
 
 def decoding_of(p: Params) -> dict[str, Any]:
     """The values of the fields that multi_bd and the request's rule declare."""
-    names = [field.name for field in (*MultiBlock.fields, *get_rule(p.algorithm).fields)]
+    names = [field.name for field in (*MultiBlock.fields, *get_algorithm(p.algorithm).fields)]
     return {name: getattr(p, name.replace(".", "_")) for name in names}
 
 
-def shaping_of(p: Params) -> Shaping | None:
+def shaping_of(p: Params) -> LogitsProcessorParams | None:
     """What `runtime.request.logits_processors_params` would make of it."""
-    found = Shaping(
+    found = LogitsProcessorParams(
         bias=dict(p.logit_bias), repetition=p.repetition_penalty, presence=p.presence_penalty,
         frequency=p.frequency_penalty, min_tokens=p.min_tokens,
     )  # fmt: skip
-    return None if found == Shaping() else found
+    return None if found == LogitsProcessorParams() else found
 
 
 def spec_of(id: str, ask: Ask) -> RequestSpec:
@@ -241,7 +241,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         top_k=p.top_k,
         min_p=p.min_p,
         stop_ids=list(p.stop_token_ids),
-        shaping=shaping_of(p),
+        logits_processors=shaping_of(p),
         seed=p.seed % 2**64,
         ignore_eos=p.ignore_eos,
         max_nfe=p.max_nfe,
@@ -252,12 +252,12 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
             total_steps=p.total_steps,
             force_single_batch=ask.alone,
         ),
-        given=ask.fixed,
+        prefilled_tokens=ask.fixed,
         logprobs=ask.logprobs,
-        report=ask.report,  # type: ignore[arg-type]
+        stream_mode=ask.report,  # type: ignore[arg-type]
         cache_salt=ask.salt,
-        group=ask.group,
-        owner=ask.owner,
+        parent_id=ask.group,
+        tenant=ask.owner,
     )
 
 
@@ -390,20 +390,20 @@ def check_queue(engine: Engine) -> None:
     queue, running = scheduler.waiting, scheduler.running
     waiting: dict[tuple[str, str], list[Request]] = {}
     for request in queue:
-        waiting.setdefault((request.spec.owner, request.spec.group), []).append(request)
+        waiting.setdefault((request.spec.tenant, request.spec.parent_id), []).append(request)
     assert len(queue) == sum(map(len, waiting.values()))
-    counts = Counter((r.spec.owner, r.spec.group) for r in running)
-    owners = Counter(r.spec.owner for r in running)
+    counts = Counter((r.spec.tenant, r.spec.parent_id) for r in running)
+    owners = Counter(r.spec.tenant for r in running)
     for request in (*running, *queue):
-        place = (request.spec.owner, request.spec.group)
+        place = (request.spec.tenant, request.spec.parent_id)
         assert queue.running(request) == (owners[place[0]], counts[place])
     assert queue.parties == (len(owners) if len(owners) > 1 else len(counts))
     for place, members in waiting.items():
-        order = [r.seq for r in running if (r.spec.owner, r.spec.group) == place] + [r.seq for r in members]
+        order = [r.seq for r in running if (r.spec.tenant, r.spec.parent_id) == place] + [r.seq for r in members]
         assert order == sorted(order)
     if waiting:
         first = queue.first()
-        place = (first.spec.owner, first.spec.group)
+        place = (first.spec.tenant, first.spec.parent_id)
         assert first is waiting[place][0]
         assert owners[place[0]] == min(owners[owner] for owner, _ in waiting)
         assert counts[place] == min(n for (owner, _), n in _counts(waiting, counts) if owner == place[0])

@@ -1,17 +1,17 @@
-"""What credit remembers of a block from one step to the next (`Rule.keeps`): it travels with the block."""
+"""The history of `credit` (`UnmaskingAlgorithm.history_fields`) stays with its block between steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.algorithms import rules_of
+from runtime.algorithms import algorithms_for
 from runtime.engine.step_plan import BlockResults, StepPlan
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 
 CREDIT = Params(max_tokens=24, ignore_eos=True, algorithm="credit", accept_threshold=1.0, credit_weight=3.0)
 PLAIN = replace(CREDIT, algorithm="threshold", accept_threshold=0.7)
-OTHER = next(rule.key for rule in rules_of("multi_bd") if not rule.keeps and not rule.edits)
+OTHER = next(rule.key for rule in algorithms_for("multi_bd") if not rule.history_fields and not rule.edits)
 
 
 def test_others_have_none_of_it() -> None:

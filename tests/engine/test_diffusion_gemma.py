@@ -53,13 +53,13 @@ def test_golden_answers(llm, case, monkeypatch):
     def numbers(seeds, positions, steps, stream):
         return (draws["renoise"][steps[:, 0]].numpy() + 0.5) / 224 if stream == RENOISE else np.zeros(positions.shape)
 
-    def pick(probs, uniform):
+    def multinomial(probs, uniform):
         token = next(steps)
         return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     monkeypatch.setattr(Canvas, "_noise", initial)
     monkeypatch.setattr(input_builder, "uniforms", numbers)
-    monkeypatch.setattr(sampling, "pick", pick)
+    monkeypatch.setattr(sampling, "multinomial", multinomial)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:
         steps = iter(draws["sampled"])
@@ -244,7 +244,7 @@ def test_given_positions_stay_and_a_given_canvas_costs_no_step(llm):
     given = {3: 7, 9: 11} | {offset: offset for offset in range(16, 32)}
     for length, nfe in ((40, 8), (32, 4)):  # the given canvas lies between two, and last
         spec = resolve(replace(params, max_tokens=length), prompt, llm.info, id="given")
-        llm.engine.add(msgspec.structs.replace(spec, given=given))
+        llm.engine.add(msgspec.structs.replace(spec, prefilled_tokens=given))
         outputs = []
         while llm.engine.has_work():
             outputs += llm.engine.step()
@@ -285,7 +285,7 @@ def test_temperature_scales_the_schedule(llm):
 def test_every_step_is_told(llm):
     """A denoise event shows the canvas as the next step finds it; what is not accepted is noise, and called open."""
     prompt, params = asked(0)
-    spec = resolve(replace(params, max_tokens=16), prompt, llm.info, id="told", report="denoise")
+    spec = resolve(replace(params, max_tokens=16), prompt, llm.info, id="told", stream_mode="denoise")
     llm.engine.add(spec)
     outputs = []
     while llm.engine.has_work():
@@ -302,7 +302,7 @@ def test_what_the_checkpoint_and_the_server_say(llm):
     """Defaults are the checkpoint's; there is no mask, no other rule, and one canvas at a time."""
     info = llm.info
     assert (info.strategy, info.block_size, info.mask_token_id, info.temperature) == ("diffusion_gemma", 16, None, 1.0)
-    assert [rule.key for rule in info.rules] == [info.default_rule] == ["noise"]
+    assert [rule.key for rule in info.algorithms] == [info.default_algorithm] == ["noise"]
     published = {
         "max_denoising_steps": 48, "entropy_bound": 0.1, "t_min": 0.4, "t_max": 0.8, "stability_threshold": 1,
         "confidence_threshold": 0.005,
@@ -321,11 +321,14 @@ def test_what_the_checkpoint_and_the_server_say(llm):
         with pytest.raises(ConfigError, match=sentence):
             LLM(str(FOLDER), device="cpu", skip_tokenizer=True, **flags)
     for ask, sentence in (
-        ({"decoding": {"algorithm": "threshold"}}, "algorithm: 'threshold' is no acceptance rule .* there are noise$"),
+        (
+            {"decoding": {"algorithm": "threshold"}},
+            "algorithm: 'threshold' is not an unmasking algorithm .* available: noise$",
+        ),
         ({"decoding": {"accept_threshold": 0.5}}, "'accept_threshold' is no decoding field; there are mode, .*, t_min"),
         ({"decoding": {"mode": "speed"}}, "mode: has no meaning with the noise algorithm; leave it out"),
         ({"confidence_metric": "margin"}, "confidence_metric: has no meaning with the noise algorithm"),
-        ({"use_local_leap": True}, "use_local_leap: 'local_leap' is no acceptance rule"),
+        ({"use_local_leap": True}, "use_local_leap: 'local_leap' is not an unmasking algorithm"),
         ({"num_denoising_steps": 9}, "num_denoising_steps: has no meaning with the noise algorithm"),
         ({"decoding": {"t_max": 0}}, "t_max: "),
     ):

@@ -129,7 +129,7 @@ def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
     expected = run_all(setup, several)
     heard: list[EngineOutput] = []
     engine = overlapping(setup, heard, several)
-    apply, calls = engine.strategy.apply, 0
+    apply, calls = engine.strategy.update, 0
 
     def fails(request: Any, *others: Any) -> None:
         nonlocal calls
@@ -138,7 +138,7 @@ def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
         if request.spec.id == "r1" and calls == at:
             raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(engine.strategy, "apply", fails)
+    monkeypatch.setattr(engine.strategy, "update", fails)
     drain(engine, heard)
     assert calls == at
     ends = [(output.id, output.finish_reason, output.error) for output in heard if output.finish_reason]

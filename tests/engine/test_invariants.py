@@ -242,7 +242,7 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
 
 
 @STRATEGIES
-@pytest.mark.parametrize("method", ["open", "apply"])
+@pytest.mark.parametrize("method", ["plan_forward", "update"])
 @examples(4)
 @given(data=st.data())
 def test_6_a_strategy_that_fails_on_a_request_harms_only_that(strategy: str, method: str, data: st.DataObject) -> None:

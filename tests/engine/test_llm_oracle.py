@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import rules
+from runtime.algorithms import algorithm_keys
 from runtime.layers.kv_pool import DistinctPool
 from runtime.worker.model_runner import ModelRunner
 from tests.engine.harness import Run, Setup, decoding_of, run_schedule
@@ -151,7 +151,7 @@ def plain(case: Case) -> list[Params]:
         Params(max_tokens=11, algorithm="sequential", steps=3, suppress_eos="confidence"),
         Params(max_tokens=19, algorithm="credit", accept_threshold=1.5 * sure, suppress_eos="logits"),
     ]
-    return [p for p in kinds if p.algorithm in rules()]
+    return [p for p in kinds if p.algorithm in algorithm_keys()]
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:

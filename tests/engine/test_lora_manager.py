@@ -103,7 +103,7 @@ def test_names(adapters):
 def waiting(*names):
     queue = FairQueue()
     for seq, name in enumerate(names):
-        queue.add(SimpleNamespace(seq=seq, adapter=name, spec=SimpleNamespace(owner="", group=str(seq))))
+        queue.add(SimpleNamespace(seq=seq, adapter=name, spec=SimpleNamespace(tenant="", parent_id=str(seq))))
     return queue
 
 

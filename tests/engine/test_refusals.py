@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import get_rule, rules, rules_of
+from runtime.algorithms import algorithm_keys, algorithms_for, get_algorithm
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
 from runtime.models import Family, families, resolve_family
-from runtime.request.decoding import ENGINE
+from runtime.request.decoding import ENGINE_FIELDS
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field
 from runtime.request.resolve import resolve
-from runtime.request.validation import shown
-from runtime.strategies import also_fits, strategies
+from runtime.request.validation import preview
+from runtime.strategies import strategies, strategies_supporting
 from runtime.weights import Checkpoint, read_tokens
 from tests.models.tiny import checkpoint_of
 from tests.oracle.spelling import KINDS
@@ -51,7 +51,7 @@ def flags_of(family: Family[Any], strategy: str | None, directory: Path) -> dict
         flags["model_name"] = family.key
     if family.masks:
         flags["mask_token_id"] = MASK
-    if strategy in strategies() and all(rule.edits for rule in rules_of(strategy)):
+    if strategy in strategies() and all(rule.edits for rule in algorithms_for(strategy)):
         flags["sampling_mode"] = "edit"
     return flags
 
@@ -90,14 +90,14 @@ def refused(info: EngineInfo, param: str, prompt: tuple[int, ...] = (1, 2, 3), *
 @cache
 def every_field() -> dict[str, Field]:
     """All that any rule or strategy declares."""
-    own = [field for key in rules() for field in get_rule(key).fields]
+    own = [field for key in algorithm_keys() for field in get_algorithm(key).fields]
     return {field.name: field for field in [*own, *(field for _, made, _ in fits() for field in made.fields)]}
 
 
 @pytest.mark.parametrize("key", FAMILIES)
 def test_a_strategy_that_does_not_fit_the_family(key: str, directory: Path) -> None:
     family = FAMILIES[key]
-    mine = [name for name in strategies() if name in (*family.strategies, *also_fits(key))]
+    mine = [name for name in strategies() if name in (*family.strategies, *strategies_supporting(key))]
     for name in [*strategies(), "nonesuch"]:
         if name not in mine:
             said = start(flags_of(family, name, directory))
@@ -118,7 +118,7 @@ def test_defaults_that_no_request_of_the_server_has(pair: tuple[Family[Any], str
     flags = flags_of(family, key, directory)
     with LLM(**flags) as llm:
         read = {field.flag or field.name for field in llm.info.strategy_fields}
-        read |= {field.flag or field.name for rule in llm.info.rules for field in rule.fields}
+        read |= {field.flag or field.name for rule in llm.info.algorithms for field in rule.fields}
     others = {field.flag or field.name for field in every_field().values()} - read
     for flag in [flag for flag in FLAGS if flag.group == DECODING and flag.dest in others]:
         said = start(flags | {flag.dest: flag.choices[0] if flag.choices else flag.type == "bool" or 1})
@@ -127,30 +127,32 @@ def test_defaults_that_no_request_of_the_server_has(pair: tuple[Family[Any], str
 
 
 def test_a_rule_that_does_not_fit(info: EngineInfo) -> None:
-    there = ", ".join(rule.key for rule in info.rules)
-    for key in [*rules(), "nonesuch"]:
-        if info.rule(key) is None:
+    there = ", ".join(rule.key for rule in info.algorithms)
+    for key in [*algorithm_keys(), "nonesuch"]:
+        if info.algorithm(key) is None:
             said = refused(info, "decoding.algorithm", decoding={"algorithm": key})
-            assert said == f"decoding.algorithm: {key!r} is no acceptance rule of this server; there are {there}"
+            assert (
+                said == f"decoding.algorithm: {key!r} is not an unmasking algorithm of this server; available: {there}"
+            )
 
 
 def test_a_field_that_does_not_fit(info: EngineInfo) -> None:
     own = {field.name for field in info.strategy_fields}
-    own |= {field.name for rule in info.rules for field in rule.fields}
+    own |= {field.name for rule in info.algorithms for field in rule.fields}
     outer = {name.split(".")[0] for name in own}
     for name, field in every_field().items():
-        if name not in own and name not in ENGINE and name.split(".")[0] not in outer:
+        if name not in own and name not in ENGINE_FIELDS and name.split(".")[0] not in outer:
             said = refused(info, f"decoding.{name.split('.')[0]}", decoding=spelt(name, field.default))
             assert f"{name.split('.')[0]!r} is no decoding field; there are mode, algorithm" in said
 
 
 def test_values_out_of_range(info: EngineInfo) -> None:
-    for rule in info.rules:
+    for rule in info.algorithms:
         for field in (*info.strategy_fields, *rule.fields):
             for value in out_of_range(field):
                 asked = {"algorithm": rule.key, **spelt(field.name, value)}
                 said = refused(info, f"decoding.{field.name}", decoding=asked)
-                assert said.startswith(f"decoding.{field.name}: {shown(value)} is "), said
+                assert said.startswith(f"decoding.{field.name}: {preview(value)} is "), said
         said = refused(info, "decoding.mode", decoding={"algorithm": rule.key, "mode": "nonesuch"})
         assert f"'nonesuch' is not one of {', '.join(rule.modes)}" in said if rule.modes else "leave it out" in said
 

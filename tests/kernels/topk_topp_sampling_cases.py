@@ -29,14 +29,14 @@ def check_draw(rows: int, vocab: int, ties: bool, device: str) -> None:
         top_p[row < free], top_k[row < free], min_p[row < free] = 1.0, 0.0, 0.0
         limits = torch.stack([temperature, top_p, top_k, min_p], 1).to(device)
         uniform = drawn().to(device)
-        probs = sampling.distribution(
+        probs = sampling.filtered_probs(
             logits.clone(), temperature=limits[:, 0], top_p=limits[:, 1], top_k=limits[:, 2].long(), min_p=limits[:, 3],
-            free=free,
+            num_unfiltered=free,
         )  # fmt: skip
-        expected = sampling.pick(probs, uniform)
+        expected = sampling.multinomial(probs, uniform)
         token, conf = draw(logits, limits, uniform, free=free)
         other = token != expected.token
         # a sum that ends just short of what is drawn, or of top-p, may be rounded otherwise
         assert int(other.sum()) <= rows // 20
         assert bool((logits.gather(1, token[:, None]) > float("-inf")).all())
-        assert torch.allclose(conf[~other], expected.conf[~other], rtol=1e-5, atol=1e-7)
+        assert torch.allclose(conf[~other], expected.confidence[~other], rtol=1e-5, atol=1e-7)

@@ -58,8 +58,8 @@ def test_golden_answers_in_one_batch(llm: LLM) -> None:
 
 def test_what_it_does_unasked(llm: LLM) -> None:
     info = llm.info
-    assert (info.strategy, info.default_rule, info.buffer_size, info.prefix_caching) == ("dmax", "dmax", 1, True)
-    assert [rule.key for rule in info.rules] == ["dmax"]
+    assert (info.strategy, info.default_algorithm, info.buffer_size, info.prefix_caching) == ("dmax", "dmax", 1, True)
+    assert [rule.key for rule in info.algorithms] == ["dmax"]
     assert info.defaults().values == {
         "add_block_threshold": 0.1,
         "semi_complete_threshold": 0.9,
@@ -88,9 +88,9 @@ def test_flags_are_the_defaults_of_its_fields() -> None:
 
 def test_other_strategies_have_neither_the_rule_nor_its_fields() -> None:
     with load(sampling_mode="edit") as llm:
-        assert "dmax" not in [rule.key for rule in llm.info.rules]
+        assert "dmax" not in [rule.key for rule in llm.info.algorithms]
         for decoding in ({"algorithm": "dmax"}, {"token_merge_top_k": 2}):
-            with pytest.raises(RequestError, match=r"no acceptance rule|is no decoding field"):
+            with pytest.raises(RequestError, match=r"not an unmasking algorithm|is no decoding field"):
                 llm.generate([[1, 2]], SamplingParams(decoding=decoding))
 
 
@@ -114,7 +114,7 @@ def test_flags_that_cannot_be_honoured(folder: str, flags: dict[str, Any], says:
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"decoding": {"algorithm": "edit"}}, "decoding.algorithm", "is no acceptance rule of this server; there are"),
+        ({"decoding": {"algorithm": "edit"}}, "decoding.algorithm", "is not an unmasking algorithm of this server"),
         ({"decoding": {"mode": "speed"}}, "decoding.mode", "has no meaning with the dmax algorithm; leave it out"),
         ({"num_denoising_steps": 5}, "num_denoising_steps", "has no meaning with the dmax algorithm; leave it out"),
         ({"confidence_metric": "margin"}, "confidence_metric", "has no meaning with the dmax algorithm; leave it out"),

@@ -41,7 +41,7 @@ def llm() -> Iterator[LLM]:
 
 def states(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[list[tuple[int, list[int]]], list[int]]:
     """After each step the first open block, (start, ids), and the answer."""
-    llm.engine.add(resolve(params, prompt, llm.info, id="states", report="denoise"))
+    llm.engine.add(resolve(params, prompt, llm.info, id="states", stream_mode="denoise"))
     shown, answer = [], []
     while llm.engine.has_work():
         for output in llm.engine.step():
@@ -129,10 +129,10 @@ def test_committed_kv_is_a_fresh_prefills(served: Served) -> None:
 @pytest.mark.matrix
 def test_what_it_does_unasked(llm: LLM) -> None:
     info = llm.info
-    assert (info.family, info.strategy, info.default_rule) == ("llada2dot2", "multi_bd", "edit")
+    assert (info.family, info.strategy, info.default_algorithm) == ("llada2dot2", "multi_bd", "edit")
     values = info.defaults().values
     assert (values["accept_threshold"], values["edit_threshold"], values["max_post_edit_steps"]) == (0.5, 0.0, 16)
-    assert [rule.key for rule in info.rules] == ["edit"]
+    assert [rule.key for rule in info.algorithms] == ["edit"]
     prompt = [SPLIT, 5, DELETE, MASK, 7, 8, 9]
     (out,) = llm.generate([prompt], SamplingParams(max_tokens=30, temperature=0, ignore_eos=True))
     assert len(out.token_ids) == 30
@@ -146,12 +146,16 @@ def test_what_it_does_unasked(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"decoding": {"algorithm": "threshold"}}, "decoding.algorithm", "no acceptance rule of this server.* edit"),
+        (
+            {"decoding": {"algorithm": "threshold"}},
+            "decoding.algorithm",
+            "not an unmasking algorithm of this server.* edit",
+        ),
         ({"decoding": {"steps": 4}}, "decoding.steps", "'steps' is no decoding field"),
         ({"decoding": {"remask_threshold": 0.1}}, "decoding.remask_threshold", "is no decoding field"),
         ({"num_denoising_steps": 8}, "num_denoising_steps", "has no meaning with the edit algorithm; leave it out"),
         ({"confidence_metric": "margin"}, "confidence_metric", "has no meaning with the edit algorithm; leave it out"),
-        ({"use_local_leap": True}, "use_local_leap", "'local_leap' is no acceptance rule of this server"),
+        ({"use_local_leap": True}, "use_local_leap", "'local_leap' is not an unmasking algorithm of this server"),
     ],
 )
 def test_fields_that_do_not_fit(llm: LLM, fields: dict[str, Any], param: str, says: str) -> None:
@@ -204,6 +208,6 @@ def test_ids_that_are_no_orders(tmp_path: Path, ids: dict[str, int], says: str) 
 def test_a_checkpoint_without_orders_is_edited_all_the_same(tmp_path: Path) -> None:
     write_tiny(tmp_path, seed=1, expert_capacity=3)
     with LLM(str(tmp_path), device="cpu", skip_tokenizer=True) as plain:
-        assert (plain.info.default_rule, plain.info.delete_token_id) == ("edit", None)
+        assert (plain.info.default_algorithm, plain.info.delete_token_id) == ("edit", None)
         (out,) = plain.generate([[1, 2, 3]], SamplingParams(max_tokens=9, ignore_eos=True))
         assert len(out.token_ids) == 9

@@ -110,7 +110,7 @@ def test_fields_of_fast_dllm_v2_and_fixed():
             return llm.generate([[5, 6, 7]], SamplingParams(temperature=0, ignore_eos=True, **params))[0]
 
         for name, value, says in (
-            ("sub_block_size", 12, "12 is no divisor of 32"),
+            ("sub_block_size", 12, "12 does not divide 32"),
             ("sub_block_size", 33, "at most 32"),
             ("block_cache", 1, "not true or false"),
             ("add_block_threshold", 0.5, "is no decoding field"),

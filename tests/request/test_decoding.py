@@ -31,7 +31,7 @@ def test_bad_decoding_fields_are_refused_by_path(field, value):
 
 @pytest.mark.parametrize("value", [3, [1], "threshold"], ids=short)
 def test_what_is_no_object_is_told_what_the_object_has(value):
-    fields = {field.name for rule in INFO.rules for field in rule.fields}
+    fields = {field.name for rule in INFO.algorithms for field in rule.fields}
     for outer in {name.split(".")[0] for name in fields if "." in name}:
         inner = {name.partition(".")[2] for name in fields if name.startswith(f"{outer}.")}
         words = f" is not an object of fields; there are .*{inner.pop()}"
@@ -56,14 +56,14 @@ def out_of_range(field: Field) -> list:
     return [*beyond, "1", True, [1]] + ([1.5] if field.kind == "integer" else [math.nan, math.inf])
 
 
-@pytest.mark.parametrize("rule", [rule.key for rule in INFO.rules])
+@pytest.mark.parametrize("rule", [rule.key for rule in INFO.algorithms])
 def test_a_rules_fields_are_checked_as_it_declares_them(rule):
-    mine = (*INFO.strategy_fields, *INFO.rule(rule).fields)
+    mine = (*INFO.strategy_fields, *INFO.algorithm(rule).fields)
     for field in mine:
         for value in out_of_range(field):
             refused({"decoding": {"algorithm": rule, **spelt(field.name, value)}}, f"decoding.{field.name}")
-    others = {field.name: field for other in INFO.rules for field in other.fields if field not in mine}
-    assert others or len(INFO.rules) == 1
+    others = {field.name: field for other in INFO.algorithms for field in other.fields if field not in mine}
+    assert others or len(INFO.algorithms) == 1
     for name, field in others.items():
         value = field.choices[-1] if field.choices else max(field.low, 1)
         words = f"has no meaning with the {rule} algorithm, only with "
@@ -90,7 +90,8 @@ def test_combinations_that_mean_nothing_are_refused(decoding, field):
 
 
 def test_what_is_built_is_listed():
-    words = f"'greedy' is no acceptance rule of this server; there are {', '.join(rule.key for rule in INFO.rules)}$"
+    keys = ", ".join(algorithm.key for algorithm in INFO.algorithms)
+    words = f"'greedy' is not an unmasking algorithm of this server; available: {keys}$"
     refused({"decoding": {"algorithm": "greedy"}}, "decoding.algorithm", words)
     refused({"decoding": {"x": 1}}, "decoding.x", "there are mode, algorithm")
 
@@ -143,14 +144,14 @@ def test_precedence_with_edit():
 def test_the_servers_remasking_does_not_reach_other_algorithms():
     assert spec().decoding.values["remask_threshold"] == 0.2
     assert spec(decoding={"remask_threshold": 0}).decoding.values["remask_threshold"] == 0
-    for algorithm in [rule.key for rule in INFO.rules if rule.key != "threshold"]:
+    for algorithm in [rule.key for rule in INFO.algorithms if rule.key != "threshold"]:
         assert "remask_threshold" not in spec(decoding={"algorithm": algorithm}).decoding.values
         asked = {"algorithm": algorithm, "remask_threshold": 0}
         assert "remask_threshold" not in spec(decoding=asked).decoding.values
 
 
 def test_a_server_of_edit_edits_by_default():
-    editing = info(default_rule="edit")
+    editing = info(default_algorithm="edit")
     assert spec(facts=editing).decoding.algorithm == "edit"
     assert spec(facts=editing, decoding={"mode": "balanced"}).decoding.values["edit_threshold"] == 0.3
     plain = spec(facts=editing, decoding={"algorithm": "threshold", "mode": "speed"}).decoding
@@ -174,7 +175,7 @@ def test_dlmserve_names():
     refused({"target_length": 5}, "target_length", "leave it out")
 
 
-STEPPED = [rule.key for rule in INFO.rules if any(field.name == "steps" for field in rule.fields)]
+STEPPED = [rule.key for rule in INFO.algorithms if any(field.name == "steps" for field in rule.fields)]
 
 
 def test_num_denoising_steps_of_fixed():
@@ -185,7 +186,7 @@ def test_num_denoising_steps_of_fixed():
     refused({"num_denoising_steps": 99, "decoding": {"steps": 3}}, "num_denoising_steps", "says the same")
 
 
-@pytest.mark.parametrize("rule", [rule.key for rule in INFO.rules])
+@pytest.mark.parametrize("rule", [rule.key for rule in INFO.algorithms])
 def test_num_denoising_steps_are_for_rules_that_count_steps(rule):
     asked = {"num_denoising_steps": 99, "decoding": {"algorithm": rule}}
     if rule in STEPPED:
@@ -197,7 +198,7 @@ def test_num_denoising_steps_are_for_rules_that_count_steps(rule):
 
 
 def test_num_denoising_steps_where_no_rule_counts_them():
-    facts = info(rules=[rule for rule in INFO.rules if rule.key not in STEPPED])
+    facts = info(algorithms=[rule for rule in INFO.algorithms if rule.key not in STEPPED])
     words = "has no meaning with the threshold algorithm; leave it out"
     refused({"num_denoising_steps": 99}, "num_denoising_steps", words, facts=facts)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from runtime.algorithms import get_rule, rules
+from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.config import FLAGS
 from runtime.config.flags import DECODING
 from runtime.request.decoding import engine_fields
@@ -44,7 +44,7 @@ def test_a_kind_is_its_annotation(field):
 @pytest.mark.parametrize("field", BOUNDED, ids=by_name)
 def test_bounds_are_checked_as_declared_and_told(field):
     if field.refused:
-        refused({field.name: 1}, field.name, "means nothing here")
+        refused({field.name: 1}, field.name, "is not supported")
         return
     step = 1 if field.kind == "integer" else 2**-30
     over = [] if field.high is None else [field.high + step * max(1, field.high)]
@@ -71,7 +71,7 @@ def test_routes_take_what_is_declared():
 @pytest.mark.parametrize("field", [field for field in PARAMETERS if field.stands_for], ids=by_name)
 def test_another_name_is_of_a_field_that_exists(field):
     known = {field.name for field in engine_fields(INFO)}
-    assert field.stands_for in known | {field.name for rule in INFO.rules for field in rule.fields}
+    assert field.stands_for in known | {field.name for rule in INFO.algorithms for field in rule.fields}
 
 
 def test_what_is_left_out_is_not_checked():
@@ -80,7 +80,7 @@ def test_what_is_left_out_is_not_checked():
 
 def fields() -> list[Field]:
     context = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)
-    every = [field for key in rules() for field in get_rule(key).fields]
+    every = [field for key in algorithm_keys() for field in get_algorithm(key).fields]
     return every + [field for key in strategies() for field in make_strategy(key, (key,), context).fields]
 
 

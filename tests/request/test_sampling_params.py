@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.algorithms import get_rule, rules, rules_of
+from runtime.algorithms import algorithm_keys, algorithms_for, get_algorithm
 from runtime.errors import RequestError
 from runtime.request.decoding import field_names
-from runtime.request.engine_messages import EngineInfo, RequestSpec, Shaping
-from runtime.request.field_spec import RuleInfo, with_defaults
-from runtime.request.resolve import choices, resolve
+from runtime.request.engine_messages import EngineInfo, LogitsProcessorParams, RequestSpec
+from runtime.request.field_spec import AlgorithmInfo, with_defaults
+from runtime.request.resolve import expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.strategies.multi_bd import MultiBlock
 
@@ -22,9 +22,9 @@ SERVER = {"accept_threshold": 0.95, "remask_threshold": 0.2, "edit_threshold": 0
           "max_post_edit_steps": 7}  # fmt: skip
 
 
-def rule_info(key: str, **defaults) -> RuleInfo:
-    rule = get_rule(key)
-    return RuleInfo(key=key, fields=with_defaults(rule.fields, 8, defaults), modes=rule.modes)
+def rule_info(key: str, **defaults) -> AlgorithmInfo:
+    rule = get_algorithm(key)
+    return AlgorithmInfo(key=key, fields=with_defaults(rule.fields, 8, defaults), modes=rule.modes)
 
 
 def info(**changes) -> EngineInfo:
@@ -33,7 +33,8 @@ def info(**changes) -> EngineInfo:
         "max_token_id": 90, "mask_token_id": 95, "eos_token_ids": [1], "block_size": 8, "buffer_size": 2,
         "page_size": 16, "num_pages": 100, "max_model_len": 256, "max_num_reqs": 4, "max_num_batched_tokens": 512,
         "prefix_caching": True, "strategy_fields": list(with_defaults(MultiBlock.fields, 8)),
-        "rules": [rule_info(rule.key, **SERVER) for rule in rules_of("multi_bd")], "default_rule": "threshold",
+        "algorithms": [rule_info(rule.key, **SERVER) for rule in algorithms_for("multi_bd")],
+        "default_algorithm": "threshold",
     }  # fmt: skip
     return EngineInfo(**(facts | changes))
 
@@ -59,7 +60,7 @@ def spec(prompt=(1, 2, 3), facts=INFO, **params) -> RequestSpec:
 def test_defaults():
     s = spec()
     assert (s.max_tokens, s.temperature, s.top_p, s.top_k) == (253, 0.0, 1.0, 0)
-    assert (s.max_nfe, s.max_repetition_run, s.ignore_eos, s.report) == (None, None, False, "final")
+    assert (s.max_nfe, s.max_repetition_run, s.ignore_eos, s.stream_mode) == (None, None, False, "final")
     assert s.decoding == INFO.defaults()
     values = {"accept_threshold": 0.95, "remask_threshold": 0.2, "confidence_metric": "max_prob"}
     values |= {"max_steps_per_block": 16, "suppress_eos": "none"}
@@ -125,11 +126,11 @@ def test_bad_fields_are_refused_by_path(field, value):
 def test_what_is_done_to_logits():
     given = {"logit_bias": {"5": 3, 7: -100.0, "9": 0}, "repetition_penalty": 1.2, "min_tokens": 4}
     s = spec(**given, stop_token_ids=[8, 9, 8], min_p=0.1)
-    assert s.shaping == Shaping(bias={5: 3.0, 7: -100.0}, repetition=1.2, min_tokens=4)
+    assert s.logits_processors == LogitsProcessorParams(bias={5: 3.0, 7: -100.0}, repetition=1.2, min_tokens=4)
     assert (s.stop_ids, s.min_p) == ([8, 9], 0.1)
     neutral = {"logit_bias": {"5": 0}, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": -0.0}
     for asked in ({}, {**neutral, "min_tokens": 0, "min_p": 0, "stop_token_ids": []}):
-        assert (spec(**asked).shaping, spec(**asked).stop_ids, spec(**asked).min_p) == (None, [], 0.0)
+        assert (spec(**asked).logits_processors, spec(**asked).stop_ids, spec(**asked).min_p) == (None, [], 0.0)
 
 
 def test_what_cannot_be_done_to_logits_is_refused():
@@ -138,13 +139,15 @@ def test_what_cannot_be_done_to_logits_is_refused():
     refused({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9 is more than max_tokens, 8; ask for fewer")
     noise = info(mask_token_id=None)
     for field, value in (("logit_bias", {1: 1}), ("presence_penalty", 1), ("min_tokens", 2)):
-        refused({field: value}, field, "has no meaning where noise is denoised", facts=noise)
-    moving = info(rules=[replace(INFO.rules[0], key="edit", moves=True)], default_rule="edit")
-    refused({"min_tokens": 2}, "min_tokens", "is not built with edit", facts=moving)
-    grammatical = info(unstructured="", rules=[replace(rule, walks=True) for rule in INFO.rules])
+        refused({field: value}, field, "has no effect for models that denoise noise", facts=noise)
+    moving = info(algorithms=[replace(INFO.algorithms[0], key="edit", reorders_tokens=True)], default_algorithm="edit")
+    refused({"min_tokens": 2}, "min_tokens", "is not supported with edit", facts=moving)
+    grammatical = info(
+        structured_output_error="", algorithms=[replace(rule, supports_grammar=True) for rule in INFO.algorithms]
+    )
     refused({"min_tokens": 2, "structured_outputs": {"regex": "a"}}, "min_tokens", "grammar", facts=grammatical)
     with pytest.raises(RequestError, match="every hole is filled"):
-        resolve(SamplingParams(min_tokens=2), [1], INFO, id="r", given={3: 4})
+        resolve(SamplingParams(min_tokens=2), [1], INFO, id="r", prefilled_tokens={3: 4})
 
 
 def test_prompts():
@@ -185,8 +188,8 @@ def test_a_request_that_can_never_fit_is_refused():
 
 def test_choices_count_up_the_seed():
     s = spec(seed=2**64 - 1)
-    assert choices(s, 1) == [s]
-    assert [(c.id, c.seed) for c in choices(s, 3)] == [("r-0", 2**64 - 1), ("r-1", 0), ("r-2", 1)]
+    assert expand_choices(s, 1) == [s]
+    assert [(c.id, c.seed) for c in expand_choices(s, 3)] == [("r-0", 2**64 - 1), ("r-1", 0), ("r-2", 1)]
     assert spec(seed=-1).seed == 2**64 - 1
     assert spec(seed=0).seed == 0
 
@@ -215,7 +218,9 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-plausible = st.one_of(json_values, st.floats(0, 1), st.integers(0, 40), st.sampled_from([*MODES, *rules(), "margin"]))
+plausible = st.one_of(
+    json_values, st.floats(0, 1), st.integers(0, 40), st.sampled_from([*MODES, *algorithm_keys(), "margin"])
+)
 bodies = st.fixed_dictionaries(
     {},
     optional={
@@ -245,7 +250,7 @@ def test_any_request_is_resolved_or_refused(body, prompt):
     assert 0 <= s.top_k <= INFO.vocab_size
     assert 0 <= s.seed < 2**64
     d = s.decoding
-    rule = INFO.rule(d.algorithm)
+    rule = INFO.algorithm(d.algorithm)
     assert set(d.values) == {field.name for field in (*INFO.strategy_fields, *rule.fields)}
     for field in (*INFO.strategy_fields, *rule.fields):
         value = d.values[field.name]

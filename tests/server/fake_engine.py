@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.request.field_spec import RuleInfo, share
+from runtime.request.field_spec import AlgorithmInfo, fraction_field
 from runtime.server.messages import Configure
 
 LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer
@@ -39,8 +39,10 @@ class FakeEngine:
             num_pages=config.num_pages or 4096,
             max_model_len=config.max_model_len or 4096, max_num_reqs=config.max_num_reqs,
             max_num_batched_tokens=8192, prefix_caching=True, strategy_fields=[],
-            rules=[RuleInfo(key="threshold", fields=(share("accept_threshold", 0.9, "what is taken"),))],
-            default_rule="threshold", model_revision="0123456789" * 4,
+            algorithms=[
+                AlgorithmInfo(key="threshold", fields=(fraction_field("accept_threshold", 0.9, "what is taken"),)),
+            ],
+            default_algorithm="threshold", model_revision="0123456789" * 4,
         )  # fmt: skip
         self.live: dict[str, tuple[RequestSpec, int, float]] = {}
         self.total = 0
@@ -84,8 +86,8 @@ class FakeEngine:
             self.live[spec.id] = (spec, done, time.monotonic() + (0.05 if spec.cache_salt == "slow" else 0))
             if last:
                 del self.live[spec.id]
-            if last or spec.report != "final":
-                new = range(done - 1, done) if spec.report != "final" else range(done)
+            if last or spec.stream_mode != "final":
+                new = range(done - 1, done) if spec.stream_mode != "final" else range(done)
                 outputs.append(
                     EngineOutput(
                         id=spec.id,

@@ -21,7 +21,11 @@ class ScriptedEngine(FakeEngine):
     def __init__(self, configure: Configure, progress: Any, lost: Any) -> None:
         super().__init__(configure, progress, lost)
         self.info = msgspec.structs.replace(
-            self.info, reasoning="think", unstructured="scripts know no grammars", vocab_size=272, max_token_id=271
+            self.info,
+            reasoning="think",
+            structured_output_error="scripts know no grammars",
+            vocab_size=272,
+            max_token_id=271,
         )
         self.tokenizer = make_tokenizer(tagged=True)
         self.scripts: dict[str, list[int]] = {}
@@ -42,7 +46,7 @@ class ScriptedEngine(FakeEngine):
         for spec, done, _ in list(self.live.values()):
             left = self.scripts[spec.id]
             rng = random.Random(f"{spec.seed} {done}")
-            size = len(left) if spec.report == "final" else rng.choice([1, 1, 2, 3, 8, 32])
+            size = len(left) if spec.stream_mode == "final" else rng.choice([1, 1, 2, 3, 8, 32])
             new, self.scripts[spec.id] = left[:size], left[size:]
             ended = not self.scripts[spec.id]
             self.live[spec.id] = (spec, done + 1, 0.0)

@@ -15,7 +15,7 @@ import pytest
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
-from runtime.request.resolve import choices
+from runtime.request.resolve import expand_choices
 from runtime.server import messages
 from runtime.server.keys import Keys
 from runtime.server.metrics import Metrics
@@ -37,7 +37,7 @@ def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> Table:
 
 
 def spec(id: str, owner: str = "", prompt: int = 3) -> RequestSpec:
-    return RequestSpec(id=id, prompt=list(range(prompt)), max_tokens=4, seed=7, group=id, owner=owner)
+    return RequestSpec(id=id, prompt=list(range(prompt)), max_tokens=4, seed=7, parent_id=id, tenant=owner)
 
 
 def refusal(made: Table, count: int, owner: str = "") -> int:
@@ -54,7 +54,7 @@ def test_requests_of_many_choices_leave_room_for_single_ones() -> None:
     made = frontend([])
     crowds = 0
     while not refusal(made, 128):
-        made.submit(choices(spec(f"crowd-{crowds}"), 128))
+        made.submit(expand_choices(spec(f"crowd-{crowds}"), 128))
         crowds += 1
     assert crowds == 8  # of 128 + 1024 places, and the others have as many left as the last of them took
     for n in range(128):
@@ -127,7 +127,7 @@ def test_choices_of_a_long_prompt_are_sent_once() -> None:
     sent: list[Any] = []
     made = frontend(sent)
     one, other = spec("a", prompt=4096), spec("b", prompt=5)
-    specs = [*choices(one, 128), *choices(other, 3), spec("c")]
+    specs = [*expand_choices(one, 128), *expand_choices(other, 3), spec("c")]
     made.submit(specs)
     (add,) = sent
     data = messages.encode(add)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.algorithms import Rule, get_rule, rules, rules_of
+from runtime.algorithms import UnmaskingAlgorithm, algorithm_keys, algorithms_for, get_algorithm
 from tests.server.harness import ServerProcess
 from tests.wait import TIMEOUT, wait_until_async
 
@@ -32,7 +32,7 @@ def decode(**more: Any) -> dict[str, Any]:
     return gen(decoding=more)
 
 
-RULES = rules_of("multi_bd")
+RULES = algorithms_for("multi_bd")
 OTHER = max(RULES, key=lambda rule: rule.key != "threshold").key  # of several
 Case = tuple[str, Any, int, str | None]  # route, body (bytes are sent as they are), status, param
 CASES: list[Case] = [
@@ -224,7 +224,7 @@ def spelt(name: str, value: object) -> dict[str, Any]:
     return {outer: {inner: value}} if outer else {name: value}
 
 
-def declared_cases(rule: Rule) -> Iterator[Case]:
+def declared_cases(rule: UnmaskingAlgorithm) -> Iterator[Case]:
     """Each field of a rule with values that it does not take, and each field of other rules that it does not read."""
     names = {field.name for field in rule.fields}
     for field in rule.fields:
@@ -242,7 +242,7 @@ def declared_cases(rule: Rule) -> Iterator[Case]:
 
 
 CASES += [case for rule in RULES for case in declared_cases(rule)]
-FOREIGN = [key for key in rules() if get_rule(key) not in RULES]
+FOREIGN = [key for key in algorithm_keys() if get_algorithm(key) not in RULES]
 CASES += [("/generate", decode(algorithm=key), 400, "decoding.algorithm") for key in FOREIGN]
 
 

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from runtime.algorithms import rules_of
+from runtime.algorithms import algorithms_for
 from tests.server.harness import FAKE, ServerProcess, serving
 from tests.wait import TIMEOUT
 
@@ -86,11 +86,11 @@ def test_decoding_is_described_by_what_the_engine_declares(api: Any) -> None:
     schema = api.raw_schema["components"]["schemas"]["Decoding"]
     fields = {name: field["anyOf"][0] for name, field in schema["properties"].items()}
     assert fields["mode"]["enum"] == ["speed", "balanced", "quality"]
-    assert fields["algorithm"]["enum"] == [rule.key for rule in rules_of("multi_bd")]
+    assert fields["algorithm"]["enum"] == [rule.key for rule in algorithms_for("multi_bd")]
     assert fields["accept_threshold"] == {"type": "number", "minimum": 0, "maximum": 1}
     assert fields["max_steps_per_block"] == {"type": "integer", "minimum": 1, "maximum": 2**31}
     assert fields["confidence_metric"]["enum"] == ["max_prob", "margin", "neg_entropy"]
-    for rule in rules_of("multi_bd"):
+    for rule in algorithms_for("multi_bd"):
         for field in rule.fields:
             outer, _, inner = field.name.partition(".")
             assert not inner or inner in fields[outer]["properties"]

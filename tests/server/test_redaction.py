@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.request.validation import shown
+from runtime.request.validation import preview
 from runtime.server.redaction import field_path, redacted
 from tests.server.harness import FAKE, serving
 
@@ -38,7 +38,7 @@ def test_what_a_client_wrote_becomes_its_length(error: RequestError, logged: str
     "value", [SECRET, [SECRET], {SECRET: 1}, {"a": SECRET * 99}, f"'{SECRET}", f"\"{SECRET}'", f"\\'{SECRET}"]
 )
 def test_every_form_of_a_value_is_hidden(value: object) -> None:
-    assert SECRET not in redacted(RequestError(f"field: {shown(value)} is wrong", param="field"))
+    assert SECRET not in redacted(RequestError(f"field: {preview(value)} is wrong", param="field"))
 
 
 def test_a_path_keeps_names_and_indices() -> None:

@@ -215,7 +215,7 @@ def test_the_template_gets_tools_and_arguments_as_objects(client: httpx.Client, 
          "'always' is not supported; use none, auto, required or "
          '{"type": "function", "function": {"name": ...}}'),
         ({"tools": [CLOCK], "tool_choice": "required"}, "tool_choice",
-         "cannot be kept to here, for scripts know no grammars; leave it out"),
+         "is not supported by this server (scripts know no grammars); leave it out"),
         ({"functions": [{"name": "f"}]}, "functions",
          "are the older form of tools, which is not built; send tools, and tool_choice in place of function_call"),
         ({"function_call": {"name": "f"}}, "function_call",

@@ -70,11 +70,11 @@ def test_a_hello_of_another_version_is_refused() -> None:
 def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
     figures = EngineFigures()
     figures.current[0] = EngineStats(pages_total=10, pages_used=5, generated_tokens=100, forwards_commit=2)
-    figures.current[0].steps_eager_new, figures.current[0].graph_bytes = 3, 50
+    figures.current[0].steps_eager_not_captured, figures.current[0].graph_bytes = 3, 50
     figures.current[1] = EngineStats(pages_total=10, pages_cached=4, generated_tokens=10)
     figures.retire(0)
     figures.retire(0)
-    figures.current[0] = EngineStats(generated_tokens=1, pages_total=10, steps_eager_new=4, graph_bytes=7)
+    figures.current[0] = EngineStats(generated_tokens=1, pages_total=10, steps_eager_not_captured=4, graph_bytes=7)
     found = {sample.name + str(sample.labels or ""): sample.value for m in figures.collect() for sample in m.samples}
     assert found["unmask_generated_tokens_total"] == 111
     assert found["unmask_forwards_total{'kind': 'commit'}"] == 2

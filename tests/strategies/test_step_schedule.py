@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.strategies.step_schedule import shares
+from runtime.strategies.step_schedule import split_steps
 from tests.engine.harness import Ask, Setup, run_all
 from tests.oracle.block import Params
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 80))
 def test_shares_are_even_and_add_up(masks: list[int], total: int) -> None:
-    got = shares(total, masks)
+    got = split_steps(total, masks)
     assert sum(got) == min(total, sum(masks))
     one_by_one = [0] * len(masks)
     for _ in range(sum(got)):

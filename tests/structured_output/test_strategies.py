@@ -61,7 +61,7 @@ def spec_of(i: int, cache: str, **more: Any) -> RequestSpec:
     regex = REGEXES[i % len(REGEXES)]
     return RequestSpec(
         id=str(i), prompt=[1, 2, 4, 5, 6][: 1 + i % 5], max_tokens=20, temperature=(0.0, 1.0)[i // 5 % 2], seed=i,
-        decoding=DecodingParams(values=decoding_of(p) | others), report="stable",
+        decoding=DecodingParams(values=decoding_of(p) | others), stream_mode="stable",
         grammar=grammar_of({"regex": regex}, "structured_outputs"), **more,
     )  # fmt: skip
 

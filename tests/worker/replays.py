@@ -63,7 +63,7 @@ def _manner(each: Served) -> tuple[Any, ...]:
 def questions(llm: LLM) -> list[list[SamplingParams]]:
     """Of each rule that goes: greedily, drawing, and drawing under a limit, in one batch. Then several rules in one."""
     asked = []
-    for rule in llm.info.rules:
+    for rule in llm.info.algorithms:
         decoding = {"algorithm": rule.key}
         asked.append(
             [
@@ -72,7 +72,7 @@ def questions(llm: LLM) -> list[list[SamplingParams]]:
                 SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.7, top_p=0.9, seed=4, decoding=decoding),
             ]
         )
-    keys = [rule.key for rule in llm.info.rules]
+    keys = [rule.key for rule in llm.info.algorithms]
     asked.append([SamplingParams(max_tokens=20, seed=n, decoding={"algorithm": keys[n % len(keys)]}) for n in range(3)])
     return asked
 

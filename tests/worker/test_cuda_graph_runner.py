@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import Stat, rules
+from runtime.algorithms import LogitStat, algorithm_keys
 from runtime.engine.lora_manager import Adapters
 from runtime.kernels.forward_batch import TILE_ROWS, cut_tiles
 from runtime.strategies import DecodingContext, make_strategy
@@ -60,7 +60,7 @@ def test_a_batch_that_only_denoises_sends_its_tokens_alone(each: Served, monkeyp
     monkeypatch.setattr(CudaGraphRunner, "_replay", counted)
     flags = {"skip_tokenizer": True, "device": "cpu"} | SMALL | dict(each.flags)
     with pretending(monkeypatch), LLM(str(GOLDEN / each.folder), **flags) as llm:
-        slow = {"accept_threshold": 1.0} if llm.info.default_rule == "threshold" else {}
+        slow = {"accept_threshold": 1.0} if llm.info.default_algorithm == "threshold" else {}
         llm.generate(PROMPTS[:1], SamplingParams(max_tokens=16, ignore_eos=True, decoding=slow))
     assert len(again) >= 4, again
 
@@ -142,7 +142,9 @@ def test_recordings_have_no_more_tiles_than_steps() -> None:
 
 def test_blocks_leave_room_for_a_dead_one() -> None:
     sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
-    group = AlgorithmShape(rules()[0], int(Stat.NONE), 5, 33, num_sampled=20, num_filtered=3, history_len=9)
+    group = AlgorithmShape(
+        algorithm_keys()[0], int(LogitStat.NONE), 5, 33, num_sampled=20, num_filtered=3, history_len=9
+    )
     padded = sizes.pad_sample(SampleDescriptor(5, 7, (group,)), uniform_noise=False, self_conditioned=False)
     assert padded is not None
     assert (padded.blocks, padded.size) == (7, 8)
@@ -161,7 +163,7 @@ def test_blocks_leave_room_for_a_dead_one() -> None:
 def test_what_lies_behind_the_last_live_row_is_dead(rows: tuple[int, int]) -> None:
     """The head does none of it."""
     sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
-    shape = SampleDescriptor(6, 8, tuple(AlgorithmShape(rules()[0], 0, 3, n) for n in rows))
+    shape = SampleDescriptor(6, 8, tuple(AlgorithmShape(algorithm_keys()[0], 0, 3, n) for n in rows))
     arrays = {name: np.ones(size, dtype) for name, (dtype, size) in sample_buffer_specs(shape, [2, 2], [0, 0]).items()}
     arrays["block"] = np.repeat([0, 3], rows)
     padded = sizes.pad_sample(shape, uniform_noise=False, self_conditioned=False)

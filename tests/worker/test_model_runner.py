@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.algorithms import Stat, get_rule, sampling
+from runtime.algorithms import LogitStat, get_algorithm, sampling
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, BlockResults, RulePlan, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
@@ -64,14 +64,14 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     )
     runner.heard = []
     drawn: list[int] = []
-    distribution = sampling.distribution
+    distribution = sampling.filtered_probs
 
     def counted(logits: torch.Tensor, **limits: torch.Tensor) -> torch.Tensor:
         assert bool((limits["top_p"] < 1).all())
         drawn.append(len(logits))
         return distribution(logits, **limits)
 
-    monkeypatch.setattr(sampling, "distribution", counted)
+    monkeypatch.setattr(sampling, "filtered_probs", counted)
     warm_up(runner, rows=45, longest=22)
     assert runner.heard == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
     assert drawn == [4, 8, 16, 32, 44]
@@ -94,14 +94,16 @@ class Bare(PlainHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         self.asked.append("likeliest")
         logits = hidden.clone()
-        sampling.ban(logits, mask_id=mask_id, max_token_id=max_token_id, spared=spared)
+        sampling.mask_forbidden(logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=spared)
         best = sampling.greedy(logits)
-        return best.token, best.conf
+        return best.token, best.confidence
 
 
-@pytest.mark.parametrize(("wants", "asked"), [(0, "likeliest"), (Stat.BEST, "likeliest"), (Stat.ENTROPY, "logits")])
+@pytest.mark.parametrize(
+    ("wants", "asked"), [(0, "likeliest"), (LogitStat.ARGMAX, "likeliest"), (LogitStat.ENTROPY, "logits")]
+)
 def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int, asked: str) -> None:
-    rule = get_rule("threshold")
+    rule = get_algorithm("threshold")
     none = np.zeros(2, dtype=np.int64)
     plan = BlockPlan(
         rows=np.array([0, 4]), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
@@ -117,5 +119,5 @@ def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int
         found.append(blocks)
         if isinstance(logits, Bare):
             assert logits.asked == [asked]
-    assert torch.equal(found[0].choice, found[1].choice)
-    assert torch.equal(found[0].conf, found[1].conf)
+    assert torch.equal(found[0].candidates, found[1].candidates)
+    assert torch.equal(found[0].confidence, found[1].confidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.algorithms.base import get_rule, rules
+from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.request.field_spec import Field
 from runtime.strategies import DecodingContext, make_strategy, strategies
 from tools.docs.flags import put_between, rewrite
@@ -15,7 +15,7 @@ BEGIN, END = "<!-- fields: python -m tools.docs.decoding_fields -->", "<!-- end 
 def field_table() -> str:
     """Every field that a rule or a strategy declares, with who reads it."""
     context = DecodingContext(block_size=32, buffer_size=1, prefix_caching=True, max_model_len=4096)
-    declared = [(get_rule(key).fields, key) for key in rules()]
+    declared = [(get_algorithm(key).fields, key) for key in algorithm_keys()]
     declared += [(make_strategy(key, (key,), context).fields, key) for key in strategies()]
     readers: dict[Field, list[str]] = {}
     for fields, key in declared:
@@ -26,7 +26,7 @@ def field_table() -> str:
 
 
 def _readers(keys: list[str]) -> str:
-    others = [f"`{key}`" for key in rules() if key not in keys]
+    others = [f"`{key}`" for key in algorithm_keys() if key not in keys]
     return f"all but {' and '.join(others)}" if len(others) <= FEW else ", ".join(keys)
 
 

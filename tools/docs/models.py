@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from runtime.algorithms import rules
+from runtime.algorithms import algorithm_keys
 from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.engine.request_defaults import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
@@ -16,7 +16,7 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
 from runtime.models import Family, families, resolve_family
-from runtime.strategies import DecodingContext, Strategy, also_fits, make_strategy, strategies
+from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies, strategies_supporting
 from tools.docs.flags import put_between, rewrite
 
 CONTEXT = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)
@@ -36,7 +36,7 @@ def fits() -> list[tuple[Family[Any], Strategy, str]]:
     """Every family with every strategy that this version has for it; the first of a family is its default."""
     found = []
     for family in {resolve_family(key, {}).key: resolve_family(key, {}) for key in families()}.values():
-        keys = (*family.strategies, *also_fits(family.key))
+        keys = (*family.strategies, *strategies_supporting(family.key))
         found += [(family, make_strategy(key, keys, CONTEXT), key) for key in keys if key in strategies()]
     return found
 
@@ -47,12 +47,12 @@ def _defaults(family: Family[Any], strategy: Strategy, key: str) -> str:
     mask = "none" if not family.masks else "the files'" if family.mask_id is None else f"{family.mask_id}"
     words = [f"`{word}`".replace("|", "\\|") for word in family.turn_end_tokens]
     ends = ", ".join([*map(str, family.eos_ids), *words]) or "the files'"
-    return " | ".join([_rules(family, key), "-" if strategy.noisy else f"{threshold}", mask, ends])
+    return " | ".join([_rules(family, key), "-" if strategy.uniform_noise else f"{threshold}", mask, ends])
 
 
 def _rules(family: Family[Any], key: str) -> str:
     fitting = {rule.key for rule in fitting_rules(family, key)}
-    others = [key for key in rules() if key not in fitting]
+    others = [key for key in algorithm_keys() if key not in fitting]
     if len(others) < len(fitting):
         return "all but " + ", ".join(f"`{key}`" for key in others) if others else "all"
     return ", ".join(f"`{key}`" for key in sorted(fitting))

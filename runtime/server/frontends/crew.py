@@ -237,7 +237,7 @@ class Crew:
     def _submit(self, place: Place, specs: list[RequestSpec]) -> None:
         """The requests of one HTTP request. What has become impossible since its process looked is refused."""
         ids = [spec.id for spec in specs]
-        adapter, owner = specs[0].adapter, specs[0].owner
+        adapter, owner = specs[0].adapter, specs[0].tenant
         self.board.see(place.index, owner, len(ids))
         try:
             if adapter and not self.table.adapters.offers(adapter):

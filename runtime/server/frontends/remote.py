@@ -115,10 +115,10 @@ class Remote(Frontend):
         inbox = Inbox()
         if not specs:
             return inbox
-        self.check_room(len(specs), specs[0].owner)
+        self.check_room(len(specs), specs[0].tenant)
         for index, spec in enumerate(specs):
             self.places[spec.id] = inbox, index
-        self.board.ask(self.index, specs[0].owner, len(specs))
+        self.board.ask(self.index, specs[0].tenant, len(specs))
         if not self.due:
             asyncio.get_running_loop().call_soon(self._send_due)
         self.due.append(Add.of(specs))

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.request.output import Choice, denoise_fields
-from runtime.request.sampling_params import MANY
+from runtime.request.output import CompletionState, denoise_fields
+from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer
 from runtime.server.answers.common import ErrorResponse
 from runtime.server.answers.openai import CompletionAnswer, CompletionChunk
@@ -74,7 +74,9 @@ async def _behind(
                 f"{name}: with a suffix max_tokens says how long the answer is; leave it out", param=name
             )
     info = service.require()[0]
-    wanted = service.limited(request, integer("max_tokens", body.max_tokens, 1, MANY, default=HOLE), info, "max_tokens")
+    wanted = service.limited(
+        request, integer("max_tokens", body.max_tokens, 1, MAX_COUNT, default=HOLE), info, "max_tokens"
+    )
     room = info.max_model_len - prompt
     (behind,) = await service.preparer.encode_pieces(request, [body.suffix], "suffix", room - 1)
     hole = min(wanted, room - len(behind))  # as any answer, what there is room for
@@ -112,12 +114,12 @@ class Completion(OpenAIEvents):
     def choices(self) -> list[dict[str, Any]]:
         return [self._whole(choice) for choice in self.job.choices]
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: CompletionState) -> dict[str, Any]:
         told = self._settled[choice.index]
         text = self._before(choice) + (choice.text or "")
         return {"index": choice.index, "text": text, "logprobs": told, "finish_reason": choice.openai_reason}
 
-    async def _all_told(self, choice: Choice) -> Any:
+    async def _all_told(self, choice: CompletionState) -> Any:
         """Of the prompt's tokens, where they are told too, and the answer's; None where nobody asks."""
         if choice.spec.logprobs is None:
             return None
@@ -130,7 +132,7 @@ class Completion(OpenAIEvents):
                     told[name] += values
         return ready(told)
 
-    def _before(self, choice: Choice) -> str:
+    def _before(self, choice: CompletionState) -> str:
         """What stands before its answer in its text."""
         return "" if self._echo is None else self._echo.text(choice)
 

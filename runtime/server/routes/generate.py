@@ -90,7 +90,7 @@ class Generated(OwnEvents):
         if choice.spec.logprobs is None:
             return
         entries: list[dict[str, Any]] = []
-        async for some in in_steps(choice.told or [], 1 + choice.spec.logprobs):
+        async for some in in_steps(choice.token_logprobs or [], 1 + choice.spec.logprobs):
             entries += of_own(some, self._tokenizer.pieces)
         self._told = {"logprobs": ready(entries)}
 

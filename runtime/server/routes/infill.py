@@ -84,7 +84,7 @@ async def _lay_out(service: Service, request: Request, body: InfillRequest) -> L
     elif body.chat_template_kwargs is not None:
         raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
     else:
-        ids = service.require()[0].begun([])
+        ids = service.require()[0].with_bos([])
     most = service.require()[0].max_model_len
     texts = [segment for segment in segments if isinstance(segment, str)]
     room = most - len(ids) - sum(segment for segment in segments if isinstance(segment, int))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from runtime.algorithms import sampling
-from runtime.algorithms.base import MERGED, Rows, Rule, Stat
-from runtime.algorithms.logits_ops import Vocabulary
+from runtime.algorithms.base import TOKEN_MERGE_TOP_K, LogitStat, SampledRows, UnmaskingAlgorithm
+from runtime.algorithms.logits_ops import LogitsOps
 from runtime.worker.input_batch import AlgorithmShape
 
 RowIndex = tuple[torch.Tensor, torch.Tensor]  # int64 [rows] each: block of a row, and its offset in the block
@@ -37,19 +37,19 @@ class AlgorithmGroup:
         top_k: [m, B, k], output buffer for the most probable tokens.
     """
 
-    algorithm: Rule
+    algorithm: UnmaskingAlgorithm
     shape: AlgorithmShape
     first: int
     members: torch.Tensor | None
     block_in_group: torch.Tensor
     params: torch.Tensor
     history: torch.Tensor | None
-    top_k: sampling.Top | None
-    logits_ops: Vocabulary
+    top_k: sampling.TopTokens | None
+    logits_ops: LogitsOps
 
     @property
-    def required_stats(self) -> Stat:
-        return Stat(self.shape.required_stats)
+    def required_stats(self) -> LogitStat:
+        return LogitStat(self.shape.required_stats)
 
     def rows_in(self, part: slice, max_rows: int | None = None) -> RowSpan | None:
         """Returns the group's rows within the chunk `part` of the sampled rows; None if there are none.
@@ -64,19 +64,19 @@ class AlgorithmGroup:
 
     def write_token_prob(self, logits: torch.Tensor, index: RowIndex, tokens: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the probability of the current token at the positions `index` into `out` [n, B]."""
-        last = self.logits_ops.size(logits) - 1
+        last = self.logits_ops.vocab_size(logits) - 1
         out[index] = self.logits_ops.probability(logits, tokens[index].clamp(max=last))
 
     def view(
-        self, own: RowIndex, tokens: torch.Tensor, masked: torch.Tensor, advanced: torch.Tensor, *, graph_safe: bool
-    ) -> Rows:
-        """Returns rows of the group as input of the algorithm's `adjust`; `own` indexes blocks within the group."""
+        self, own: RowIndex, tokens: torch.Tensor, masked: torch.Tensor, num_steps: torch.Tensor, *, graph_safe: bool
+    ) -> SampledRows:
+        """Returns rows of the group as input of `process_logits`; `own` indexes blocks within the group."""
         if self.members is not None:
-            tokens, masked, advanced = tokens[self.members], masked[self.members], advanced[self.members]
+            tokens, masked, num_steps = tokens[self.members], masked[self.members], num_steps[self.members]
         block, at = own
         params, columns = self.params[block], self.algorithm.columns
-        return Rows(
-            tokens, masked, block, at, advanced[block], params, columns, self.history, graph_safe, self.logits_ops
+        return SampledRows(
+            tokens, masked, block, at, num_steps[block], params, columns, self.history, graph_safe, self.logits_ops
         )  # fmt: skip
 
     def write_top_k(self, logits: torch.Tensor, own: RowIndex) -> None:
@@ -84,15 +84,15 @@ class AlgorithmGroup:
         mixes; the probability of the others is 0."""
         assert self.top_k is not None
         block, at = own
-        found = self.logits_ops.top(logits, self.top_k.ids.shape[2])
-        count = self.params[block, self.algorithm.columns[MERGED.name]]
+        found = self.logits_ops.top_tokens(logits, self.top_k.ids.shape[2])
+        count = self.params[block, self.algorithm.columns[TOKEN_MERGE_TOP_K.name]]
         beyond = torch.arange(self.top_k.ids.shape[2], device=block.device) >= count[:, None]
         self.top_k.ids[block, at], self.top_k.probs[block, at] = found.ids, found.probs.masked_fill(beyond, 0)
 
 
 def make_groups(
-    algorithms: list[Rule], shapes: tuple[AlgorithmShape, ...], inputs: Tensors, size: int, dtype: torch.dtype,
-    logits_ops: Vocabulary,
+    algorithms: list[UnmaskingAlgorithm], shapes: tuple[AlgorithmShape, ...], inputs: Tensors, size: int,
+    dtype: torch.dtype, logits_ops: LogitsOps,
 ) -> list[AlgorithmGroup]:  # fmt: skip
     """Makes the groups of a step.
 
@@ -107,7 +107,7 @@ def make_groups(
         params, top = inputs[f"params{i}"], None
         if shape.top_k:
             ids = params.new_zeros((shape.blocks, size, shape.top_k), dtype=torch.int64)
-            top = sampling.Top(ids, torch.zeros_like(ids, dtype=dtype))
+            top = sampling.TopTokens(ids, torch.zeros_like(ids, dtype=dtype))
         members, own = (
             (None, inputs["block"]) if len(shapes) == 1 else (inputs[f"members{i}"], inputs["block_in_group"])
         )

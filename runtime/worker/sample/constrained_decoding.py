@@ -15,7 +15,7 @@ import torch
 
 from runtime.algorithms import sampling
 from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from runtime.algorithms.logits_ops import WHOLE
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.engine.request import FILLED
 from runtime.engine.step_plan import BlockPlan, BlockResults, Walk
 from runtime.worker.sample.full_logits import FullLogits
@@ -80,7 +80,7 @@ def walk(looking: FullLogits, plan: BlockPlan, results: BlockResults) -> None:
             block = np.concatenate([np.full(w.size - w.at, w.walk.block) for w in batch])
             at = np.concatenate([np.arange(w.at, w.size) for w in batch])
             given = {name: _on(array, logits) for name, array in shaping_arrays(plan.shaping).items()}
-            shape_logits(logits, given, _on(block, logits), _on(at, logits), WHOLE)
+            shape_logits(logits, given, _on(block, logits), _on(at, logits), DEFAULT_LOGITS_OPS)
         _go(batch, logits, plan)
         for walking in batch:
             _write(walking, results)
@@ -120,7 +120,7 @@ def _go(batch: Sequence[Walking], logits: torch.Tensor, plan: BlockPlan) -> None
         rows = torch.tensor([walking.row for walking in going], device=logits.device)
         mine = logits[rows].masked_fill(~_bits(allowed, logits), float("-inf"))
         found = _choose(mine, going, plan)
-        told = torch.stack([found.token.double(), found.conf.double()]).tolist()
+        told = torch.stack([found.token.double(), found.confidence.double()]).tolist()
         for walking, token, conf in zip(going, *told, strict=True):
             walking.offer(int(token), conf)
             walking.take_forced()
@@ -153,13 +153,13 @@ def _choose(logits: torch.Tensor, going: Sequence[Walking], plan: BlockPlan) -> 
     if not draws:
         return best
     mine = limits[draws]
-    probs = sampling.distribution(
+    probs = sampling.filtered_probs(
         logits[draws], temperature=mine[:, TEMPERATURE], top_k=mine[:, TOP_K].long(), top_p=mine[:, TOP_P],
         min_p=mine[:, MIN_P],
     )  # fmt: skip
     uniform = torch.tensor([drawing.uniform[going[i].walk.block, going[i].at] for i in draws], dtype=torch.float64)
-    picked = sampling.pick(probs, uniform.to(logits.device))
-    best.token[draws], best.conf[draws] = picked.token, picked.conf
+    picked = sampling.multinomial(probs, uniform.to(logits.device))
+    best.token[draws], best.confidence[draws] = picked.token, picked.confidence
     return best
 
 

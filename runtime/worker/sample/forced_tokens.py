@@ -22,10 +22,10 @@ def recitals(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[Recita
     """Of each request that recites, the same, and what stands there next."""
     found = []
     for i, request, block in _first_masked(owners, blocks):
-        text = request.spec.recited
+        text = request.spec.forced_token_ids
         if text:
             start = block.start + block.first_masked - request.prompt_len
-            most = min(request.spec.stride, block.size - block.first_masked)
+            most = min(request.spec.forced_tokens_per_step, block.size - block.first_masked)
             found.append(Recital(i, block.first_masked, tuple(text[start : start + most])))
     return tuple(found)
 

@@ -37,7 +37,7 @@ class FullLogits:
     @property
     def vocab_parallel(self) -> bool:
         """Whether the vocabulary is sharded over ranks."""
-        return self.sampler.logits_ops.shared
+        return self.sampler.logits_ops.is_sharded
 
     @property
     def max_rows(self) -> int:

@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 import torch
 
-from runtime.algorithms.base import Rows, Stat
+from runtime.algorithms.base import LogitStat, SampledRows
 from runtime.kernels.fused_softmax_stats import Asked, Described
 from runtime.layers.lm_head import CappedHead
 from runtime.worker.input_batch import SampleDescriptor
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors
 
-REQUIRED = Stat.ADJUST | Stat.ENTROPY
-SUPPORTED = REQUIRED | Stat.BEST | Stat.SIGNAL
+REQUIRED = LogitStat.PROCESS_LOGITS | LogitStat.ENTROPY
+SUPPORTED = REQUIRED | LogitStat.ARGMAX | LogitStat.SELF_CONDITIONING
 
 
 def only_renoise(shape: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
     """Whether all blocks use one uniform-noise algorithm that requires only what the fused kernel computes."""
     (group, *others) = groups
     required = group.required_stats
-    fits = group.algorithm.noisy and required & REQUIRED == REQUIRED and not required & ~SUPPORTED
+    fits = group.algorithm.uniform_noise and required & REQUIRED == REQUIRED and not required & ~SUPPORTED
     return fits and not others and not group.shape.num_filtered and shape.rows > 0
 
 
@@ -54,9 +54,9 @@ def fused_renoise_stats(
         uniform[len(hidden) - group.shape.num_sampled :] = inputs["uniform"]
     for start in range(0, len(hidden), max_rows):
         part = slice(start, start + max_rows)
-        rows: Rows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
+        rows: SampledRows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
         request = Asked(
-            heat=group.algorithm.heat(rows), uniform=None if uniform is None else uniform[part], cap=head.cap,
+            heat=group.algorithm.temperature(rows), uniform=None if uniform is None else uniform[part], cap=head.cap,
             mask_id=mask_id, max_token_id=max_token_id, probs=hidden.dtype if returns_probs else None,
         )  # fmt: skip
         yield (block[part], at[part]), head.kernels.describe(head.raw(hidden[part]), request)

@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from runtime.algorithms.logits_ops import Vocabulary
+from runtime.algorithms.logits_ops import LogitsOps
 from runtime.engine.logits_processors_state import Shaped
 from runtime.engine.request import FILLED, Block, Request
 from runtime.engine.step_plan import ShapingPlan
@@ -56,7 +56,7 @@ def shaping_arrays(plan: ShapingPlan) -> dict[str, np.ndarray]:
 
 def shape_logits(
     logits: torch.Tensor, given: Mapping[str, torch.Tensor], block: torch.Tensor, at: torch.Tensor,
-    vocabulary: Vocabulary,
+    vocabulary: LogitsOps,
 ) -> None:  # fmt: skip
     """In place: the logits [rows, vocab] of positions `at` [rows] of the plan's blocks `block` [rows], as far as their
     requests ask. The host waits for which these are."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.algorithms.logits_ops import Vocabulary
+from runtime.algorithms.logits_ops import LogitsOps
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class Shapes:
     own: torch.Tensor  # int64 [rows], the token that stands there and is counted, -1 if none
 
 
-def shape_rows(logits: torch.Tensor, shapes: Shapes, vocabulary: Vocabulary) -> None:
+def shape_rows(logits: torch.Tensor, shapes: Shapes, vocabulary: LogitsOps) -> None:
     """In place: [rows, vocab]. The bias is added first, then come the penalties, repetition before the others. The
     token that stands at a row's own position does not count against itself."""
     kind = logits.dtype
     repetition, presence, frequency = (column[:, None].to(kind) for column in shapes.penalties.unbind(1))
     own = (shapes.ids == shapes.own[:, None]).long()
     counts = (shapes.counts - own).clamp(min=0)
-    values = vocabulary.values(logits, shapes.ids) + shapes.bias.to(kind)
+    values = vocabulary.gather(logits, shapes.ids) + shapes.bias.to(kind)
     repeated = torch.where(values > 0, values / repetition, values * repetition)
     values = torch.where(shapes.seen > own, repeated, values)
     values = values - frequency * counts.to(kind) - presence * (counts > 0).to(kind)
     values = values.masked_fill(shapes.position[:, None] < shapes.least, float("-inf"))
-    vocabulary.put(logits, shapes.ids, values)
+    vocabulary.scatter(logits, shapes.ids, values)

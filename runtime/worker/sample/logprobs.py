@@ -65,6 +65,6 @@ def _described(logits: torch.Tensor, tokens: np.ndarray, most: int) -> tuple[np.
     own = logits.gather(1, torch.from_numpy(tokens).to(logits.device)[:, None])
     ids, values = own.long()[:, :0], own[:, :0]
     if most:
-        ids, values = sampling.largest(logits, most)
+        ids, values = sampling.topk(logits, most)
     told = torch.cat([torch.cat([own, values], 1) - total, ids.to(total.dtype)], 1).double().cpu().numpy()
     return told[:, 0], told[:, 1 + most :].astype(np.int64), told[:, 1 : 1 + most]

@@ -22,12 +22,12 @@ from runtime.algorithms.base import (
     TOP_K,
     TOP_P,
     BlockBatch,
-    Orders,
-    Rule,
-    Stat,
-    rules_under,
+    EditTokens,
+    LogitStat,
+    UnmaskingAlgorithm,
+    algorithms_with_edit_tokens,
 )
-from runtime.algorithms.logits_ops import WHOLE, Vocabulary
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
 from runtime.engine.request import FILLED, MASKED
 from runtime.engine.step_plan import BlockPlan
 from runtime.kernels.ops import Kernels
@@ -43,17 +43,21 @@ LOGITS_CHUNK_ROWS = 2048
 SAMPLING_CHUNK_ROWS = 256
 
 # The field of BlockBatch for each statistic, and its value at positions that were not sampled.
-STATS = {Stat.CURRENT: ("current", 1.0), Stat.MARGIN: ("margin", -math.inf), Stat.ENTROPY: ("entropy", math.inf)}
+STATS = {
+    LogitStat.TOKEN_PROB: ("token_prob", 1.0),
+    LogitStat.MARGIN: ("margin", -math.inf),
+    LogitStat.ENTROPY: ("entropy", math.inf),
+}
 
 _SUPPRESS_BY_CONFIDENCE, _SUPPRESS_BY_LOGITS = (SUPPRESS_EOS.choices.index(word) for word in ("confidence", "logits"))
 
-Stats = dict[Stat, torch.Tensor]  # [n, B] for each required statistic
+Stats = dict[LogitStat, torch.Tensor]  # [n, B] for each required statistic
 SelfConditioningFn = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # see ``SelfConditioned``
 
 
 def needs_only_argmax(shape: SampleDescriptor) -> bool:
     """Whether the step needs only the argmax of each row and its probability."""
-    more = any(group.required_stats & ~Stat.BEST for group in shape.groups)
+    more = any(group.required_stats & ~LogitStat.ARGMAX for group in shape.groups)
     return not (shape.num_sampled or shape.uniform_noise or shape.has_logits_processors or more)
 
 
@@ -77,27 +81,30 @@ class Sampler:
         mask_id: int | None,
         max_token_id: int,
         eos_ids: torch.Tensor,
-        edit_tokens: Orders | None = None,
+        edit_tokens: EditTokens | None = None,
         self_conditioning_fn: SelfConditioningFn | None = None,
-        logits_ops: Vocabulary = WHOLE,
+        logits_ops: LogitsOps = DEFAULT_LOGITS_OPS,
     ) -> None:
         self.logits = logits
         self.logits_ops = logits_ops
         # prob_stats: from the filtered probabilities that candidates are drawn from; logit_stats: from logits
-        self.prob_stats = {Stat.MARGIN: logits_ops.margin, Stat.ENTROPY: logits_ops.entropy}
-        self.logit_stats = {Stat.MARGIN: logits_ops.margin_of, Stat.ENTROPY: logits_ops.entropy_of}
+        self.prob_stats = {LogitStat.MARGIN: logits_ops.margin, LogitStat.ENTROPY: logits_ops.entropy}
+        self.logit_stats = {
+            LogitStat.MARGIN: logits_ops.margin_from_logits,
+            LogitStat.ENTROPY: logits_ops.entropy_from_logits,
+        }
         self.fused_lm_head = logits if isinstance(logits, PlainHead) and logits.direct else None
         self.softcap_lm_head = None  # only without vocabulary sharding: its kernel needs the full vocabulary
-        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and not logits_ops.shared:
+        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and not logits_ops.is_sharded:
             self.softcap_lm_head = logits
         kernels: Kernels | None = getattr(logits, "kernels", None)
-        self.sample_kernel = None if kernels is None or logits_ops.shared else kernels.draw
+        self.sample_kernel = None if kernels is None or logits_ops.is_sharded else kernels.draw
         self.self_conditioning_fn = self_conditioning_fn
         self.mask_id = mask_id
         self.max_token_id = max_token_id
         self.eos_ids = eos_ids
-        self.eos_columns = logits_ops.columns(eos_ids)
-        self.get_algorithm = rules_under(edit_tokens)
+        self.eos_columns = logits_ops.local_columns(eos_ids)
+        self.get_algorithm = algorithms_with_edit_tokens(edit_tokens)
         ids = () if edit_tokens is None else (edit_tokens.delete, edit_tokens.split)
         self.allowed_special = [token for token in ids if token > max_token_id]
 
@@ -128,7 +135,7 @@ class Sampler:
         tokens: torch.Tensor,
         state: torch.Tensor,
         self_conditioning: torch.Tensor | None = None,
-    ) -> Iterator[tuple[Rule, torch.Tensor | None, BlockBatch]]:
+    ) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
         """Runs `sample` for a plan. `tokens` and `state`: those of the plan, on the device."""
         shape, arrays = sample_inputs(plan, self.get_algorithm)
         inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
@@ -143,26 +150,26 @@ class Sampler:
         self_conditioning: torch.Tensor | None = None,
         *,
         graph_safe: bool = False,
-    ) -> Iterator[tuple[Rule, torch.Tensor | None, BlockBatch]]:
+    ) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
         """Yields each unmasking algorithm of the step, its blocks (None: all blocks), and its inputs.
 
         Args:
             inputs: see ``worker.input_batch``.
             hidden: [rows, hidden], hidden states of the sampled positions in their order.
-            self_conditioning: [n, B, hidden], written for algorithms that require ``Stat.SIGNAL``.
+            self_conditioning: [n, B, hidden], written for algorithms that require ``LogitStat.SELF_CONDITIONING``.
             graph_safe: launch the same kernels for any content, without host synchronization.
         """
         tokens, state = inputs["block_tokens"], inputs["block_state"]
-        masked, filled = state == MASKED, state == FILLED
-        advanced = inputs["advanced"]
+        masked, unmasked = state == MASKED, state == FILLED
+        num_steps = inputs["advanced"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         algorithms = [self.get_algorithm(group.algorithm) for group in shape.groups]
         groups = make_groups(algorithms, shape.groups, inputs, shape.size, dtype, self.logits_ops)
         candidate = tokens.clone()
         confidence = torch.full(candidate.shape, float("-inf"), dtype=dtype, device=hidden.device)
-        required = Stat(functools.reduce(operator.or_, (group.required_stats for group in groups)))
+        required = LogitStat(functools.reduce(operator.or_, (group.required_stats for group in groups)))
         stats = {stat: torch.full_like(confidence, none) for stat, (_, none) in STATS.items() if stat & required}
-        argmax = tokens.clone() if Stat.BEST & required else None
+        argmax = tokens.clone() if LogitStat.ARGMAX & required else None
         vocab = 0
 
         block_of, at = inputs["block"], inputs["at"]
@@ -176,11 +183,15 @@ class Sampler:
         if softcapped is not None:
             vocab = softcapped.weight.shape[0]
             for index, found in fused_renoise_stats(
-                softcapped, groups[0], hidden, inputs, (tokens, masked, advanced), max_rows=LOGITS_CHUNK_ROWS,
+                softcapped, groups[0], hidden, inputs, (tokens, masked, num_steps), max_rows=LOGITS_CHUNK_ROWS,
                 mask_id=self.mask_id, max_token_id=self.max_token_id, returns_probs=self_conditioning is not None,
                 graph_safe=graph_safe,
             ):  # fmt: skip
-                candidate[index], confidence[index], stats[Stat.ENTROPY][index] = found.token, found.conf, found.entropy
+                candidate[index], confidence[index], stats[LogitStat.ENTROPY][index] = (
+                    found.token,
+                    found.conf,
+                    found.entropy,
+                )
                 if argmax is not None:
                     argmax[index] = found.best
                 if self_conditioning is not None and found.probs is not None:
@@ -190,9 +201,9 @@ class Sampler:
             part = slice(start, min(start + LOGITS_CHUNK_ROWS, shape.rows))
             index = (block_of[part], at[part])
             logits = self.logits(hidden[part])
-            vocab = self.logits_ops.size(logits)
-            self.logits_ops.ban(
-                logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.allowed_special
+            vocab = self.logits_ops.vocab_size(logits)
+            self.logits_ops.mask_forbidden(
+                logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
             )
             if shape.has_logits_processors:
                 shape_logits(logits, inputs, *index, self.logits_ops)
@@ -202,16 +213,16 @@ class Sampler:
                     continue
                 group_logits, group_index = logits[span.part], (block_of[span.rows], at[span.rows])
                 index_in_group = (group.block_in_group[span.rows], group_index[1])
-                if group.required_stats & Stat.SUPPRESS:
+                if group.required_stats & LogitStat.SUPPRESS_EOS:
                     self._suppress_eos_logits(group, group_logits, index_in_group)
-                if group.required_stats & Stat.CURRENT:
-                    group.write_token_prob(group_logits, group_index, tokens, stats[Stat.CURRENT])
-                if group.required_stats & Stat.ADJUST:
-                    group.algorithm.adjust(
-                        group_logits, group.view(index_in_group, tokens, masked, advanced, graph_safe=graph_safe)
+                if group.required_stats & LogitStat.TOKEN_PROB:
+                    group.write_token_prob(group_logits, group_index, tokens, stats[LogitStat.TOKEN_PROB])
+                if group.required_stats & LogitStat.PROCESS_LOGITS:
+                    group.algorithm.process_logits(
+                        group_logits, group.view(index_in_group, tokens, masked, num_steps, graph_safe=graph_safe)
                     )
                 self._distribution_stats(group, group_logits, group_index, stats)
-                if group.required_stats & Stat.SIGNAL and self_conditioning is not None:
+                if group.required_stats & LogitStat.SELF_CONDITIONING and self_conditioning is not None:
                     assert self.self_conditioning_fn is not None
                     self._write_self_conditioning(
                         group_logits, group_index, self.self_conditioning_fn, self_conditioning
@@ -219,7 +230,7 @@ class Sampler:
                 if group.top_k is not None:
                     group.write_top_k(group_logits, index_in_group)
             best = self.logits_ops.greedy(logits)
-            candidate[index], confidence[index] = best.token, best.conf
+            candidate[index], confidence[index] = best.token, best.confidence
             if argmax is not None:
                 argmax[index] = best.token
             self._sample_candidates(groups, part, logits, inputs, candidate, confidence, stats)
@@ -227,14 +238,14 @@ class Sampler:
         arrays = {
             "tokens": tokens,
             "masked": masked,
-            "filled": filled,
-            "choice": candidate,
-            "conf": confidence,
+            "unmasked": unmasked,
+            "candidates": candidate,
+            "confidence": confidence,
             "remasked": inputs["remasked"] if shape.remasked else torch.zeros_like(masked),
             "may_force": inputs["may_force"],
-            "advanced": advanced,
+            "num_steps": num_steps,
             "initial_masks": inputs["initial_masks"],
-            "given_steps": inputs["given_steps"],
+            "step_budget": inputs["given_steps"],
             "post_edit_steps": inputs["post_edit_steps"],
         }
         noise = (inputs["noise"] * vocab).long() if shape.uniform_noise else None
@@ -242,27 +253,29 @@ class Sampler:
             group_arrays = arrays | {
                 STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.required_stats
             }
-            if argmax is not None and group.required_stats & Stat.BEST:
-                group_arrays["best"] = argmax
-            if noise is not None and group.algorithm.noisy:
-                group_arrays["noise"] = noise
+            if argmax is not None and group.required_stats & LogitStat.ARGMAX:
+                group_arrays["argmax"] = argmax
+            if noise is not None and group.algorithm.uniform_noise:
+                group_arrays["noise_tokens"] = noise
             if group.members is not None:
                 group_arrays = {name: tensor[group.members] for name, tensor in group_arrays.items()}
-            if group.required_stats & Stat.SUPPRESS:
+            if group.required_stats & LogitStat.SUPPRESS_EOS:
                 group_arrays |= self._suppress_eos_confidence(group, group_arrays)
             blocks = BlockBatch(
                 params=group.params,
                 columns=group.algorithm.columns,
-                kept=group.history,
-                top=group.top_k,
+                history=group.history,
+                top_k=group.top_k,
                 **group_arrays,
             )
             yield group.algorithm, group.members, blocks
 
     def full_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [rows, vocab], gathered from all ranks: forbidden ids are -inf, nothing else is changed."""
-        logits = self.logits_ops.every(self.logits(hidden))
-        sampling.ban(logits, mask_id=self.mask_id, max_token_id=self.max_token_id, spared=self.allowed_special)
+        logits = self.logits_ops.all_gather(self.logits(hidden))
+        sampling.mask_forbidden(
+            logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
+        )
         return logits
 
     def _suppress_eos_logits(self, group: AlgorithmGroup, logits: torch.Tensor, index_in_group: RowIndex) -> None:
@@ -274,12 +287,12 @@ class Sampler:
         self, group: AlgorithmGroup, arrays: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """Returns statistics in which suppressed end-of-sequence candidates rank last (``algorithms.common``)."""
-        is_eos = (arrays["choice"][:, :, None] == self.eos_ids).any(2) & (arrays["conf"] > -math.inf)
+        is_eos = (arrays["candidates"][:, :, None] == self.eos_ids).any(2) & (arrays["confidence"] > -math.inf)
         suppressed = (
             is_eos & (group.params[:, group.algorithm.columns[SUPPRESS_EOS.name]] == _SUPPRESS_BY_CONFIDENCE)[:, None]
         )
-        lowest = torch.finfo(arrays["conf"].dtype).min
-        ends = {"conf": lowest, "margin": lowest, "entropy": -lowest}
+        lowest = torch.finfo(arrays["confidence"].dtype).min
+        ends = {"confidence": lowest, "margin": lowest, "entropy": -lowest}
         return {name: arrays[name].masked_fill(suppressed, end) for name, end in ends.items() if name in arrays}
 
     def _sample_candidates(
@@ -308,17 +321,17 @@ class Sampler:
             for start in range(begin, end, SAMPLING_CHUNK_ROWS):
                 chunk = slice(start, min(start + SAMPLING_CHUNK_ROWS, end))
                 limits = inputs["limits"][chunk.start - first : chunk.stop - first]
-                probs = self.logits_ops.distribution(
+                probs = self.logits_ops.filtered_probs(
                     logits[chunk.start - part.start : chunk.stop - part.start],
                     temperature=limits[:, TEMPERATURE],
                     top_k=limits[:, TOP_K].long(),
                     top_p=limits[:, TOP_P],
                     min_p=limits[:, MIN_P],
-                    free=min(max(first_filtered - chunk.start, 0), chunk.stop - chunk.start),
+                    num_unfiltered=min(max(first_filtered - chunk.start, 0), chunk.stop - chunk.start),
                 )
-                picked = self.logits_ops.pick(probs, inputs["uniform"][chunk.start - first : chunk.stop - first])
+                picked = self.logits_ops.multinomial(probs, inputs["uniform"][chunk.start - first : chunk.stop - first])
                 index = inputs["block"][chunk], inputs["at"][chunk]
-                candidate[index], confidence[index] = picked.token, picked.conf
+                candidate[index], confidence[index] = picked.token, picked.confidence
                 for stat, compute in self.prob_stats.items():
                     if stat in stats:
                         stats[stat][index] = compute(probs)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.algorithms.base import Decision
+from runtime.algorithms.base import BlockUpdate
 from runtime.engine.request import FIXED, MASKED
 from runtime.engine.step_plan import BlockPlan, BlockResults, Bools, Ints, Mixture
 from runtime.worker.input_batch import SampleDescriptor
@@ -23,7 +23,7 @@ NAMES = ("masks", "written", "edits", "remasks", "first_masked", "first_eos", "f
 def outcome(
     tokens: torch.Tensor,
     before: torch.Tensor,
-    decided: list[tuple[torch.Tensor | None, Decision]],
+    decided: list[tuple[torch.Tensor | None, BlockUpdate]],
     *,
     mask_id: int | None,
     eos_ids: torch.Tensor,
@@ -46,7 +46,7 @@ def outcome(
         [
             torch.stack([masked, written, decision.edited, decision.remasked]).sum(2),
             torch.where(torch.stack([masked, is_eos]), at, size).amin(2),
-            torch.stack([decision.forced, decision.ended]).long(),
+            torch.stack([decision.forced, decision.finished]).long(),
         ]
     )
     after = decision.tokens
@@ -54,8 +54,8 @@ def outcome(
         after = torch.where(decision.masked, mask_id, after)
     found = {"numbers": numbers, "tokens": after, "state": state, "remasked": decision.remasked}
     for i, (_, each) in enumerate(decided):
-        if each.mixture is not None:
-            found[f"ids{i}"], found[f"probs{i}"] = each.mixture.ids, each.mixture.probs.double()
+        if each.soft_tokens is not None:
+            found[f"ids{i}"], found[f"probs{i}"] = each.soft_tokens.ids, each.soft_tokens.probs.double()
     return found
 
 
@@ -132,7 +132,7 @@ def used(kept: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return kept[:, kept.any(axis=(0, 2))]
 
 
-def _joined(decided: list[tuple[torch.Tensor | None, Decision]], blocks: int) -> Decision:
+def _joined(decided: list[tuple[torch.Tensor | None, BlockUpdate]], blocks: int) -> BlockUpdate:
     """The decisions of several rules, each about its own blocks (None: all), as one about all of them, but for
     `mixture`, which some may not have."""
     members, decision = decided[0]
@@ -146,5 +146,5 @@ def _joined(decided: list[tuple[torch.Tensor | None, Decision]], blocks: int) ->
             whole[members] = getattr(part, name)
         return whole
 
-    names = [name for name in Decision.__dataclass_fields__ if name != "mixture"]
-    return Decision(**{name: join(name) for name in names})  # type: ignore[arg-type]
+    names = [name for name in BlockUpdate.__dataclass_fields__ if name != "soft_tokens"]
+    return BlockUpdate(**{name: join(name) for name in names})  # type: ignore[arg-type]

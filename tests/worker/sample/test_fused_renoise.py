@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.algorithms import get_rule
+from runtime.algorithms import get_algorithm
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
 from runtime.kernels.fused_softmax_stats import describe_reference
@@ -21,18 +21,18 @@ VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 def plan(top_k: int) -> BlockPlan:
     """Two canvases that draw, and two that take the likeliest."""
     random = np.random.default_rng(3)
-    rule = get_rule("noise")
+    rule = get_algorithm("noise")
     n = np.arange(BLOCKS)
-    params = np.array([rule.row({f.name: f.default for f in rule.fields})] * BLOCKS)
+    params = np.array([rule.param_row({f.name: f.default for f in rule.fields})] * BLOCKS)
     limits = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
-    kept = np.zeros((BLOCKS, SIZE, 1, len(rule.keeps)))
+    kept = np.zeros((BLOCKS, SIZE, 1, len(rule.history_fields)))
     drawing = Drawing(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
     return BlockPlan(
         rows=n * SIZE, tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
         may_force=n > 0, advanced=n, initial_masks=n * 0, given_steps=n * 0, post_edit_steps=n * 0, remasked=None,
         drawing=drawing, noise=random.random((BLOCKS, SIZE)), place=n,
-        groups=(RulePlan(rule.key, n, np.concatenate([limits, params], 1), int(rule.wants({})), kept),),
+        groups=(RulePlan(rule.key, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), kept),),
     )  # fmt: skip
 
 
@@ -63,9 +63,9 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
         found.append((blocks, signal))
     assert bool(seen) == alone
     assert all(rows <= 7 for rows in seen)
-    for name in ("choice", "best", "noise"):
+    for name in ("candidates", "argmax", "noise_tokens"):
         assert torch.equal(*(getattr(blocks, name) for blocks, _ in found)), name
-    for name in ("conf", "entropy"):
+    for name in ("confidence", "entropy"):
         torch.testing.assert_close(*(getattr(blocks, name) for blocks, _ in found), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1])
-    assert int((found[0][0].choice != found[0][0].best).sum()) > 0, "nothing was drawn"
+    assert int((found[0][0].candidates != found[0][0].argmax).sum()) > 0, "nothing was drawn"

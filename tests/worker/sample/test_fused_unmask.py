@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.algorithms import Stat, get_rule, rules
+from runtime.algorithms import LogitStat, algorithm_keys, get_algorithm
 from runtime.kernels.ops import TORCH
 from runtime.kernels.unmask import fill_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape
@@ -16,7 +16,7 @@ from runtime.worker.model_step import ModelStep
 from runtime.worker.sample.sampler_output import results
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
-PLAIN = [key for key in rules() if get_rule(key).plain is not None]
+PLAIN = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold is not None]
 
 
 class Model:
@@ -41,13 +41,13 @@ def step(*, plain: bool) -> ModelStep:
 
 
 def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict[str, torch.Tensor]]:
-    rule = get_rule(key)
+    rule = get_algorithm(key)
     state = random.integers(0, 3, (BLOCKS, SIZE)).astype(np.int8)
     state[-1] = 0
     block, at = np.nonzero(state == 1)
     block, at = np.append(block, [BLOCKS - 1] * 3), np.append(at, [0] * 3)  # as rows that are added are
     params = np.zeros((BLOCKS, len(rule.columns)))
-    threshold, most = rule.plain
+    threshold, most = rule.fused_threshold
     params[:, rule.columns[threshold.name]] = random.random(BLOCKS)
     params[:, rule.columns[most.name]] = random.integers(1, 5, BLOCKS)
     arrays = {
@@ -74,8 +74,8 @@ def test_blocks_become_the_same(key: str, seed: int) -> None:
         np.testing.assert_array_equal(of, vars(found[1])[name], name)
 
 
-@pytest.mark.parametrize("wants", [Stat.CURRENT, Stat.MARGIN, Stat.SUPPRESS])
-def test_rules_that_want_something_decide_themselves(wants: Stat) -> None:
+@pytest.mark.parametrize("wants", [LogitStat.TOKEN_PROB, LogitStat.MARGIN, LogitStat.SUPPRESS_EOS])
+def test_rules_that_want_something_decide_themselves(wants: LogitStat) -> None:
     shape, arrays = given("threshold", np.random.default_rng(1))
     shape = replace(shape, groups=(replace(shape.groups[0], required_stats=int(wants)),))
     told = step(plain=True).sample(shape, arrays, torch.randn(BLOCKS * SIZE, VOCAB))

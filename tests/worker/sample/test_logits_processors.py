@@ -28,7 +28,7 @@ def test_steps_without_any_are_replayed_and_those_with_one_are_counted() -> None
     for asks in ((shaped,), (PLAIN, shaped)):
         engine = run(setup, *asks).engine
         assert engine.runner.stats.eager["shaped"]
-        assert engine.stats().steps_eager_shaped == engine.runner.stats.eager["shaped"]
+        assert engine.stats().steps_eager_logits_processors == engine.runner.stats.eager["shaped"]
 
 
 def test_what_asks_for_nothing_is_replayed() -> None:

@@ -49,7 +49,7 @@ def test_min_p_where_processes_share_a_vocabulary(size):
     }
 
     def spread(vocabulary, cut):
-        probs = vocabulary.distribution(cut(logits), **limits)
+        probs = vocabulary.filtered_probs(cut(logits), **limits)
         return probs > 0, probs
 
     same(size, spread, columns=True)
@@ -60,7 +60,7 @@ def test_min_p_keeps_what_the_oracle_keeps():
     logits = random.normal(size=(60, 40)) * 3
     limits = np.stack([random.choice(values, 60) for values in ([0.5, 1, 2], [0, 3], [1, 0.8], [0, 0.02, 0.4, 1])], 1)
     temperature, top_k, top_p, min_p = (torch.from_numpy(column.astype(np.float64)) for column in limits.T)
-    found = sampling.distribution(
+    found = sampling.filtered_probs(
         torch.from_numpy(logits), temperature=temperature, top_k=top_k.long(), top_p=top_p, min_p=min_p
     )
     for row, mine, (t, k, p, m) in zip(logits, found.numpy(), limits, strict=True):
@@ -68,10 +68,10 @@ def test_min_p_keeps_what_the_oracle_keeps():
 
 
 def test_ends_are_never_counted():
-    from runtime.request.engine_messages import RequestSpec, Shaping
+    from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
 
-    asked = Shaping(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)
-    spec = RequestSpec(id="r", prompt=[3, 3, 5, 1], max_tokens=8, stop_ids=[7], shaping=asked)
+    asked = LogitsProcessorParams(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)
+    spec = RequestSpec(id="r", prompt=[3, 3, 5, 1], max_tokens=8, stop_ids=[7], logits_processors=asked)
     found = Shaper(spec, asked, eos=[1]).shaped(np.array([5, 6, 6, 1, 7]))
     assert found.ids.tolist() == [1, 3, 5, 6, 7, 9]
     assert found.seen.tolist() == [0, 2, 2, 2, 0, 0]

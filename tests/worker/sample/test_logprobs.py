@@ -35,8 +35,9 @@ def spec_of(setup: Setup, text: list[int], first: int, *, id: str, stride: int =
     others = {"cache": "none", "block_length": setup.block, "sub_block_size": setup.block, "block_cache": False}
     params = Params(max_tokens=len(text) - first)
     return RequestSpec(
-        id=id, prompt=text[:first], max_tokens=len(text) - first, ignore_eos=True, logprobs=top, recited=text[first:],
-        stride=stride, decoding=DecodingParams(values=decoding_of(params) | others),
+        id=id, prompt=text[:first], max_tokens=len(text) - first, ignore_eos=True, logprobs=top,
+        forced_token_ids=text[first:], forced_tokens_per_step=stride,
+        decoding=DecodingParams(values=decoding_of(params) | others),
     )  # fmt: skip
 
 
@@ -119,20 +120,20 @@ def test_beside_others_and_several_a_forward(data: st.DataObject) -> None:
                 told[output.id] = list(zip(output.new_tokens, output.logprobs.values, strict=True))
     run.compare()
     for spec in specs:
-        assert [token for token, _ in told[spec.id]] == spec.recited
+        assert [token for token, _ in told[spec.id]] == spec.forced_token_ids
         for (token, value), row in zip(told[spec.id], rows[spec.id], strict=True):
             np.testing.assert_allclose(value, max(row[token], LEAST), atol=1e-9)
 
 
 def test_what_a_score_asks_of_the_engine() -> None:
-    walking = info(rules=[replace(rule, walks=rule.key == "threshold") for rule in info().rules])
+    walking = info(algorithms=[replace(rule, supports_grammar=rule.key == "threshold") for rule in info().algorithms])
     spec = score_spec([4, 5, 6], walking, id="s", param="echo", logprobs=3)
-    assert (spec.prompt, spec.recited, spec.max_tokens, spec.logprobs) == ([4], [5, 6], 2, 3)
+    assert (spec.prompt, spec.forced_token_ids, spec.max_tokens, spec.logprobs) == ([4], [5, 6], 2, 3)
     assert spec.decoding.algorithm == "threshold"
     assert spec.decoding.values["remask_threshold"] == 0
     for wrong, words in (
-        (info(mask_token_id=None), "cannot be scored where noise is denoised"),
-        (info(rules=[rule_info("edit")]), "cannot be scored with --decoding-strategy multi_bd"),
+        (info(mask_token_id=None), "cannot be scored by a model without a mask token"),
+        (info(algorithms=[rule_info("edit")]), "cannot be scored with --decoding-strategy multi_bd"),
     ):
         with pytest.raises(RequestError, match=words):
             score_spec([4, 5], wrong, id="s", param="echo")
