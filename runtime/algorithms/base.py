@@ -143,10 +143,10 @@ class Decision:
     forced: torch.Tensor  # bool [n], nothing passed the threshold and the best was taken
     edited: (
         torch.Tensor
-    )  # bool [n, B], FILLED positions, as they were before the step, that were replaced, deleted or split
-    remasked: torch.Tensor  # bool [n, B], FILLED positions that were masked again
+    )  # bool [n, B], UNMASKED positions, as they were before the step, that were replaced, deleted or split
+    remasked: torch.Tensor  # bool [n, B], UNMASKED positions that were masked again
     ended: torch.Tensor  # bool [n], the content will not change any more
-    mixture: Top | None = None  # [n, B, count], of which FILLED positions' embeddings are made until the blocks settle
+    mixture: Top | None = None  # [n, B, count], from which UNMASKED positions' embeddings are made in open blocks
 
 
 class Merge(NamedTuple):
@@ -166,7 +166,7 @@ class Rule:
         tradeoff: the field that says how careful it is, for pictures of the rule (``python -m runtime.bench sweep``);
             None: they show it at its defaults.
         modes: each mode as values of some of the fields; without modes a request's ``mode`` is refused.
-        edits: it changes FILLED positions, so a full block has not ended (docs/decoding-rules.md#algorithm-edit); the
+        edits: it changes UNMASKED positions, so a full block has not ended (docs/decoding-rules.md#algorithm-edit); the
             family must support it.
         walks: its threshold is the one by which an answer that keeps to a grammar is filled from the left
             (``runtime.worker.sample.constrained_decoding``).
@@ -216,7 +216,7 @@ class Rule:
         return self.wants(values) | (Stat.SUPPRESS if suppresses else Stat.NONE)
 
     def unstable(self, values: Mapping[str, Value]) -> bool:
-        """Whether FILLED positions may still change: then they are sampled too, and text waits for the block's end."""
+        """Whether UNMASKED positions may still change: they are sampled too, and text waits for the block's end."""
         return self.edits
 
     def merge(self, values: Mapping[str, Value]) -> Merge | None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from runtime.algorithms import get_rule, rules
 from runtime.engine.page_table import PageTable
-from runtime.engine.request import FILLED, Block, Request
-from runtime.engine.scheduled_request import Feed, Turn
+from runtime.engine.request import UNMASKED, Block, Request
+from runtime.engine.scheduled_request import ForwardSpan, ScheduledRequest
 from runtime.engine.step_plan import StepPlan
 from runtime.request.field_spec import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
@@ -93,9 +93,9 @@ class StepPlans:
             some = np.arange(self.block_size)
             if self.mask_id is not None:
                 some = random.permutation(self.block_size)[: round(filled * self.block_size)]
-                request.state[context + some] = FILLED
+                request.state[context + some] = UNMASKED
             request.tokens[context + some] = ids[some]
-            turns.append(Turn(request, context, last, Feed(context, last, [block])))
+            turns.append(ScheduledRequest(request, context, last, ForwardSpan(context, last, [block])))
         return self._plan(turns, last)
 
     def prefill(self, batch: int, length: int, *, budget: int) -> list[StepPlan]:
@@ -109,7 +109,7 @@ class StepPlans:
             requests = self._requests(min(each, batch - first), length - answer, answer or self.block_size)
             for request in requests:
                 request.tokens[:length] = random.integers(0, self.vocab_size, length)
-            plans.append(self._plan([Turn(request, 0, length, None) for request in requests], length))
+            plans.append(self._plan([ScheduledRequest(request, 0, length, None) for request in requests], length))
         return plans
 
     def _requests(self, count: int, prompt: int, answer: int) -> list[Request]:
@@ -131,7 +131,7 @@ class StepPlans:
             made.append(request)
         return made
 
-    def _plan(self, turns: list[Turn], tokens: int) -> StepPlan:
+    def _plan(self, turns: list[ScheduledRequest], tokens: int) -> StepPlan:
         """Each request's first `tokens` positions lie in pages drawn at random."""
         units = pages_needed(tokens, self.page_size)
         table = PageTable(rows=len(turns), units=units, pages_per_unit=1, page_size=self.page_size)

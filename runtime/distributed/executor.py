@@ -32,7 +32,7 @@ from runtime.distributed.rpc import (
 from runtime.distributed.serialization import block_arrays, step_arrays
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.lora.adapter_weights import Bank
 from runtime.lora.distributed_backend import LeadingBank
@@ -202,7 +202,7 @@ class LeadingRunner:
             # no step begins ahead: others would wait for the rest of one that everybody may have left by then
             return self.own.run(replace(plan, sampled=lambda: self._sampled(plan), begin_next=bool))
 
-    def _sampled(self, plan: StepPlan) -> BlockPlan | None:
+    def _sampled(self, plan: StepPlan) -> DenoiseBlocks | None:
         blocks = plan.blocks
         self.ranks.tell(*block_arrays(blocks))
         return blocks

@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 
 from runtime.distributed.rpc import Arrays, Sample
-from runtime.engine.step_plan import BlockPlan, ConditionedRows, Drawing, MergedRows, RulePlan, ShapingPlan, StepPlan
+from runtime.engine.step_plan import (
+    AlgorithmBatch,
+    DenoiseBlocks,
+    LogitsProcessorBatch,
+    SamplingInputs,
+    SelfConditioningRows,
+    SoftEmbeddingRows,
+    StepPlan,
+)
 
 GEOMETRY = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
 MERGED = ("rows", "ids", "probs", "how")
 CONDITIONED = ("rows", "place")
-SHAPING = tuple(field.name for field in fields(ShapingPlan))
+SHAPING = tuple(field.name for field in fields(LogitsProcessorBatch))
 BLOCKS = (
     "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps", "post_edit_steps",
     "remasked", "noise", "place",
@@ -36,21 +44,21 @@ def step_arrays(plan: StepPlan, *, same: bool) -> Arrays:
 
 
 def step_plan(
-    arrays: Arrays, geometry: Mapping[str, Any], sampled: Callable[[], BlockPlan | None], adapted: int = 0
+    arrays: Arrays, geometry: Mapping[str, Any], sampled: Callable[[], DenoiseBlocks | None], adapted: int = 0
 ) -> StepPlan:
     merged = None
     if "merged_rows" in arrays:
-        merged = MergedRows(**{name: arrays[f"merged_{name}"] for name in MERGED})
+        merged = SoftEmbeddingRows(**{name: arrays[f"merged_{name}"] for name in MERGED})
     conditioned = None
     if "conditioned_rows" in arrays:
-        conditioned = ConditionedRows(**{name: arrays[f"conditioned_{name}"] for name in CONDITIONED})
+        conditioned = SelfConditioningRows(**{name: arrays[f"conditioned_{name}"] for name in CONDITIONED})
     return StepPlan(
         tokens=arrays["tokens"], **geometry, sampled=sampled, merged=merged, conditioned=conditioned,
         adapters=arrays.get("adapters"), adapted=adapted,
     )  # fmt: skip
 
 
-def block_arrays(plan: BlockPlan | None) -> tuple[Sample, Arrays]:
+def block_arrays(plan: DenoiseBlocks | None) -> tuple[Sample, Arrays]:
     if plan is None:
         return Sample(none=True), {}
     arrays = {name: getattr(plan, name) for name in BLOCKS if getattr(plan, name) is not None}
@@ -65,16 +73,16 @@ def block_arrays(plan: BlockPlan | None) -> tuple[Sample, Arrays]:
     return Sample(groups=[(group.rule, int(group.wants)) for group in plan.groups]), arrays
 
 
-def block_plan(message: Sample, arrays: Arrays) -> BlockPlan | None:
+def block_plan(message: Sample, arrays: Arrays) -> DenoiseBlocks | None:
     if message.none:
         return None
     groups = tuple(
-        RulePlan(rule, arrays[f"members{i}"], arrays[f"params{i}"], wants, arrays.get(f"kept{i}"))
+        AlgorithmBatch(rule, arrays[f"members{i}"], arrays[f"params{i}"], wants, arrays.get(f"kept{i}"))
         for i, (rule, wants) in enumerate(message.groups)
     )
-    drawing = Drawing(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
+    drawing = SamplingInputs(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
     shaping = None
     if "shaped_ids" in arrays:
-        shaping = ShapingPlan(**{name: arrays[f"shaped_{name}"] for name in SHAPING})
+        shaping = LogitsProcessorBatch(**{name: arrays[f"shaped_{name}"] for name in SHAPING})
     own: dict[str, np.ndarray[Any, Any] | None] = {name: arrays.get(name) for name in BLOCKS}
-    return BlockPlan(**own, drawing=drawing, groups=groups, shaping=shaping)  # type: ignore[arg-type]
+    return DenoiseBlocks(**own, drawing=drawing, groups=groups, shaping=shaping)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from runtime.engine.grammar_queue import Entrance
 from runtime.engine.request import Status
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.scheduler import Scheduler
 
 
@@ -21,9 +21,9 @@ class Ahead:
         self.heard: Callable[[], bool] = bool  # nobody
         self._entrance = entrance
         self._scheduler = scheduler
-        self._begun: list[Turn] | None = None
+        self._begun: list[ScheduledRequest] | None = None
 
-    def after(self, turns: list[Turn]) -> Callable[[], bool]:
+    def after(self, turns: list[ScheduledRequest]) -> Callable[[], bool]:
         """`StepPlan.begin_next` of the turns' step."""
         again = all(turn.steady and turn.last - turn.first == turn.blocks[0].size for turn in turns)
 
@@ -38,7 +38,7 @@ class Ahead:
 
         return begin_next
 
-    def take(self) -> list[Turn] | None:
+    def take(self) -> list[ScheduledRequest] | None:
         """The next step's turns, if it has begun and not all of its requests have left since."""
         turns, self._begun = self._begun, None
         if turns is None or all(turn.request.status is Status.FINISHED for turn in turns):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from runtime.engine.grammar_queue import check_kept
 from runtime.engine.request import Request, Status
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.engine.step_stats import Observed
@@ -37,10 +37,10 @@ class Writing:
         self._observed = observed
         self._live = live
         self._failed = failed
-        self._left: list[tuple[Turn, int]] = []  # turns that go on, and their blocks' numbers in
+        self._left: list[tuple[ScheduledRequest, int]] = []  # turns that go on, and their blocks' numbers in
         self._results = NO_RESULTS  # the last step's
 
-    def write(self, turns: list[Turn], results: BlockResults) -> None:
+    def write(self, turns: list[ScheduledRequest], results: BlockResults) -> None:
         """Of a turn that goes on (``Strategy.steady``) the tokens alone: `finish` does the rest."""
         self.finish()  # by now it has been, where somebody asked for the step's blocks
         stats, left, self._results = self._stats, self._left, results
@@ -90,7 +90,7 @@ class Writing:
         for request in [request for request in self.untold if request.spec.id == request_id]:
             del self.untold[request]
 
-    def _write(self, turn: Turn, results: BlockResults, first: int) -> None:
+    def _write(self, turn: ScheduledRequest, results: BlockResults, first: int) -> None:
         request, feed, stats = turn.request, turn.feed, self._stats
         cached, settled = request.cached, request.settled
         if turn.again is not None:
@@ -119,7 +119,7 @@ class Writing:
             if request.cached >= request.settled:
                 self.scheduler.release(request)
 
-    def _decide(self, turn: Turn, results: BlockResults, first: int) -> bool:
+    def _decide(self, turn: ScheduledRequest, results: BlockResults, first: int) -> bool:
         """What became of the turn's blocks, the results' from `first` on; False if the strategy failed on it."""
         request, blocks = turn.request, turn.blocks
         if results.kept:

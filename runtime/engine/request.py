@@ -17,15 +17,15 @@ from runtime.engine.logits_processors_state import Shaper
 from runtime.engine.logprobs_request import Told
 
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
-    from runtime.engine.scheduled_request import Turn
-    from runtime.engine.step_plan import Mixture
+    from runtime.engine.scheduled_request import ScheduledRequest
+    from runtime.engine.step_plan import SoftTokens
     from runtime.request.engine_messages import FinishReason, RequestSpec
     from runtime.structured_output.grammar_matcher import Constraint
 
 # States of a position; they never follow from the token id (docs/decoding-rules.md#position-states).
 FIXED = 0  # prompt, or given: never written
 MASKED = 1
-FILLED = 2
+UNMASKED = 2
 
 
 class Status(enum.Enum):
@@ -66,7 +66,7 @@ class Block:
     )
 
     def __init__(self, request: Request, start: int, end: int, *, shift: int = 0) -> None:
-        """Of the positions ``[start, end)``, of which none is FILLED. `shift`: by how many positions the rows whose
+        """Of the positions ``[start, end)``, of which none is UNMASKED. `shift`: by how many positions the rows whose
         logits belong to its positions come before them."""
         size = end - start
         self.tokens = request.tokens[start:end]
@@ -82,8 +82,8 @@ class Block:
         self.progress = 0.0 if masks else 1.0
         self.same_token_ratio = 0.0 if masks and request.editing else 1.0
         self.first_masked = content.index(MASKED) if masks else size  # offset of the first MASKED position, or the size
-        self.first_eos = size  # offset of the first FILLED end-of-sequence id, its size if none
-        self.has_eos = False  # an EOS that counts is FILLED somewhere in it
+        self.first_eos = size  # offset of the first UNMASKED end-of-sequence id, its size if none
+        self.has_eos = False  # an EOS that counts is UNMASKED somewhere in it
         self.steps = 0  # steps it took part in while ACTIVE
         self.may_force = True  # in the step being planned
         self.unseen = 0  # leading positions whose logits the step being planned does not compute; none is MASKED
@@ -93,11 +93,11 @@ class Block:
         self.ended = masks == 0  # content is final; it only waits for its predecessor
         self.remasked: npt.NDArray[np.bool_] | None = None  # positions masked again once already
         self.kept: npt.NDArray[np.float64] | None = None  # [B, records, numbers] what its rule remembers (Rule.keeps)
-        self.mixture: Mixture | None = None  # what its FILLED positions' embeddings are made of as long as it is open
+        self.mixture: SoftTokens | None = None  # soft embeddings of its UNMASKED positions
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class KVSpan:
     """Rows of an open part as a step forwarded them: ``tokens`` [n] from position `first` on."""
 
     first: int
@@ -146,17 +146,17 @@ class Request:
         self.prefilled = settled  # below it is the prompt, or what a preemption dropped
         self.blocks: list[Block] = []
         self.next_start = settled  # where the next block opens
-        self.kept: list[Forwarded] = []  # whose K/V the next step reads though it does not forward them, in order
-        self.dropped: list[Forwarded] = []  # those that have to be forwarded again first
+        self.kept: list[KVSpan] = []  # whose K/V the next step reads though it does not forward them, in order
+        self.dropped: list[KVSpan] = []  # those that have to be forwarded again first
         self.nfe = 0
         self.opened = False  # blocks of this step are open (docs/decoding-rules.md#opening-blocks)
         self.last_served = -1  # number of the engine step that last served it
-        self.turn: Turn | None = None  # of the last step that fed its open part, since it holds its pages
+        self.turn: ScheduledRequest | None = None  # of the last step that fed its open part, since it holds its pages
         self.stays = False  # the next step's turn is that one again; its block is not written yet but for its tokens
         self.stable = self.prompt_len  # positions below are final text
         self.sent = self.prompt_len  # positions below were reported
         self.hit_eos = False
-        self.eos_seen = False  # an EOS that counts has been FILLED at some time
+        self.eos_seen = False  # an EOS that counts has been UNMASKED at some time
         self.told = spec.report != "final"  # of every step
         self.shows = spec.report == "denoise"  # what each left
         self.shown: tuple[int, list[int], list[int]] = (0, [], [])
@@ -175,7 +175,7 @@ class Request:
         self.ends = bool(spec.stop_ids) or not spec.ignore_eos  # some token ends the answer
         self.shaper = None if spec.shaping is None else Shaper(spec, spec.shaping, eos)
         self.told_of = None if spec.logprobs is None else Told(size, spec.logprobs)
-        self.constraint: Constraint | None = None  # the answer keeps to; has taken all of it that is FILLED
+        self.constraint: Constraint | None = None  # the answer keeps to; has taken all of it that is UNMASKED
         self.merge = agreed.merge  # how embeddings are made of its blocks' `mixture`
 
         self.adapter = spec.adapter
@@ -216,10 +216,10 @@ class Request:
         return answer
 
     def first_end(self, block: Block, first_eos: int) -> int:
-        """Offset of a block's first FILLED token that ends the answer, its size if none does."""
+        """Offset of a block's first UNMASKED token that ends the answer, its size if none does."""
         at = block.size if self.spec.ignore_eos else first_eos
         if self.spec.stop_ids:
-            found = np.flatnonzero(np.isin(block.tokens, self.spec.stop_ids) & (block.state == FILLED))
+            found = np.flatnonzero(np.isin(block.tokens, self.spec.stop_ids) & (block.state == UNMASKED))
             at = min(at, int(found[0])) if len(found) else at
         return at
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.engine.request import Block, Forwarded, Request
+from runtime.engine.request import Block, KVSpan, Request
 from runtime.engine.step_plan import Ints
 
 
 @dataclass(slots=True, eq=False)
-class Feed:
+class ForwardSpan:
     """What the open part of a request forwards in a step: the rows ``[first, last)`` by their positions, and of those
     blocks `blocks` are sampled. Each of them has its `may_force` set: whether it may take its best position though none
     is confident enough; `Strategy.apply` counts such steps in `advanced`. Without blocks the rows only write their K/V:
@@ -21,15 +21,15 @@ class Feed:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class ScheduledRequest:
     """The rows ``[first, last)``, by their positions. Not to be written to: one that stays the same from step to step
     is one object, and so what was worked out of it stays too."""
 
     request: Request
     first: int
     last: int
-    feed: Feed | None  # of its open part; None: the rows are settled ones, or `again`
-    again: Forwarded | None = None  # what a preemption dropped of an open part, with the ids it had then
+    feed: ForwardSpan | None  # of its open part; None: the rows are settled ones, or `again`
+    again: KVSpan | None = None  # what a preemption dropped of an open part, with the ids it had then
     steady: bool = False  # it is of one block, and see ``Strategy.steady``
     blocks: list[Block] = field(init=False)  # that are sampled
     denoises: bool = field(init=False)  # that is a step of the request

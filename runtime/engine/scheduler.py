@@ -16,7 +16,7 @@ from runtime.engine.lora_manager import Adapters
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request, Status
 from runtime.engine.request_queue import FairQueue, deal, served_longest_ago
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.step_time_budget import Pace
 from runtime.strategies.base import Strategy
 
@@ -72,7 +72,7 @@ class Scheduler:
         """Tokens of prompts that did not have to be computed."""
         return self._found + self.sharing.taken_over
 
-    def schedule(self) -> list[Turn]:
+    def schedule(self) -> list[ScheduledRequest]:
         """The turns of the next step; empty when there is nothing to do.
 
         Raises:
@@ -81,7 +81,7 @@ class Scheduler:
         self._step += 1
         self._admit()
         self.sharing.begin_step()
-        turns: dict[int, Turn] = {}
+        turns: dict[int, ScheduledRequest] = {}
         left = self.budget
         left_out = False
         # while several share the engine, what one of them has beyond its first turn must not make steps long
@@ -143,7 +143,7 @@ class Scheduler:
         rounds = deal(self.running)
         return [request for round in rounds for request in round], len(rounds[0])
 
-    def _turn(self, request: Request, left: int) -> Turn | None:
+    def _turn(self, request: Request, left: int) -> ScheduledRequest | None:
         """As much as fits `left` rows: of what is settled a chunk, of the open part all or nothing."""
         if request.stays:
             turn = request.turn
@@ -153,7 +153,7 @@ class Scheduler:
         if dropped and cached == settled:
             again = dropped[0]
             last = again.first + len(again.tokens)
-            return Turn(request, again.first, last, None, again) if last - again.first <= left else None
+            return ScheduledRequest(request, again.first, last, None, again) if last - again.first <= left else None
         try:
             if settled - cached <= left and request.reason is None and not dropped:
                 feed = self.strategy.open(request)
@@ -165,16 +165,16 @@ class Scheduler:
                     if turn is None or turn.feed is not feed or turn.first != first:
                         alone = first == feed.first and request.cached >= request.settled  # nothing else is forwarded
                         steady = alone and self.strategy.steady(request, feed)
-                        turn = request.turn = Turn(request, first, last, feed, steady=steady)
+                        turn = request.turn = ScheduledRequest(request, first, last, feed, steady=steady)
                     return turn
             chunk = request.settled - cached
             if chunk > left:
                 chunk = self.strategy.chunk(request, left)
         except Exception as error:
             raise TurnError(request) from error
-        return Turn(request, cached, cached + chunk, None) if chunk else None
+        return ScheduledRequest(request, cached, cached + chunk, None) if chunk else None
 
-    def _hold_pages(self, request: Request, tokens: int, turns: dict[int, Turn]) -> bool:
+    def _hold_pages(self, request: Request, tokens: int, turns: dict[int, ScheduledRequest]) -> bool:
         """Pages for the first `tokens` positions, if need be another's; False if `request` itself has to give way."""
         missing = self.cache.units_for(tokens) - len(request.units)
         while missing > self.cache.available:

@@ -21,11 +21,11 @@ Ints32 = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.int8]
 Floats = npt.NDArray[np.float64]
-Mixture = tuple[Ints, Floats]  # tokens for each of a block's positions, and their probabilities: [B, count] each
+SoftTokens = tuple[Ints, Floats]  # tokens for each of a block's positions, and their probabilities: [B, count] each
 
 
 @dataclass(frozen=True)
-class RulePlan:
+class AlgorithmBatch:
     """The blocks that one acceptance rule decides, and its parameters for each."""
 
     rule: str
@@ -36,7 +36,7 @@ class RulePlan:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SamplingInputs:
     """How the positions of requests with a temperature draw; blocks without one have temperature 0."""
 
     limits: Floats  # [n, 4] temperature, top_p, top_k, min_p
@@ -44,7 +44,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class ShapingPlan:
+class LogitsProcessorBatch:
     """Inputs of the logits processors of `r` requests (``engine.logits_processors_state``): the ids that each changes,
     and how. Shorter lists are padded: one id occurs several times."""
 
@@ -60,7 +60,7 @@ class ShapingPlan:
 
 
 @dataclass(frozen=True)
-class Walk:
+class GrammarBlock:
     """A block of a request whose answer keeps to a grammar: its rule fills none of its masks, the walk does."""
 
     block: int  # number of the plan's
@@ -70,7 +70,7 @@ class Walk:
     constraint: Constraint  # has taken all that comes before
 
 
-class Recital(NamedTuple):
+class ForcedTokens(NamedTuple):
     """A block of a request that recites a text: its rule fills none of its masks, what comes next in the text does."""
 
     block: int  # number of the plan's
@@ -79,7 +79,7 @@ class Recital(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BlockPlan:
+class DenoiseBlocks:
     """The `n` blocks that this step denoises, in the order of their requests; `B` is the largest one's number of
     positions, and what a smaller one lacks is FIXED.
 
@@ -88,7 +88,7 @@ class BlockPlan:
 
     rows: Ints  # [n] row whose logits belong to each block's first position; those of the others follow it
     tokens: Ints  # [n, B]
-    state: Bytes  # [n, B] FIXED, MASKED or FILLED
+    state: Bytes  # [n, B] FIXED, MASKED or UNMASKED
     sampled: Bools  # [n, B]
     may_force: Bools  # [n]
     advanced: Ints  # [n]
@@ -96,20 +96,20 @@ class BlockPlan:
     given_steps: Ints  # [n]
     post_edit_steps: Ints  # [n]
     remasked: Bools | None  # [n, B]
-    drawing: Drawing | None  # None: all take the likeliest
-    groups: tuple[RulePlan, ...]  # each block is in one
+    drawing: SamplingInputs | None  # None: all take the likeliest
+    groups: tuple[AlgorithmBatch, ...]  # each block is in one
     noise: Floats | None = None  # [n, B] the requests' own random numbers, for what a noisy rule makes noise again
     place: Ints | None = None  # [n]: where the runner keeps what a model is told of each block's last step
-    shaping: ShapingPlan | None = None
-    walks: tuple[Walk, ...] = ()  # these two: blocks filled otherwise; none of their positions is sampled
-    recitals: tuple[Recital, ...] = ()
+    shaping: LogitsProcessorBatch | None = None
+    walks: tuple[GrammarBlock, ...] = ()  # these two: blocks filled otherwise; none of their positions is sampled
+    recitals: tuple[ForcedTokens, ...] = ()
     told: Ints | None = (
         None  # [n]: how many of the likeliest tokens to tell of each position written, -1: not even that
     )
 
 
 @dataclass(frozen=True)
-class MergedRows:
+class SoftEmbeddingRows:
     """Rows whose embedding is not their token's, but made of several tokens' (``runtime.layers.embedding.merged``)."""
 
     rows: Ints  # [m]
@@ -119,7 +119,7 @@ class MergedRows:
 
 
 @dataclass(frozen=True)
-class ConditionedRows:
+class SelfConditioningRows:
     """Blocks whose rows a model that conditions itself is told of their last steps."""
 
     rows: Ints  # [m], the first of each block
@@ -143,16 +143,16 @@ class StepPlan:
     open: Bools  # [rows]
     tiles: Ints32  # [tiles, 3]
     page_table: Ints32  # [requests, pages]
-    sampled: Callable[[], BlockPlan | None]
-    apart: Callable[[], list[BlockPlan]] = list  # the same, each request's blocks for themselves
+    sampled: Callable[[], DenoiseBlocks | None]
+    apart: Callable[[], list[DenoiseBlocks]] = list  # the same, each request's blocks for themselves
     begin_next: Callable[[], bool] = bool
-    merged: MergedRows | None = None
-    conditioned: ConditionedRows | None = None
+    merged: SoftEmbeddingRows | None = None
+    conditioned: SelfConditioningRows | None = None
     adapters: Ints32 | None = None  # [rows] the slot of each row's adapter, -1: none; None: all have none
     adapted: int = 0  # which weights these may change, see ForwardBatch
 
     @cached_property
-    def blocks(self) -> BlockPlan | None:
+    def blocks(self) -> DenoiseBlocks | None:
         return self.sampled()
 
 
@@ -161,18 +161,18 @@ class BlockResults:
     """The sampled blocks after the step."""
 
     tokens: Ints  # [n, B]
-    state: Bytes  # [n, B] FIXED, MASKED or FILLED
+    state: Bytes  # [n, B] FIXED, MASKED or UNMASKED
     remasked: Bools  # [n, B] masked again in this step
     masks: list[int]  # MASKED positions left
     first_masked: list[int]  # offset, B if none
-    first_eos: list[int]  # offset of the first FILLED end-of-sequence id, B if none
-    written: list[int]  # FILLED positions that held something else before the step
+    first_eos: list[int]  # offset of the first UNMASKED end-of-sequence id, B if none
+    written: list[int]  # UNMASKED positions that held something else before the step
     edits: list[int]
     remasks: list[int]
     forced: list[bool]
     ended: list[bool]
     kept: dict[int, Floats]  # [B, records, len(Rule.keeps)] of the blocks whose rules remember something
-    mixtures: dict[int, Mixture]  # of the blocks whose FILLED positions' embeddings are made of several tokens'
+    mixtures: dict[int, SoftTokens]  # of the blocks whose UNMASKED positions' embeddings are made of several tokens'
     logprobs: dict[int, Written] = field(default_factory=dict)  # of the blocks whose requests want them
     noisy: bool = False  # all of a block may change with every step, and none of it counts before the last
 
@@ -194,7 +194,7 @@ NO_RESULTS = BlockResults(  # of a step that sampled nothing
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Rows of requests end to end, so many of each. Shared between steps: not to be written to."""
 
     owner: Ints  # [rows] each row's request
@@ -208,21 +208,21 @@ class Layout:
 
 
 @lru_cache(maxsize=8)  # a batch that only denoises has the same one in every step
-def lay_out(counts: tuple[int, ...]) -> Layout:
+def make_row_layout(counts: tuple[int, ...]) -> RowLayout:
     """`counts`: rows of each request."""
     rows = np.array(counts, dtype=np.int64)
     owner = np.arange(len(rows)).repeat(rows)
     starts = rows.cumsum() - rows
-    return Layout(owner, starts, np.arange(len(owner)) - starts[owner], cut_tiles(rows))
+    return RowLayout(owner, starts, np.arange(len(owner)) - starts[owner], cut_tiles(rows))
 
 
 def block_causal_plan(
     tokens: Ints, first: Ints, counts: Ints, page_table: Ints32, *, page_size: int, block_size: int,
-    blocks: BlockPlan | None = None,
+    blocks: DenoiseBlocks | None = None,
 ) -> StepPlan:  # fmt: skip
     """A step of requests that no scheduler knows: warm-up, benchmarks, whole sequences. Rows see to the end of their
     own block, or of what is fed of it, and count as open."""
-    layout = lay_out(tuple(counts.tolist()))
+    layout = make_row_layout(tuple(counts.tolist()))
     owner, positions = layout.owner, layout.positions(first)
     page, offset = np.divmod(positions, page_size)
     whole_blocks = (positions // block_size + 1) * block_size

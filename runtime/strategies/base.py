@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.engine.request import Block, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.errors import ConfigError
 from runtime.request.block_layout import Tiling
@@ -84,12 +84,12 @@ class Strategy(Protocol):
         """Rows from ``request.cached`` on that may be forwarded where not all that is settled fits `room` rows."""
         ...
 
-    def open(self, request: Request) -> Feed:
+    def open(self, request: Request) -> ForwardSpan:
         """Open the blocks that this step may open, settle what is final, and say what to feed: the very feed of
         ``request.turn`` where that is still it, which spares the host most of what a turn costs."""
         ...
 
-    def steady(self, request: Request, feed: Feed) -> bool:
+    def steady(self, request: Request, feed: ForwardSpan) -> bool:
         """Whether a feed of one block stays the request's feed, and its answer does not end, as long as that block goes
         on (``BlockResults.calm``). What such a step did is then written while the next one runs."""
         ...

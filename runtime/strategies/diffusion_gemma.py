@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.rng import CANVAS, uniforms
-from runtime.engine.request import FILLED, MASKED, Block, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.request import MASKED, UNMASKED, Block, Request
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.request.block_layout import Tiling
 from runtime.strategies.base import DecodingContext, check_one_at_a_time, register_strategy
@@ -44,12 +44,12 @@ class Canvas(TiledBlocks):
     def chunk(self, request: Request, room: int) -> int:
         return room
 
-    def open(self, request: Request) -> Feed:
+    def open(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
             self._open(request)
-        return Feed(request.settled, request.next_start, request.blocks)
+        return ForwardSpan(request.settled, request.next_start, request.blocks)
 
-    def steady(self, request: Request, feed: Feed) -> bool:
+    def steady(self, request: Request, feed: ForwardSpan) -> bool:
         # its first step is the only one that is told of none before it
         return not (request.watched or request.led) and len(feed.blocks) == 1 and feed.blocks[0].advanced > 0
 
@@ -67,7 +67,7 @@ class Canvas(TiledBlocks):
     def _all_may_change(self, request: Request, start: int) -> npt.NDArray[np.int8]:
         """[size]: the state of the canvas at `start`, whatever a step has left there."""
         state = request.state[start : start + self.size]
-        state[state == FILLED] = MASKED
+        state[state == UNMASKED] = MASKED
         return state
 
     def _noise(self, request: Request, start: int) -> Ints:

@@ -6,7 +6,7 @@ forward pass, because they are forwarded again after a preemption.
 
 from __future__ import annotations
 
-from runtime.engine.request import MASKED, Block, Forwarded, Request
+from runtime.engine.request import MASKED, Block, KVSpan, Request
 from runtime.engine.step_plan import BlockResults
 from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
@@ -54,4 +54,4 @@ class FastDLLMv2(SeededBlocks):
         if not request.values["block_cache"] or following is None or request.state[following.start] == MASKED:
             request.kept = []  # the next step forwards everything
         elif not request.kept or following is not part:  # else the next step overwrites what this one wrote
-            request.kept = [*request.kept, Forwarded(first, forwarded)]
+            request.kept = [*request.kept, KVSpan(first, forwarded)]

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from runtime.engine.request import FIXED, Block, Forwarded, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.request import FIXED, Block, KVSpan, Request
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.request.block_layout import Tiling
 from runtime.request.field_spec import BLOCK_LENGTH, Field
@@ -65,7 +65,7 @@ class FullCanvas(TiledBlocks):
     def chunk(self, request: Request, room: int) -> int:
         return 0  # nothing is settled
 
-    def open(self, request: Request) -> Feed:
+    def open(self, request: Request) -> ForwardSpan:
         while not request.blocks:
             self._open_block(request)
             if _whole(request) and request.next_start < request.end:
@@ -74,9 +74,9 @@ class FullCanvas(TiledBlocks):
         if request.kept:
             part = request.blocks[-1]
             first, last = self._renewed(request)
-        return Feed(first, last, [] if complete(request, part) else [part])
+        return ForwardSpan(first, last, [] if complete(request, part) else [part])
 
-    def steady(self, request: Request, feed: Feed) -> bool:
+    def steady(self, request: Request, feed: ForwardSpan) -> bool:
         # with a cache a block's first step forwards more than its others
         follows = bool(request.kept) or request.values[CACHE] == "none"
         return follows and feed.blocks == request.blocks[-1:] and not looked_at(request)
@@ -115,7 +115,7 @@ class FullCanvas(TiledBlocks):
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         if not request.kept and request.values[CACHE] != "none":
-            request.kept = [Forwarded(0, request.tokens[: request.end].copy())]
+            request.kept = [KVSpan(0, request.tokens[: request.end].copy())]
         request.nfe += bool(sampled)
         for i, part in enumerate(sampled, first):
             write_block(request, part, results, i)

@@ -7,7 +7,7 @@ end of the answer.
 from __future__ import annotations
 
 from runtime.engine.request import FIXED, Block, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults
 from runtime.request.block_layout import Tiling
 from runtime.request.field_spec import Field, share
@@ -43,7 +43,7 @@ class MultiBlock(TiledBlocks):
     def chunk(self, request: Request, room: int) -> int:
         return room // self.block_size * self.block_size  # docs/decoding-rules.md#prefill
 
-    def open(self, request: Request) -> Feed:
+    def open(self, request: Request) -> ForwardSpan:
         """See docs/decoding-rules.md#opening-blocks and docs/decoding-rules.md#unaligned-prompts."""
         if self.buffer_size == 1 and request.blocks and request.turn is not None:
             feed = request.turn.feed
@@ -57,9 +57,9 @@ class MultiBlock(TiledBlocks):
                 self._append(request)
                 if request.blocks:  # else all of it was given: the next one opens too
                     break
-        return Feed(request.settled - self.shift, request.next_start, self._sampled(request))
+        return ForwardSpan(request.settled - self.shift, request.next_start, self._sampled(request))
 
-    def steady(self, request: Request, feed: Feed) -> bool:
+    def steady(self, request: Request, feed: ForwardSpan) -> bool:
         if self.buffer_size > 1 or len(feed.blocks) != 1 or feed.blocks != request.blocks:
             return False
         return not looked_at(request) and feed.blocks[0].start + feed.blocks[0].size <= request.end

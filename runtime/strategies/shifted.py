@@ -8,7 +8,7 @@ algorithm.
 from __future__ import annotations
 
 from runtime.engine.request import FIXED, MASKED, Block, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults
 from runtime.request.block_layout import Tiling
 from runtime.strategies.base import DecodingContext, check_one_at_a_time
@@ -51,21 +51,21 @@ class SeededBlocks(TiledBlocks):
     def write(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
         write_block(request, part, results, i)
 
-    def open(self, request: Request) -> Feed:
+    def open(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
             if self._wants_seed(request):
                 start = request.settled
                 seed = Block(request, start, start + 1, shift=1)
-                return Feed(start, start, [seed])
+                return ForwardSpan(start, start, [seed])
             self._open(request)
             if self._settle(request):  # all of it was given
                 request.blocks = []
         part = current(request)
         if part is None:
-            return Feed(request.settled, request.settled, [])
+            return ForwardSpan(request.settled, request.settled, [])
         first, last = self.rows(request, part)
         part.unseen = max(first - part.source, int(part.start == request.settled))
-        return Feed(first, last, [part])
+        return ForwardSpan(first, last, [part])
 
     def _wants_seed(self, request: Request) -> bool:
         at = request.settled

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from runtime.algorithms.base import Rule
-from runtime.engine.step_plan import BlockPlan, BlockResults, ConditionedRows, Ints, StepPlan
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
 from runtime.worker.capture_sizes import CaptureSizes, padded_history_len, sampled_rows_step
 from runtime.worker.cuda_graph import Work
 from runtime.worker.graph_padding import (
@@ -89,7 +89,7 @@ class CudaGraphRunner(ModelRunner):
         self._num_uses: Counter[Hashable] = Counter()  # number of steps, by shapes that are not captured
         self._last_positions: np.ndarray | None = None  # of the rows of the last forward, if it was replayed
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
-        self._last_conditioned: ConditionedRows | None = None
+        self._last_conditioned: SelfConditioningRows | None = None
         self._hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
         self._launched_tokens: Ints | None = None  # of the next step, if its forward was launched already
         self.next_tokens_fn = tokens_after  # benchmarks replace it to repeat a step
@@ -136,7 +136,7 @@ class CudaGraphRunner(ModelRunner):
         graph.replay()
         return self._hidden_states
 
-    def _launch_next_step(self, step: StepPlan, plan: BlockPlan, output: Told) -> bool:
+    def _launch_next_step(self, step: StepPlan, plan: DenoiseBlocks, output: Told) -> bool:
         """Launches the forward of the next step if its layout is the same; returns whether it did.
 
         It must not if logprobs of this step are requested, if rows of the step belong to no sampled block, or if only
@@ -171,7 +171,9 @@ class CudaGraphRunner(ModelRunner):
         self.timer.begin()
         return self.step.forward(shape, self.h2d.to_device(arrays)), "prefill" if padded is None else "new"
 
-    def _sample_step(self, step: StepPlan, plan: BlockPlan, hidden_states: torch.Tensor, reason: str) -> BlockResults:
+    def _sample_step(
+        self, step: StepPlan, plan: DenoiseBlocks, hidden_states: torch.Tensor, reason: str
+    ) -> BlockResults:
         shape, arrays = sample_inputs(plan, self.step.sampler.get_algorithm)
         members = [group.members for group in plan.groups]
         if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
@@ -334,7 +336,7 @@ class CudaGraphRunner(ModelRunner):
         return len(self._graphs)
 
 
-def _same_conditioning(one: ConditionedRows | None, other: ConditionedRows | None) -> bool:
+def _same_conditioning(one: SelfConditioningRows | None, other: SelfConditioningRows | None) -> bool:
     if one is None or other is None:
         return one is other
     return np.array_equal(one.rows, other.rows) and np.array_equal(one.place, other.place)

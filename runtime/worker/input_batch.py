@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import MERGED, MIN_P, TEMPERATURE, TOP_K, TOP_P, Rule, Stat
 from runtime.engine.request import MASKED
-from runtime.engine.step_plan import BlockPlan, StepPlan
+from runtime.engine.step_plan import DenoiseBlocks, StepPlan
 from runtime.worker.sample.logits_processors import shaping_arrays
 
 Arrays = dict[str, npt.NDArray[np.generic]]
@@ -134,7 +134,7 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
     return shape, arrays
 
 
-def sample_inputs(plan: BlockPlan, get_algorithm: Callable[[str], Rule]) -> tuple[SampleDescriptor, Arrays]:
+def sample_inputs(plan: DenoiseBlocks, get_algorithm: Callable[[str], Rule]) -> tuple[SampleDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of sampling.
 
     Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
@@ -217,7 +217,7 @@ def sample_inputs(plan: BlockPlan, get_algorithm: Callable[[str], Rule]) -> tupl
 Ints = npt.NDArray[np.int64]
 
 
-def _sort_by_group(plan: BlockPlan, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
+def _sort_by_group(plan: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns the sampled positions in their order and a code for each: the number of its group times 3, plus 0 for
     greedy rows, 1 for sampled rows, or 2 for rows under min-p, top-k or top-p."""
     kind = np.zeros(len(block), dtype=np.int64)

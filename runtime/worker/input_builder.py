@@ -12,11 +12,20 @@ from runtime.algorithms.base import MIN_P, TEMPERATURE, Rule, Stat, get_rule
 from runtime.algorithms.rng import DRAW, RENOISE, uniforms
 from runtime.engine.lora_manager import Adapters
 from runtime.engine.page_table import PageTable
-from runtime.engine.request import FILLED, MASKED, Block, Request
-from runtime.engine.scheduled_request import Turn
-from runtime.engine.step_plan import BlockPlan, Bools, Drawing, Ints, Ints32, RulePlan, StepPlan, lay_out
+from runtime.engine.request import MASKED, UNMASKED, Block, Request
+from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.step_plan import (
+    AlgorithmBatch,
+    Bools,
+    DenoiseBlocks,
+    Ints,
+    Ints32,
+    SamplingInputs,
+    StepPlan,
+    make_row_layout,
+)
 from runtime.strategies.base import Strategy
-from runtime.worker.input_embeds import conditioned_rows, merged_rows
+from runtime.worker.input_embeds import self_conditioning_rows, soft_embedding_rows
 from runtime.worker.sample.forced_tokens import recitals, walks
 from runtime.worker.sample.logits_processors import shaping_plan
 from runtime.worker.sample.logprobs import asked
@@ -50,10 +59,13 @@ class Planner:
         self.adapters = adapters or Adapters()
         self.strategy = strategy
         self._known: Geometry | None = None
-        self._turns: list[Turn] = []  # whose it is
+        self._turns: list[ScheduledRequest] = []  # whose it is
 
     def plan(
-        self, turns: list[Turn], ready: Callable[[], object] = lambda: None, begin_next: Callable[[], bool] = bool
+        self,
+        turns: list[ScheduledRequest],
+        ready: Callable[[], object] = lambda: None,
+        begin_next: Callable[[], bool] = bool,
     ) -> StepPlan:
         """The step's plan; the blocks of the turns that have a feed are in it in the turns' order. `ready`: brings the
         blocks to their present state; until they are asked for only the requests' tokens have to be. `begin_next`: see
@@ -66,12 +78,14 @@ class Planner:
             self._turns = turns
         return self.again(turns, ready, begin_next)
 
-    def again(self, turns: list[Turn], ready: Callable[[], object], begin_next: Callable[[], bool]) -> StepPlan:
+    def again(
+        self, turns: list[ScheduledRequest], ready: Callable[[], object], begin_next: Callable[[], bool]
+    ) -> StepPlan:
         """The same turns' next plan, wherever their requests may be by now."""
         geometry = self._known
         assert geometry is not None
 
-        def sampled() -> BlockPlan | None:
+        def sampled() -> DenoiseBlocks | None:
             ready()
             return _plan_blocks(turns, geometry.offsets)
 
@@ -87,22 +101,22 @@ class Planner:
             sampled=sampled,
             apart=lambda: _apart(turns, geometry.offsets),
             begin_next=begin_next,
-            merged=merged_rows(turns, geometry.offsets) if geometry.merges else None,
-            conditioned=conditioned_rows(turns, geometry.offsets) if geometry.conditions else None,
+            merged=soft_embedding_rows(turns, geometry.offsets) if geometry.merges else None,
+            conditioned=self_conditioning_rows(turns, geometry.offsets) if geometry.conditions else None,
             adapters=geometry.adapters,
             adapted=geometry.facts[1],
         )
 
-    def _facts(self, turns: list[Turn]) -> list[int]:
+    def _facts(self, turns: list[ScheduledRequest]) -> list[int]:
         facts = [self.table.version, self.adapters.touched({turn.request.adapter for turn in turns})]
         for turn in turns:
             request, first = turn.request, turn.first
             facts += (first, turn.last - first, request.settled, request.row, request.end, request.seq, request.slot)
         return facts
 
-    def _geometry(self, turns: list[Turn], facts: list[int]) -> Geometry:
+    def _geometry(self, turns: list[ScheduledRequest], facts: list[int]) -> Geometry:
         first, counts, settled, row, _, _, slot = np.array(facts[2:], dtype=np.int64).reshape(len(turns), -1).T
-        layout = lay_out(tuple(counts.tolist()))
+        layout = make_row_layout(tuple(counts.tolist()))
         owner, positions = layout.owner, layout.positions(first)
         visible_end = self.strategy.visible_end([turn.request for turn in turns], owner, positions)
         boundary = settled[owner]
@@ -126,7 +140,7 @@ class Planner:
         )
 
 
-def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
+def _plan_blocks(turns: list[ScheduledRequest], offsets: list[int]) -> DenoiseBlocks | None:
     """`offsets`: of each turn, what has to be added to a position to get its row."""
     blocks: list[Block] = []
     owners: list[Request] = []
@@ -159,21 +173,21 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     state = _rectangle([block.state for block in blocks], size)
     needed = state == MASKED
     if unstable:
-        needed |= (state == FILLED) & np.array([request.unstable for request in owners])[:, None]
+        needed |= (state == UNMASKED) & np.array([request.unstable for request in owners])[:, None]
         for i, block in enumerate(blocks):
             needed[i, : block.unseen] = False
     may_force = columns[1] > 0
     for i in (i for i, request in enumerate(owners) if led and request.led):
         needed[i] = may_force[i] = False  # the rule leaves it as it is
     params = [request.params for request in owners]
-    groups: tuple[RulePlan, ...]
+    groups: tuple[AlgorithmBatch, ...]
     if len(rules) == 1:
         (rule,) = rules
         kept = _kept(rule, blocks, size)
-        groups = (RulePlan(rule.key, np.arange(n), _end_to_end(params).reshape(n, -1), wants, kept),)
+        groups = (AlgorithmBatch(rule.key, np.arange(n), _end_to_end(params).reshape(n, -1), wants, kept),)
     else:
         groups = _groups(owners, blocks, params, size)
-    return BlockPlan(
+    return DenoiseBlocks(
         rows=columns[0],
         tokens=_rectangle([block.tokens for block in blocks], size),
         state=state,
@@ -195,7 +209,7 @@ def _plan_blocks(turns: list[Turn], offsets: list[int]) -> BlockPlan | None:
     )
 
 
-def _apart(turns: list[Turn], offsets: list[int]) -> list[BlockPlan]:
+def _apart(turns: list[ScheduledRequest], offsets: list[int]) -> list[DenoiseBlocks]:
     plans = [_plan_blocks([turn], [offset]) for turn, offset in zip(turns, offsets, strict=True)]
     return [plan for plan in plans if plan is not None]
 
@@ -232,7 +246,9 @@ def _kept(rule: Rule, blocks: list[Block], size: int) -> np.ndarray | None:
     return kept
 
 
-def _groups(owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int) -> tuple[RulePlan, ...]:
+def _groups(
+    owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int
+) -> tuple[AlgorithmBatch, ...]:
     """The blocks of each rule, by the requests that own them."""
     members: dict[Rule, list[int]] = {}
     wants: dict[Rule, int] = {}
@@ -241,7 +257,7 @@ def _groups(owners: list[Request], blocks: list[Block], params: list[np.ndarray]
         members.setdefault(rule, []).append(i)
         wants[rule] = wants.get(rule, 0) | request.wants
     return tuple(
-        RulePlan(
+        AlgorithmBatch(
             rule.key,
             np.array(mine, dtype=np.int64),
             np.stack([params[i] for i in mine]),
@@ -252,7 +268,9 @@ def _groups(owners: list[Request], blocks: list[Block], params: list[np.ndarray]
     )
 
 
-def _drawing(owners: list[Request], blocks: list[Block], groups: tuple[RulePlan, ...], size: int) -> Drawing | None:
+def _drawing(
+    owners: list[Request], blocks: list[Block], groups: tuple[AlgorithmBatch, ...], size: int
+) -> SamplingInputs | None:
     """What the requests that draw need; None when all take the likeliest."""
     if not any(group.params[:, TEMPERATURE].any() for group in groups):
         return None
@@ -261,7 +279,7 @@ def _drawing(owners: list[Request], blocks: list[Block], groups: tuple[RulePlan,
         limits[group.members] = group.params[:, : limits.shape[1]]
         if get_rule(group.rule).noisy:  # it brings the logits to their temperature itself
             limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
-    return Drawing(limits, _uniforms(owners, blocks, size, DRAW))
+    return SamplingInputs(limits, _uniforms(owners, blocks, size, DRAW))
 
 
 def _uniforms(owners: list[Request], blocks: list[Block], size: int, stream: int) -> np.ndarray:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.algorithms.base import Merge, Stat
-from runtime.engine.request import FILLED
-from runtime.engine.scheduled_request import Turn
-from runtime.engine.step_plan import ConditionedRows, MergedRows, lay_out
+from runtime.engine.request import UNMASKED
+from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.step_plan import SelfConditioningRows, SoftEmbeddingRows, make_row_layout
 
 
-def merged_rows(turns: list[Turn], offsets: list[int]) -> MergedRows | None:
-    """The FILLED positions of open blocks that have been sampled by a rule that has them made of several tokens'.
+def soft_embedding_rows(turns: list[ScheduledRequest], offsets: list[int]) -> SoftEmbeddingRows | None:
+    """The UNMASKED positions of open blocks that have been sampled by a rule that has them made of several tokens'.
     `offsets`: of each turn, what has to be added to a position to get its row."""
     ids: list[np.ndarray] = []
     probs: list[np.ndarray] = []
@@ -31,12 +31,12 @@ def merged_rows(turns: list[Turn], offsets: list[int]) -> MergedRows | None:
                 how.append(request.merge)
     if not starts:
         return None
-    layout = lay_out(tuple([len(state) for state in states]))
-    filled = np.flatnonzero(np.concatenate(states) == FILLED)
+    layout = make_row_layout(tuple([len(state) for state in states]))
+    filled = np.flatnonzero(np.concatenate(states) == UNMASKED)
     if not len(filled):
         return None
     count = max([each.shape[1] for each in ids])
-    return MergedRows(
+    return SoftEmbeddingRows(
         rows=layout.positions(np.array(starts))[filled],
         ids=_widened(ids, count)[filled],
         probs=_widened(probs, count)[filled],
@@ -44,7 +44,7 @@ def merged_rows(turns: list[Turn], offsets: list[int]) -> MergedRows | None:
     )
 
 
-def conditioned_rows(turns: list[Turn], offsets: list[int]) -> ConditionedRows | None:
+def self_conditioning_rows(turns: list[ScheduledRequest], offsets: list[int]) -> SelfConditioningRows | None:
     """The blocks that have had a step of a rule that has the next one told of it."""
     rows: list[int] = []
     place: list[int] = []
@@ -54,7 +54,7 @@ def conditioned_rows(turns: list[Turn], offsets: list[int]) -> ConditionedRows |
                 if block.advanced:
                     rows.append(block.source + offset)
                     place.append(turn.request.row)
-    return ConditionedRows(np.array(rows), np.array(place)) if rows else None
+    return SelfConditioningRows(np.array(rows), np.array(place)) if rows else None
 
 
 def _widened(parts: list[np.ndarray], count: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 
 from runtime.algorithms.base import Orders
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
-from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
@@ -127,7 +127,7 @@ class ModelRunner:
         blocks = plan.blocks  # computed now, to overlap with the forward
         return None if blocks is None else self._sample(plan, blocks, hidden_states)
 
-    def _sample(self, plan: StepPlan, blocks: BlockPlan, hidden_states: torch.Tensor) -> BlockResults:
+    def _sample(self, plan: StepPlan, blocks: DenoiseBlocks, hidden_states: torch.Tensor) -> BlockResults:
         shape, arrays = sample_inputs(blocks, self.step.sampler.get_algorithm)
         parts = [blocks]
         if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
@@ -146,7 +146,7 @@ class ModelRunner:
         found = end_to_end([results(*each) for each in zip(shapes, outputs, members, strict=True)])
         return self._walked(blocks, hidden_states, found)
 
-    def _walked(self, plan: BlockPlan, hidden_states: torch.Tensor, results: BlockResults) -> BlockResults:
+    def _walked(self, plan: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> BlockResults:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
         full_logits = FullLogits(
             self.step.sampler, self.model.finish, hidden_states, self.notify_ranks, self.batch_invariant

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from runtime.algorithms import Orders, Stat, rules, rules_under
-from runtime.engine.request import FILLED, FIXED, MASKED
-from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
+from runtime.engine.request import FIXED, MASKED, UNMASKED
+from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.worker.sample.sampler import Sampler
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
@@ -22,7 +22,7 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
     random = np.random.default_rng(5)
     keys = rules()
     n = EACH * len(keys)
-    state = random.choice([FIXED, MASKED, MASKED, MASKED, FILLED], (n, SIZE)).astype(np.int8)
+    state = random.choice([FIXED, MASKED, MASKED, MASKED, UNMASKED], (n, SIZE)).astype(np.int8)
     tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
     kept: dict[str, np.ndarray] = {}
     eos = torch.tensor([3, 9], device=device)
@@ -43,19 +43,19 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
                 rows.append([*limits[member], *rule.row(values)])
             memory = kept.get(key, np.zeros((EACH, SIZE, 0, len(rule.keeps))))
             room = np.concatenate([memory, np.zeros((EACH, SIZE, 1, len(rule.keeps)))], axis=2) if rule.keeps else None
-            groups.append(RulePlan(key, members, np.array(rows), int(wants), room))
-        plan = BlockPlan(
+            groups.append(AlgorithmBatch(key, members, np.array(rows), int(wants), room))
+        plan = DenoiseBlocks(
             rows=np.arange(n) * SIZE,
             tokens=tokens,
             state=state,
-            sampled=(state == MASKED) | ((state == FILLED) & unstable[:, None]),
+            sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
             may_force=np.arange(n) % 3 > 0,
             advanced=np.full(n, step),
             initial_masks=(state != FIXED).sum(1),
             given_steps=np.zeros(n, dtype=np.int64),
             post_edit_steps=np.full(n, step),
             remasked=None,
-            drawing=Drawing(limits, random.random((n, SIZE))),
+            drawing=SamplingInputs(limits, random.random((n, SIZE))),
             groups=tuple(groups),
             noise=random.random((n, SIZE)),
         )
@@ -68,7 +68,7 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
             after[mine], masked[mine] = decision.tokens.cpu().numpy(), decision.masked.cpu().numpy()
             if blocks.kept is not None:
                 kept[rule.key] = blocks.kept.cpu().numpy()
-        state = np.where(state == FIXED, FIXED, np.where(masked, MASKED, FILLED)).astype(np.int8)
+        state = np.where(state == FIXED, FIXED, np.where(masked, MASKED, UNMASKED)).astype(np.int8)
         tokens = np.where(masked, VOCAB - 1, after)
         shown += [torch.from_numpy(tokens), torch.from_numpy(state.astype(np.int64))]
     return shown

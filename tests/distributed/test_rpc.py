@@ -8,7 +8,7 @@ import pytest
 
 from runtime.distributed.rpc import Beat, Gone, Hello, Sample, Step, Wire
 from runtime.distributed.serialization import GEOMETRY, block_arrays, block_plan, step_arrays, step_plan
-from runtime.engine.step_plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan
+from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs, SoftEmbeddingRows, StepPlan
 
 
 @pytest.fixture
@@ -71,16 +71,19 @@ def test_what_is_no_message(wires, data):
 def test_plans_come_as_they_went(wires):
     ours, theirs = wires
     numbers = {name: np.arange(4) + n for n, name in enumerate(GEOMETRY)}
-    merged = MergedRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
+    merged = SoftEmbeddingRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
     fields = (
         "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps",
         "post_edit_steps",
     )  # fmt: skip
     one = np.arange(1)
-    groups = RulePlan("edit", one, np.ones((1, 4)), 3), RulePlan("credit", one, np.ones((1, 5)), 1, np.ones(2))
-    blocks = BlockPlan(
+    groups = (
+        AlgorithmBatch("edit", one, np.ones((1, 4)), 3),
+        AlgorithmBatch("credit", one, np.ones((1, 5)), 1, np.ones(2)),
+    )
+    blocks = DenoiseBlocks(
         **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)}, remasked=None,
-        drawing=Drawing(np.ones((2, 4)), np.zeros((2, 3))),
+        drawing=SamplingInputs(np.ones((2, 4)), np.zeros((2, 3))),
         groups=groups,
         place=np.arange(2),
     )  # fmt: skip

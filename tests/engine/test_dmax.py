@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM
-from runtime.engine.request import FILLED
+from runtime.engine.request import UNMASKED
 from runtime.engine.step_plan import BlockResults, StepPlan
 from tests.engine.harness import Ask, Run, Setup, run_schedule, spec_of
 from tests.engine.samples import asks, examples
@@ -66,7 +66,7 @@ def test_preemption_at_any_step_changes_nothing(p: Params, buffer: int) -> None:
 
 
 def test_rows_that_are_mixed() -> None:
-    """FILLED positions of blocks that have had a step, with their block's last; nothing in a step without one."""
+    """UNMASKED positions of blocks that have had a step, with their block's last; nothing in a step without one."""
     run = Watched(replace(SERVER, pages=40, budget=256))
     for n, p in enumerate((SLOW, SMOOTH, replace(SLOW, token_merge_top_k=2, token_merge_renormalize=False))):
         run.add(Ask(tuple(range(n, n + 9)), p))
@@ -85,7 +85,7 @@ def test_rows_that_are_mixed() -> None:
             for start, size, mixture, state in before[request.seq]
             if mixture is not None
             for i in range(size)
-            if state[start + i] == FILLED
+            if state[start + i] == UNMASKED
         )
         if merged is None:
             assert not expected

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.errors import ConfigError, RequestError
 from tests.engine.harness import Ask, Run, Setup, check_idle
 from tests.golden import GOLDEN
@@ -37,7 +37,7 @@ class Watched(Run):
         self.steady: list[bool] = []
         schedule = self.engine.scheduler.schedule
 
-        def watched() -> list[Turn]:
+        def watched() -> list[ScheduledRequest]:
             turns = schedule()
             for t in turns:
                 self.turns.append((t.request.seq, t.first, t.last, len(t.feed.blocks) if t.feed else 0))

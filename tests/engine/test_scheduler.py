@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from tests.engine.harness import Ask, Run, Setup, run_all
 from tests.engine.samples import asks, examples, setups
 from tests.oracle.block import Params
@@ -29,7 +29,7 @@ class Watched(Run):
         self.turns: list[list[tuple[int, int, int]]] = []
         schedule = self.engine.scheduler.schedule
 
-        def watched() -> list[Turn]:
+        def watched() -> list[ScheduledRequest]:
             turns = schedule()
             prefills = [max(0, min(turn.last, turn.request.prefilled) - turn.first) for turn in turns]
             self.turns.append([(t.request.seq, n, t.last - t.first - n) for t, n in zip(turns, prefills, strict=True)])

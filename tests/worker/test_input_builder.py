@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.step_plan import StepPlan
 from runtime.strategies import strategies
 from runtime.worker.input_builder import Planner
@@ -26,14 +26,14 @@ class Comparing(Planner):
     made = 0
     kept = 0
 
-    def plan(self, turns: list[Turn], *others: Callable[[], Any]) -> StepPlan:
+    def plan(self, turns: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
         before = self._known
         plan = super().plan(turns, *others)
         self.made += 1
         self.kept += before is not None and self._known is before
         return plan
 
-    def again(self, turns: list[Turn], *others: Callable[[], Any]) -> StepPlan:
+    def again(self, turns: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
         plan = super().again(turns, *others)
         fresh = Planner(self.table, self.strategy).plan(turns)
         for name in (*WHERE, "tokens"):

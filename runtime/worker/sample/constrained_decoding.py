@@ -16,8 +16,8 @@ import torch
 from runtime.algorithms import sampling
 from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from runtime.algorithms.logits_ops import WHOLE
-from runtime.engine.request import FILLED
-from runtime.engine.step_plan import BlockPlan, BlockResults, Walk
+from runtime.engine.request import UNMASKED
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, GrammarBlock
 from runtime.worker.sample.full_logits import FullLogits
 from runtime.worker.sample.logits_processors import shape_logits, shaping_arrays
 
@@ -26,7 +26,7 @@ from runtime.worker.sample.logits_processors import shape_logits, shaping_arrays
 class Walking:
     """A walk on its way: `at` is the offset it has come to, `taken` what it took from `walk.first` on."""
 
-    walk: Walk
+    walk: GrammarBlock
     size: int  # positions of the block
     first_row: int  # of its first position's logits, among those of its batch
     taken: list[int] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Walking:
 
 
 @torch.inference_mode()
-def walk(looking: FullLogits, plan: BlockPlan, results: BlockResults) -> None:
+def walk(looking: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
     """Take the step's walks, and write what they took into `results`, where their blocks are as they were."""
     for batch in _batches(plan, 0 if looking.batch_invariant else looking.max_rows):
         rows = np.concatenate([plan.rows[w.walk.block] + np.arange(w.at, w.size) for w in batch])
@@ -90,7 +90,7 @@ def _on(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array).to(like.device)
 
 
-def _batches(plan: BlockPlan, most: int) -> Iterator[list[Walking]]:
+def _batches(plan: DenoiseBlocks, most: int) -> Iterator[list[Walking]]:
     """Walks whose logits are made at once, of `most` rows, or one walk."""
     batch: list[Walking] = []
     rows = 0
@@ -105,7 +105,7 @@ def _batches(plan: BlockPlan, most: int) -> Iterator[list[Walking]]:
         yield batch
 
 
-def _go(batch: Sequence[Walking], logits: torch.Tensor, plan: BlockPlan) -> None:
+def _go(batch: Sequence[Walking], logits: torch.Tensor, plan: DenoiseBlocks) -> None:
     words = -(-logits.shape[1] // 32)
     for walking in batch:
         walking.take_forced()
@@ -141,7 +141,7 @@ def _bits(allowed: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
     return bits.flatten(1)[:, : logits.shape[1]].bool()
 
 
-def _choose(logits: torch.Tensor, going: Sequence[Walking], plan: BlockPlan) -> sampling.Candidate:
+def _choose(logits: torch.Tensor, going: Sequence[Walking], plan: DenoiseBlocks) -> sampling.Candidate:
     """The likeliest allowed token of each row, or the drawn one of those that draw; and its probability among the
     allowed."""
     best = sampling.greedy(logits)
@@ -166,7 +166,7 @@ def _choose(logits: torch.Tensor, going: Sequence[Walking], plan: BlockPlan) -> 
 def _write(walking: Walking, results: BlockResults) -> None:
     i, first, at, taken = walking.walk.block, walking.walk.first, walking.at, walking.taken
     results.tokens[i, first:at] = taken
-    results.state[i, first:at] = FILLED
+    results.state[i, first:at] = UNMASKED
     results.masks[i] -= len(taken)
     results.written[i] += len(taken)
     results.first_masked[i] = at if results.masks[i] else results.tokens.shape[1]

@@ -10,16 +10,16 @@ import torch
 
 from runtime.algorithms.logits_ops import Vocabulary
 from runtime.engine.logits_processors_state import Shaped
-from runtime.engine.request import FILLED, Block, Request
-from runtime.engine.step_plan import ShapingPlan
+from runtime.engine.request import UNMASKED, Block, Request
+from runtime.engine.step_plan import LogitsProcessorBatch
 from runtime.worker.sample.logits_processors_ops import Shapes, shape_rows
 
 SHAPED_ROWS = 256  # at a time: bounds the memory, as a row may have as many ids as its request has tokens
 PREFIX = "shaped_"
-NAMES = tuple(field.name for field in fields(ShapingPlan))
+NAMES = tuple(field.name for field in fields(LogitsProcessorBatch))
 
 
-def shaping_plan(owners: Sequence[Request], blocks: Sequence[Block], size: int) -> ShapingPlan | None:
+def shaping_plan(owners: Sequence[Request], blocks: Sequence[Block], size: int) -> LogitsProcessorBatch | None:
     """Of a step's blocks and the requests that own them; None where none asks for anything."""
     numbers: dict[int, int] = {}
     made: list[tuple[tuple[float, float, float], Shaped]] = []
@@ -35,7 +35,7 @@ def shaping_plan(owners: Sequence[Request], blocks: Sequence[Block], size: int) 
         request_of[i] = numbers[request.seq]
         first[i] = block.start - request.prompt_len
         inside = block.start + np.arange(block.size) < request.end
-        own[i, : block.size] = np.where((block.state == FILLED) & inside, block.tokens, -1)
+        own[i, : block.size] = np.where((block.state == UNMASKED) & inside, block.tokens, -1)
     if not made:
         return None
     most = max(max(len(shaped.ids) for _, shaped in made), 1)
@@ -43,13 +43,13 @@ def shaping_plan(owners: Sequence[Request], blocks: Sequence[Block], size: int) 
     def beside(name: str) -> np.ndarray:
         return np.stack([_widened(getattr(shaped, name), most) for _, shaped in made])
 
-    return ShapingPlan(
+    return LogitsProcessorBatch(
         request=request_of, first=first, own=own, ids=beside("ids"), seen=beside("seen"), counts=beside("counts"),
         bias=beside("bias"), least=beside("least"), penalties=np.array([penalties for penalties, _ in made]),
     )  # fmt: skip
 
 
-def shaping_arrays(plan: ShapingPlan) -> dict[str, np.ndarray]:
+def shaping_arrays(plan: LogitsProcessorBatch) -> dict[str, np.ndarray]:
     """Named, for the device."""
     return {PREFIX + name: getattr(plan, name) for name in NAMES}
 

@@ -11,8 +11,8 @@ import torch
 
 from runtime.algorithms import sampling
 from runtime.engine.logprobs_request import Written
-from runtime.engine.request import FILLED, MASKED, Request
-from runtime.engine.step_plan import BlockPlan, BlockResults
+from runtime.engine.request import MASKED, UNMASKED, Request
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks
 from runtime.worker.sample.full_logits import FullLogits
 
 NONE = -1  # of a block whose request does not ask
@@ -26,14 +26,14 @@ def asked(owners: Sequence[Request]) -> np.ndarray | None:
 
 
 @torch.inference_mode()
-def tell(looking: FullLogits, plan: BlockPlan, results: BlockResults) -> None:
+def tell(looking: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
     """Into ``results.logprobs``, of the blocks that ask: of the model's own distribution (what may never be predicted
     apart), before a bias, a penalty, a temperature or a rule has changed anything."""
     assert plan.told is not None
     asking = np.flatnonzero(plan.told > NONE)
     size = plan.state.shape[1]  # recorded steps may be of larger blocks
     before, after = plan.state[asking], results.state[asking, :size]
-    written = (after == FILLED) & ((before == MASKED) | (plan.tokens[asking] != results.tokens[asking, :size]))
+    written = (after == UNMASKED) & ((before == MASKED) | (plan.tokens[asking] != results.tokens[asking, :size]))
     which, at = np.nonzero(written)
     block = asking[which]
     if not len(block):

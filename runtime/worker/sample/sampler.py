@@ -28,8 +28,8 @@ from runtime.algorithms.base import (
     rules_under,
 )
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
-from runtime.engine.request import FILLED, MASKED
-from runtime.engine.step_plan import BlockPlan
+from runtime.engine.request import MASKED, UNMASKED
+from runtime.engine.step_plan import DenoiseBlocks
 from runtime.kernels.ops import Kernels
 from runtime.layers.lm_head import CappedHead, PlainHead
 from runtime.worker.input_batch import SampleDescriptor, sample_inputs
@@ -123,7 +123,7 @@ class Sampler:
 
     def sample_plan(
         self,
-        plan: BlockPlan,
+        plan: DenoiseBlocks,
         hidden: torch.Tensor,
         tokens: torch.Tensor,
         state: torch.Tensor,
@@ -153,7 +153,7 @@ class Sampler:
             graph_safe: launch the same kernels for any content, without host synchronization.
         """
         tokens, state = inputs["block_tokens"], inputs["block_state"]
-        masked, filled = state == MASKED, state == FILLED
+        masked, filled = state == MASKED, state == UNMASKED
         advanced = inputs["advanced"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         algorithms = [self.get_algorithm(group.algorithm) for group in shape.groups]

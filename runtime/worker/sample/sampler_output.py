@@ -11,7 +11,7 @@ import torch
 
 from runtime.algorithms.base import Decision
 from runtime.engine.request import FIXED, MASKED
-from runtime.engine.step_plan import BlockPlan, BlockResults, Bools, Ints, Mixture
+from runtime.engine.step_plan import BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
 from runtime.worker.input_batch import SampleDescriptor
 
 Outcome = dict[str, torch.Tensor]
@@ -38,7 +38,7 @@ def outcome(
     size, masked = before.shape[1], decision.masked
     open_ = before != FIXED
     filled = open_ & ~masked
-    state = open_.to(torch.int8) + filled  # FIXED, MASKED and FILLED are 0, 1 and 2
+    state = open_.to(torch.int8) + filled  # FIXED, MASKED and UNMASKED are 0, 1 and 2
     is_eos = (decision.tokens[:, :, None] == eos_ids).any(2) & filled
     written = filled & ((before == MASKED) | (decision.tokens != tokens))
     at = torch.arange(size, device=before.device)
@@ -65,7 +65,7 @@ def results(shape: SampleDescriptor, told: Told, members: list[Ints]) -> BlockRe
     n = sum(map(len, members))
     numbers = told["numbers"][:, :n].tolist()
     kept: dict[int, npt.NDArray[np.float64]] = {}
-    mixtures: dict[int, Mixture] = {}
+    mixtures: dict[int, SoftTokens] = {}
     for i, (group, mine) in enumerate(zip(shape.groups, members, strict=True)):
         if group.history_len:
             every = told[f"history{i}"]
@@ -84,7 +84,7 @@ def results(shape: SampleDescriptor, told: Told, members: list[Ints]) -> BlockRe
     )
 
 
-def tokens_after(plan: BlockPlan, told: Told) -> Ints:
+def tokens_after(plan: DenoiseBlocks, told: Told) -> Ints:
     """[n, B]: of the plan's own blocks, after the step."""
     blocks, size = plan.tokens.shape  # less than what a step is filled up to
     return told["tokens"][:blocks, :size]  # type: ignore[return-value]
