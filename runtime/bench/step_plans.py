@@ -82,7 +82,7 @@ class StepPlans:
         `threshold`, `filled` of a block's positions, drawn at random, hold random ids and the others are masked; noise
         is random throughout. A strategy that feeds more, or less, of its first step is timed on the block alone."""
         random = np.random.default_rng(batch)
-        turns = []
+        batch = []
         last = context + self.block_size
         for request in self._requests(batch, context, self.block_size):
             block = Block(request, context, last)
@@ -95,8 +95,8 @@ class StepPlans:
                 some = random.permutation(self.block_size)[: round(filled * self.block_size)]
                 request.state[context + some] = UNMASKED
             request.tokens[context + some] = ids[some]
-            turns.append(ScheduledRequest(request, context, last, ForwardSpan(context, last, [block])))
-        return self._plan(turns, last)
+            batch.append(ScheduledRequest(request, context, last, ForwardSpan(context, last, [block])))
+        return self._plan(batch, last)
 
     def prefill(self, batch: int, length: int, *, budget: int) -> list[StepPlan]:
         """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. Where
@@ -131,12 +131,12 @@ class StepPlans:
             made.append(request)
         return made
 
-    def _plan(self, turns: list[ScheduledRequest], tokens: int) -> StepPlan:
+    def _plan(self, batch: list[ScheduledRequest], tokens: int) -> StepPlan:
         """Each request's first `tokens` positions lie in pages drawn at random."""
         units = pages_needed(tokens, self.page_size)
-        table = PageTable(rows=len(turns), units=units, pages_per_unit=1, page_size=self.page_size)
-        drawn = np.random.default_rng(7).permutation(self.pages)[: len(turns) * units].reshape(len(turns), units)
-        for turn, pages in zip(turns, drawn.tolist(), strict=True):
-            turn.request.row = table.take_row()
-            table.append(turn.request.row, 0, pages)
-        return Planner(table, self.strategy).plan(turns)
+        table = PageTable(rows=len(batch), units=units, pages_per_unit=1, page_size=self.page_size)
+        drawn = np.random.default_rng(7).permutation(self.pages)[: len(batch) * units].reshape(len(batch), units)
+        for scheduled, pages in zip(batch, drawn.tolist(), strict=True):
+            scheduled.request.row = table.take_row()
+            table.append(scheduled.request.row, 0, pages)
+        return Planner(table, self.strategy).plan(batch)

@@ -160,25 +160,25 @@ class Engine:
                 return False
         entered, begun = time.perf_counter(), self._ahead.take()
         try:
-            turns = begun or self.scheduler.schedule()
+            batch = begun or self.scheduler.schedule()
         except TurnError as error:
             self._strategy_failed(error.request, error.__cause__ or error)
             return False
-        if not turns:
+        if not batch:
             return False
         started = time.perf_counter()
         try:
             make = self.planner.again if begun else self.planner.plan
-            plan = make(turns, self._writing.finish, self._ahead.after(turns))
+            plan = make(batch, self._writing.finish, self._ahead.after(batch))
             results = self.runner.run(plan)
             self._tell_now()  # of a step without results: it has no time for it
-            self._writing.write(turns, results or NO_RESULTS)
+            self._writing.write(batch, results or NO_RESULTS)
         except (torch.AcceleratorError, ReplicaLost):
             raise
         except Exception as error:
-            log.exception("a step failed; its %d requests end with an error", len(turns))
+            log.exception("a step failed; its %d requests end with an error", len(batch))
             self._writing.finish()
-            self._fail([turn.request for turn in turns], error)
+            self._fail([scheduled.request for scheduled in batch], error)
             return False
         self._stats.steps += 1
         ended = time.perf_counter()
@@ -186,7 +186,7 @@ class Engine:
         if begun:  # while the step before it was written
             entered = started = self._ended
         self._observed.step(
-            len(turns), ended - started, whole=ended - entered, device=self.runner.stats.last_device_seconds
+            len(batch), ended - started, whole=ended - entered, device=self.runner.stats.last_device_seconds
         )
         self._ended = ended
         return True

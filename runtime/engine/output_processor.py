@@ -40,25 +40,25 @@ class Writing:
         self._left: list[tuple[ScheduledRequest, int]] = []  # turns that go on, and their blocks' numbers in
         self._results = NO_RESULTS  # the last step's
 
-    def write(self, turns: list[ScheduledRequest], results: BlockResults) -> None:
+    def write(self, batch: list[ScheduledRequest], results: BlockResults) -> None:
         """Of a turn that goes on (``Strategy.steady``) the tokens alone: `finish` does the rest."""
         self.finish()  # by now it has been, where somebody asked for the step's blocks
         stats, left, self._results = self._stats, self._left, results
         calm = results.calm
         first = 0
-        for turn in turns:
-            if turn.request.status is Status.FINISHED:  # the strategy failed on what was left of the step before
-                first += len(turn.blocks)
+        for scheduled in batch:
+            if scheduled.request.status is Status.FINISHED:  # the strategy failed on what was left of the step before
+                first += len(scheduled.blocks)
                 continue
-            if turn.steady and calm[first]:
-                (block,) = turn.blocks
+            if scheduled.steady and calm[first]:
+                (block,) = scheduled.blocks
                 block.tokens[...] = results.tokens[first, : block.size]
-                turn.request.stays = True
-                left.append((turn, first))
+                scheduled.request.stays = True
+                left.append((scheduled, first))
                 first += 1
                 continue
-            self._write(turn, results, first)
-            first += len(turn.blocks)
+            self._write(scheduled, results, first)
+            first += len(scheduled.blocks)
         stats.edits += sum(results.edits)
         stats.remasks += sum(results.remasks)
         stats.forced += sum(results.forced)
@@ -69,11 +69,11 @@ class Writing:
             return
         left, self._left = self._left, []
         results, self._results = self._results, NO_RESULTS
-        for turn, first in left:
-            request = turn.request
+        for scheduled, first in left:
+            request = scheduled.request
             request.stays = False
             if request.status is not Status.FINISHED:  # it may have been aborted
-                self._decide(turn, results, first)
+                self._decide(scheduled, results, first)
 
     def hand_over(self) -> list[Request]:
         """Those that are untold, which are so no more; what they have in the cache others may share from now on."""
@@ -90,10 +90,10 @@ class Writing:
         for request in [request for request in self.untold if request.spec.id == request_id]:
             del self.untold[request]
 
-    def _write(self, turn: ScheduledRequest, results: BlockResults, first: int) -> None:
-        request, feed, stats = turn.request, turn.feed, self._stats
+    def _write(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> None:
+        request, span, stats = scheduled.request, scheduled.feed, self._stats
         cached, settled = request.cached, request.settled
-        if turn.again is not None:
+        if scheduled.again is not None:
             stats.forwards_prefill += 1
             request.dropped.pop(0)
         elif cached < settled:
@@ -101,12 +101,12 @@ class Writing:
                 stats.forwards_prefill += 1
                 if not request.nfe and request.queue_seconds is not None:  # else it was preempted since
                     request.prefill_seconds = time.perf_counter() - request.arrived - request.queue_seconds
-            elif not turn.denoises:
+            elif not scheduled.denoises:
                 stats.forwards_commit += 1
-            request.cached = min(turn.last, settled)
-        elif not turn.denoises and turn.first < turn.last:
+            request.cached = min(scheduled.last, settled)
+        elif not scheduled.denoises and scheduled.first < scheduled.last:
             stats.forwards_prefill += 1
-        if feed is not None and not self._decide(turn, results, first):
+        if span is not None and not self._decide(scheduled, results, first):
             return
         if request.cached != cached:
             if request.prefilling or cached < request.prefilled or request.reason is not None:
@@ -114,14 +114,14 @@ class Writing:
             else:
                 self._unpublished.append(request)
         if request.reason is not None:
-            if feed is not None:  # the step that answered it
+            if span is not None:  # the step that answered it
                 del self._live[request.spec.id]
             if request.cached >= request.settled:
                 self.scheduler.release(request)
 
-    def _decide(self, turn: ScheduledRequest, results: BlockResults, first: int) -> bool:
+    def _decide(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
         """What became of the turn's blocks, the results' from `first` on; False if the strategy failed on it."""
-        request, blocks = turn.request, turn.blocks
+        request, blocks = scheduled.request, scheduled.blocks
         if results.kept:
             for i, block in enumerate(blocks, first):
                 kept = results.kept.get(i)
@@ -140,7 +140,7 @@ class Writing:
             return False
         if request.reason is not None or (blocks and request.told):
             self.untold[request] = None
-        if turn.denoises:
+        if scheduled.denoises:
             self._stats.forwards_denoise += 1
             for block in blocks:
                 if block.ended:

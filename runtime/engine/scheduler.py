@@ -81,7 +81,7 @@ class Scheduler:
         self._step += 1
         self._admit()
         self.sharing.begin_step()
-        turns: dict[int, ScheduledRequest] = {}
+        batch: dict[int, ScheduledRequest] = {}
         left = self.budget
         left_out = False
         # while several share the engine, what one of them has beyond its first turn must not make steps long
@@ -96,7 +96,7 @@ class Scheduler:
             if request.status is not running:
                 continue  # made way for somebody in this very loop
             alone = request.alone
-            if alone and turns:
+            if alone and batch:
                 self._passed_over = self._passed_over or request
                 left_out = True
                 continue
@@ -109,17 +109,17 @@ class Scheduler:
                 if not room:
                     left_out = True
                     break
-            turn = self._turn(request, room)
-            if turn is None:
+            scheduled = self._turn(request, room)
+            if scheduled is None:
                 left_out = True
                 continue
-            last = turn.last
-            if last > request.held and not self._hold_pages(request, last, turns):
+            last = scheduled.last
+            if last > request.held and not self._hold_pages(request, last, batch):
                 continue
-            turns[request.seq] = turn
+            batch[request.seq] = scheduled
             if prefilling:
                 self.sharing.computes(request)
-            rows = last - turn.first
+            rows = last - scheduled.first
             left -= rows
             spare -= rows
             request.last_served = step
@@ -127,7 +127,7 @@ class Scheduler:
                 left_out = len(order) > 1
                 break
         self._left_out = left_out
-        return list(turns.values())
+        return list(batch.values())
 
     def _order(self) -> list[Request]:
         """Decoding before prefilling; whoever was left out last time goes first."""
@@ -146,8 +146,8 @@ class Scheduler:
     def _turn(self, request: Request, left: int) -> ScheduledRequest | None:
         """As much as fits `left` rows: of what is settled a chunk, of the open part all or nothing."""
         if request.stays:
-            turn = request.turn
-            return turn if turn is not None and turn.last - turn.first <= left else None
+            scheduled = request.turn
+            return scheduled if scheduled is not None and scheduled.last - scheduled.first <= left else None
         cached, settled = request.cached, request.settled
         dropped = request.dropped
         if dropped and cached == settled:
@@ -156,17 +156,17 @@ class Scheduler:
             return ScheduledRequest(request, again.first, last, None, again) if last - again.first <= left else None
         try:
             if settled - cached <= left and request.reason is None and not dropped:
-                feed = self.strategy.open(request)
-                first, last = feed.first, feed.last
+                span = self.strategy.open(request)
+                first, last = span.first, span.last
                 if cached < first and cached < request.settled:
                     first = cached
                 if last - first <= left:
-                    turn = request.turn
-                    if turn is None or turn.feed is not feed or turn.first != first:
-                        alone = first == feed.first and request.cached >= request.settled  # nothing else is forwarded
-                        steady = alone and self.strategy.steady(request, feed)
-                        turn = request.turn = ScheduledRequest(request, first, last, feed, steady=steady)
-                    return turn
+                    scheduled = request.turn
+                    if scheduled is None or scheduled.feed is not span or scheduled.first != first:
+                        alone = first == span.first and request.cached >= request.settled  # nothing else is forwarded
+                        steady = alone and self.strategy.steady(request, span)
+                        scheduled = request.turn = ScheduledRequest(request, first, last, span, steady=steady)
+                    return scheduled
             chunk = request.settled - cached
             if chunk > left:
                 chunk = self.strategy.chunk(request, left)
@@ -174,12 +174,12 @@ class Scheduler:
             raise TurnError(request) from error
         return ScheduledRequest(request, cached, cached + chunk, None) if chunk else None
 
-    def _hold_pages(self, request: Request, tokens: int, turns: dict[int, ScheduledRequest]) -> bool:
+    def _hold_pages(self, request: Request, tokens: int, batch: dict[int, ScheduledRequest]) -> bool:
         """Pages for the first `tokens` positions, if need be another's; False if `request` itself has to give way."""
         missing = self.cache.units_for(tokens) - len(request.units)
         while missing > self.cache.available:
             last = self._last()
-            turns.pop(last.seq, None)
+            batch.pop(last.seq, None)
             self._preempt(last)
             if last is request:
                 return False

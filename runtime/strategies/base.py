@@ -89,7 +89,7 @@ class Strategy(Protocol):
         ``request.turn`` where that is still it, which spares the host most of what a turn costs."""
         ...
 
-    def steady(self, request: Request, feed: ForwardSpan) -> bool:
+    def steady(self, request: Request, span: ForwardSpan) -> bool:
         """Whether a feed of one block stays the request's feed, and its answer does not end, as long as that block goes
         on (``BlockResults.calm``). What such a step did is then written while the next one runs."""
         ...

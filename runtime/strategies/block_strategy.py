@@ -35,7 +35,7 @@ class TiledBlocks:
     def tail(self, request: Request) -> int:
         return 0
 
-    def steady(self, request: Request, feed: ForwardSpan) -> bool:
+    def steady(self, request: Request, span: ForwardSpan) -> bool:
         return False
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:

@@ -49,9 +49,9 @@ class Canvas(TiledBlocks):
             self._open(request)
         return ForwardSpan(request.settled, request.next_start, request.blocks)
 
-    def steady(self, request: Request, feed: ForwardSpan) -> bool:
+    def steady(self, request: Request, span: ForwardSpan) -> bool:
         # its first step is the only one that is told of none before it
-        return not (request.watched or request.led) and len(feed.blocks) == 1 and feed.blocks[0].advanced > 0
+        return not (request.watched or request.led) and len(span.blocks) == 1 and span.blocks[0].advanced > 0
 
     def _open(self, request: Request) -> None:
         start = request.settled

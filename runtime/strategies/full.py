@@ -76,10 +76,10 @@ class FullCanvas(TiledBlocks):
             first, last = self._renewed(request)
         return ForwardSpan(first, last, [] if complete(request, part) else [part])
 
-    def steady(self, request: Request, feed: ForwardSpan) -> bool:
+    def steady(self, request: Request, span: ForwardSpan) -> bool:
         # with a cache a block's first step forwards more than its others
         follows = bool(request.kept) or request.values[CACHE] == "none"
-        return follows and feed.blocks == request.blocks[-1:] and not looked_at(request)
+        return follows and span.blocks == request.blocks[-1:] and not looked_at(request)
 
     def _renewed(self, request: Request) -> tuple[int, int]:
         """First position and end of what the open block's later steps forward."""

@@ -46,9 +46,9 @@ class MultiBlock(TiledBlocks):
     def open(self, request: Request) -> ForwardSpan:
         """See docs/decoding-rules.md#opening-blocks and docs/decoding-rules.md#unaligned-prompts."""
         if self.buffer_size == 1 and request.blocks and request.turn is not None:
-            feed = request.turn.feed
-            if feed is not None and feed.blocks == request.blocks and not request.blocks[0].ended:
-                return feed  # its block is the only one that may be open, and goes on
+            span = request.turn.feed
+            if span is not None and span.blocks == request.blocks and not request.blocks[0].ended:
+                return span  # its block is the only one that may be open, and goes on
         if not request.opened:
             request.opened = True
             if not request.blocks and request.next_start < request.prompt_len:
@@ -59,10 +59,10 @@ class MultiBlock(TiledBlocks):
                     break
         return ForwardSpan(request.settled - self.shift, request.next_start, self._sampled(request))
 
-    def steady(self, request: Request, feed: ForwardSpan) -> bool:
-        if self.buffer_size > 1 or len(feed.blocks) != 1 or feed.blocks != request.blocks:
+    def steady(self, request: Request, span: ForwardSpan) -> bool:
+        if self.buffer_size > 1 or len(span.blocks) != 1 or span.blocks != request.blocks:
             return False
-        return not looked_at(request) and feed.blocks[0].start + feed.blocks[0].size <= request.end
+        return not looked_at(request) and span.blocks[0].start + span.blocks[0].size <= request.end
 
     def _most(self, request: Request) -> int:
         """ACTIVE blocks; a grammar, or a text that is recited, fills them from the left, one at a time."""

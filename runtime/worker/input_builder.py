@@ -63,7 +63,7 @@ class Planner:
 
     def plan(
         self,
-        turns: list[ScheduledRequest],
+        batch: list[ScheduledRequest],
         ready: Callable[[], object] = lambda: None,
         begin_next: Callable[[], bool] = bool,
     ) -> StepPlan:
@@ -71,15 +71,15 @@ class Planner:
         blocks to their present state; until they are asked for only the requests' tokens have to be. `begin_next`: see
         StepPlan."""
         geometry = self._known
-        if geometry is None or geometry.facts[0] != self.table.version or self._turns != turns:
-            facts = self._facts(turns)
+        if geometry is None or geometry.facts[0] != self.table.version or self._turns != batch:
+            facts = self._facts(batch)
             if geometry is None or geometry.facts != facts:
-                self._known = self._geometry(turns, facts)
-            self._turns = turns
-        return self.again(turns, ready, begin_next)
+                self._known = self._geometry(batch, facts)
+            self._turns = batch
+        return self.again(batch, ready, begin_next)
 
     def again(
-        self, turns: list[ScheduledRequest], ready: Callable[[], object], begin_next: Callable[[], bool]
+        self, batch: list[ScheduledRequest], ready: Callable[[], object], begin_next: Callable[[], bool]
     ) -> StepPlan:
         """The same turns' next plan, wherever their requests may be by now."""
         geometry = self._known
@@ -87,10 +87,10 @@ class Planner:
 
         def sampled() -> DenoiseBlocks | None:
             ready()
-            return _plan_blocks(turns, geometry.offsets)
+            return _plan_blocks(batch, geometry.offsets)
 
         return StepPlan(
-            tokens=_end_to_end([turn.tokens for turn in turns]),
+            tokens=_end_to_end([scheduled.tokens for scheduled in batch]),
             positions=geometry.positions,
             slots=geometry.slots,
             visible_end=geometry.visible_end,
@@ -99,26 +99,34 @@ class Planner:
             tiles=geometry.tiles,
             page_table=geometry.page_table,
             sampled=sampled,
-            apart=lambda: _apart(turns, geometry.offsets),
+            apart=lambda: _apart(batch, geometry.offsets),
             begin_next=begin_next,
-            merged=soft_embedding_rows(turns, geometry.offsets) if geometry.merges else None,
-            conditioned=self_conditioning_rows(turns, geometry.offsets) if geometry.conditions else None,
+            merged=soft_embedding_rows(batch, geometry.offsets) if geometry.merges else None,
+            conditioned=self_conditioning_rows(batch, geometry.offsets) if geometry.conditions else None,
             adapters=geometry.adapters,
             adapted=geometry.facts[1],
         )
 
-    def _facts(self, turns: list[ScheduledRequest]) -> list[int]:
-        facts = [self.table.version, self.adapters.touched({turn.request.adapter for turn in turns})]
-        for turn in turns:
-            request, first = turn.request, turn.first
-            facts += (first, turn.last - first, request.settled, request.row, request.end, request.seq, request.slot)
+    def _facts(self, batch: list[ScheduledRequest]) -> list[int]:
+        facts = [self.table.version, self.adapters.touched({scheduled.request.adapter for scheduled in batch})]
+        for scheduled in batch:
+            request, first = scheduled.request, scheduled.first
+            facts += (
+                first,
+                scheduled.last - first,
+                request.settled,
+                request.row,
+                request.end,
+                request.seq,
+                request.slot,
+            )
         return facts
 
-    def _geometry(self, turns: list[ScheduledRequest], facts: list[int]) -> Geometry:
-        first, counts, settled, row, _, _, slot = np.array(facts[2:], dtype=np.int64).reshape(len(turns), -1).T
+    def _geometry(self, batch: list[ScheduledRequest], facts: list[int]) -> Geometry:
+        first, counts, settled, row, _, _, slot = np.array(facts[2:], dtype=np.int64).reshape(len(batch), -1).T
         layout = make_row_layout(tuple(counts.tolist()))
         owner, positions = layout.owner, layout.positions(first)
-        visible_end = self.strategy.visible_end([turn.request for turn in turns], owner, positions)
+        visible_end = self.strategy.visible_end([scheduled.request for scheduled in batch], owner, positions)
         boundary = settled[owner]
         page_size = self.table.page_size
         pages = self.table.rows(row, int(visible_end.max()))
@@ -135,12 +143,12 @@ class Planner:
             page_table=pages,
             adapters=slot[owner].astype(np.int32) if facts[1] else None,
             offsets=(layout.starts - first).tolist(),
-            merges=any(turn.request.merge is not None for turn in turns),
-            conditions=any(turn.request.wants & Stat.SIGNAL for turn in turns),
+            merges=any(scheduled.request.merge is not None for scheduled in batch),
+            conditions=any(scheduled.request.wants & Stat.SIGNAL for scheduled in batch),
         )
 
 
-def _plan_blocks(turns: list[ScheduledRequest], offsets: list[int]) -> DenoiseBlocks | None:
+def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBlocks | None:
     """`offsets`: of each turn, what has to be added to a position to get its row."""
     blocks: list[Block] = []
     owners: list[Request] = []
@@ -148,16 +156,16 @@ def _plan_blocks(turns: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     rules: set[Rule] = set()
     wants = 0
     unstable = led = shaped = False
-    for turn, offset in zip(turns, offsets, strict=True):
-        if turn.feed is None:
+    for scheduled, offset in zip(batch, offsets, strict=True):
+        if scheduled.feed is None:
             continue
-        request = turn.request
+        request = scheduled.request
         rules.add(request.rule)
         wants |= request.wants
         unstable |= request.unstable
         led |= request.led
         shaped |= request.shaper is not None
-        for block in turn.feed.blocks:
+        for block in scheduled.feed.blocks:
             blocks.append(block)
             owners.append(request)
             row = block.source + offset
@@ -209,8 +217,8 @@ def _plan_blocks(turns: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     )
 
 
-def _apart(turns: list[ScheduledRequest], offsets: list[int]) -> list[DenoiseBlocks]:
-    plans = [_plan_blocks([turn], [offset]) for turn, offset in zip(turns, offsets, strict=True)]
+def _apart(batch: list[ScheduledRequest], offsets: list[int]) -> list[DenoiseBlocks]:
+    plans = [_plan_blocks([scheduled], [offset]) for scheduled, offset in zip(batch, offsets, strict=True)]
     return [plan for plan in plans if plan is not None]
 
 

@@ -10,7 +10,7 @@ from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.step_plan import SelfConditioningRows, SoftEmbeddingRows, make_row_layout
 
 
-def soft_embedding_rows(turns: list[ScheduledRequest], offsets: list[int]) -> SoftEmbeddingRows | None:
+def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> SoftEmbeddingRows | None:
     """The UNMASKED positions of open blocks that have been sampled by a rule that has them made of several tokens'.
     `offsets`: of each turn, what has to be added to a position to get its row."""
     ids: list[np.ndarray] = []
@@ -18,9 +18,9 @@ def soft_embedding_rows(turns: list[ScheduledRequest], offsets: list[int]) -> So
     states: list[np.ndarray] = []
     starts: list[int] = []
     how: list[Merge] = []
-    for turn, offset in zip(turns, offsets, strict=True):
-        request = turn.request
-        if request.merge is None or turn.feed is None:
+    for scheduled, offset in zip(batch, offsets, strict=True):
+        request = scheduled.request
+        if request.merge is None or scheduled.feed is None:
             continue
         for block in request.blocks:
             if block.mixture is not None:
@@ -44,16 +44,16 @@ def soft_embedding_rows(turns: list[ScheduledRequest], offsets: list[int]) -> So
     )
 
 
-def self_conditioning_rows(turns: list[ScheduledRequest], offsets: list[int]) -> SelfConditioningRows | None:
+def self_conditioning_rows(batch: list[ScheduledRequest], offsets: list[int]) -> SelfConditioningRows | None:
     """The blocks that have had a step of a rule that has the next one told of it."""
     rows: list[int] = []
     place: list[int] = []
-    for turn, offset in zip(turns, offsets, strict=True):
-        if turn.request.wants & Stat.SIGNAL:
-            for block in turn.blocks:
+    for scheduled, offset in zip(batch, offsets, strict=True):
+        if scheduled.request.wants & Stat.SIGNAL:
+            for block in scheduled.blocks:
                 if block.advanced:
                     rows.append(block.source + offset)
-                    place.append(turn.request.row)
+                    place.append(scheduled.request.row)
     return SelfConditioningRows(np.array(rows), np.array(place)) if rows else None
 
 

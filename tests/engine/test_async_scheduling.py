@@ -227,8 +227,8 @@ def test_no_step_begins_early_with_one_that_has_ended() -> None:
     ended, going = (
         SimpleNamespace(request=SimpleNamespace(status=status)) for status in (Status.FINISHED, Status.RUNNING)
     )
-    for turn in (ended, going):
-        turn.steady, turn.first, turn.last, turn.blocks = True, 0, 8, [SimpleNamespace(size=8)]
+    for scheduled in (ended, going):
+        scheduled.steady, scheduled.first, scheduled.last, scheduled.blocks = True, 0, 8, [SimpleNamespace(size=8)]
     ahead = Ahead(Mock(waiting=0), Mock(running=[going.request] * 2, waiting=[]))
     turns: list[Any] = [going, ended]
     assert not ahead.after(turns)()

@@ -31,7 +31,9 @@ class Watched(Run):
 
         def watched() -> list[ScheduledRequest]:
             turns = schedule()
-            prefills = [max(0, min(turn.last, turn.request.prefilled) - turn.first) for turn in turns]
+            prefills = [
+                max(0, min(scheduled.last, scheduled.request.prefilled) - scheduled.first) for scheduled in turns
+            ]
             self.turns.append([(t.request.seq, n, t.last - t.first - n) for t, n in zip(turns, prefills, strict=True)])
             return turns
 

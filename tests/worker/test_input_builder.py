@@ -26,16 +26,16 @@ class Comparing(Planner):
     made = 0
     kept = 0
 
-    def plan(self, turns: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
+    def plan(self, batch: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
         before = self._known
-        plan = super().plan(turns, *others)
+        plan = super().plan(batch, *others)
         self.made += 1
         self.kept += before is not None and self._known is before
         return plan
 
-    def again(self, turns: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
-        plan = super().again(turns, *others)
-        fresh = Planner(self.table, self.strategy).plan(turns)
+    def again(self, batch: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
+        plan = super().again(batch, *others)
+        fresh = Planner(self.table, self.strategy).plan(batch)
         for name in (*WHERE, "tokens"):
             assert np.array_equal(getattr(plan, name), getattr(fresh, name)), name
         return plan
