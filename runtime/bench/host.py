@@ -62,13 +62,13 @@ class FillingRunner:
             masks=left.sum(1).tolist(),
             first_masked=np.where(left.any(1), left.argmax(1), size).tolist(),
             first_eos=[size] * len(masked),
-            written=taken.sum(1).tolist(),
+            num_updated=taken.sum(1).tolist(),
             edits=none,
             remasks=none,
             forced=none,
-            ended=(~left.any(1)).tolist(),
-            kept={},
-            mixtures={},
+            finished=(~left.any(1)).tolist(),
+            history={},
+            soft_tokens={},
         )
 
 

@@ -82,21 +82,21 @@ class StepPlans:
         `threshold`, `filled` of a block's positions, drawn at random, hold random ids and the others are masked; noise
         is random throughout. A strategy that feeds more, or less, of its first step is timed on the block alone."""
         random = np.random.default_rng(batch)
-        batch = []
+        scheduled = []
         last = context + self.block_size
         for request in self._requests(batch, context, self.block_size):
             block = Block(request, context, last)
-            block.advanced = request.nfe = 1
-            if request.rule.keeps:
-                block.kept = np.ones((self.block_size, 1, len(request.rule.keeps)))
+            block.num_steps_forcing = request.nfe = 1
+            if request.algorithm.keeps:
+                block.history = np.ones((self.block_size, 1, len(request.algorithm.keeps)))
             ids = random.integers(0, self.vocab_size if self.mask_id is None else self.mask_id, self.block_size)
             some = np.arange(self.block_size)
             if self.mask_id is not None:
                 some = random.permutation(self.block_size)[: round(filled * self.block_size)]
                 request.state[context + some] = UNMASKED
             request.tokens[context + some] = ids[some]
-            batch.append(ScheduledRequest(request, context, last, ForwardSpan(context, last, [block])))
-        return self._plan(batch, last)
+            scheduled.append(ScheduledRequest(request, context, last, ForwardSpan(context, last, [block])))
+        return self._plan(scheduled, last)
 
     def prefill(self, batch: int, length: int, *, budget: int) -> list[StepPlan]:
         """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. Where
@@ -124,9 +124,9 @@ class StepPlans:
             request = Request(
                 cast("RequestSpec", asked),
                 size=self.strategy.positions(prompt, answer),
-                settled=self.strategy.settled(prompt),
+                num_final_tokens=self.strategy.settled(prompt),
                 mask_id=self.mask_id or 0,
-                seq=n,
+                arrival_index=n,
             )
             made.append(request)
         return made
@@ -137,6 +137,6 @@ class StepPlans:
         table = PageTable(rows=len(batch), units=units, pages_per_unit=1, page_size=self.page_size)
         drawn = np.random.default_rng(7).permutation(self.pages)[: len(batch) * units].reshape(len(batch), units)
         for scheduled, pages in zip(batch, drawn.tolist(), strict=True):
-            scheduled.request.row = table.take_row()
-            table.append(scheduled.request.row, 0, pages)
+            scheduled.request.req_slot = table.take_row()
+            table.append(scheduled.request.req_slot, 0, pages)
         return Planner(table, self.strategy).plan(batch)

@@ -26,7 +26,8 @@ class Ahead:
     def after(self, batch: list[ScheduledRequest]) -> Callable[[], bool]:
         """`StepPlan.begin_next` of the turns' step."""
         again = all(
-            scheduled.steady and scheduled.last - scheduled.first == scheduled.blocks[0].size for scheduled in batch
+            scheduled.stable_layout and scheduled.last - scheduled.first == scheduled.blocks[0].size
+            for scheduled in batch
         )
 
         def begin_next() -> bool:

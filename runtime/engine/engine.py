@@ -96,13 +96,13 @@ class Engine:
         request = Request(
             spec,
             size=self.strategy.positions(len(spec.prompt), spec.max_tokens),
-            settled=self.strategy.settled(len(spec.prompt)),
+            num_final_tokens=self.strategy.settled(len(spec.prompt)),
             mask_id=self.info.mask_token_id or 0,  # without a mask a strategy fills the positions itself
-            seq=self._arrivals,
-            rules=self.rules,
-            eos=self.info.eos_token_ids,
+            arrival_index=self._arrivals,
+            get_algorithm=self.rules,
+            eos_ids=self.info.eos_token_ids,
         )
-        request.salt = self.adapters.salt(spec.adapter, spec.cache_salt)
+        request.cache_salt = self.adapters.salt(spec.adapter, spec.cache_salt)
         self._arrivals += 1
         self.entrance.enter(request)
         self._requests[spec.id] = request
@@ -201,7 +201,11 @@ class Engine:
         device is at the next step, which need not wait for it then."""
         outputs = []
         for request in self._writing.hand_over():
-            if request.reason is not None or request.shows or request.stable > request.sent:
+            if (
+                request.reason is not None
+                or request.stream_steps
+                or request.num_stable_tokens > request.num_sent_tokens
+            ):
                 outputs.append(news(request))
                 self._stats.generated_tokens += len(outputs[-1].new_tokens)
         outputs += self._failed

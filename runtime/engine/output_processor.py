@@ -44,16 +44,16 @@ class Writing:
         """Of a turn that goes on (``Strategy.steady``) the tokens alone: `finish` does the rest."""
         self.finish()  # by now it has been, where somebody asked for the step's blocks
         stats, left, self._results = self._stats, self._left, results
-        calm = results.calm
+        calm = results.continuing
         first = 0
         for scheduled in batch:
             if scheduled.request.status is Status.FINISHED:  # the strategy failed on what was left of the step before
                 first += len(scheduled.blocks)
                 continue
-            if scheduled.steady and calm[first]:
+            if scheduled.stable_layout and calm[first]:
                 (block,) = scheduled.blocks
                 block.tokens[...] = results.tokens[first, : block.size]
-                scheduled.request.stays = True
+                scheduled.request.output_deferred = True
                 left.append((scheduled, first))
                 first += 1
                 continue
@@ -71,7 +71,7 @@ class Writing:
         results, self._results = self._results, NO_RESULTS
         for scheduled, first in left:
             request = scheduled.request
-            request.stays = False
+            request.output_deferred = False
             if request.status is not Status.FINISHED:  # it may have been aborted
                 self._decide(scheduled, results, first)
 
@@ -91,46 +91,46 @@ class Writing:
             del self.untold[request]
 
     def _write(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> None:
-        request, span, stats = scheduled.request, scheduled.feed, self._stats
-        cached, settled = request.cached, request.settled
-        if scheduled.again is not None:
+        request, span, stats = scheduled.request, scheduled.span, self._stats
+        cached, settled = request.num_computed_tokens, request.num_final_tokens
+        if scheduled.recompute is not None:
             stats.forwards_prefill += 1
-            request.dropped.pop(0)
+            request.recompute_spans.pop(0)
         elif cached < settled:
             if request.prefilling:
                 stats.forwards_prefill += 1
                 if not request.nfe and request.queue_seconds is not None:  # else it was preempted since
-                    request.prefill_seconds = time.perf_counter() - request.arrived - request.queue_seconds
-            elif not scheduled.denoises:
+                    request.prefill_seconds = time.perf_counter() - request.arrival_time - request.queue_seconds
+            elif not scheduled.is_denoise_step:
                 stats.forwards_commit += 1
-            request.cached = min(scheduled.last, settled)
-        elif not scheduled.denoises and scheduled.first < scheduled.last:
+            request.num_computed_tokens = min(scheduled.last, settled)
+        elif not scheduled.is_denoise_step and scheduled.first < scheduled.last:
             stats.forwards_prefill += 1
         if span is not None and not self._decide(scheduled, results, first):
             return
-        if request.cached != cached:
-            if request.prefilling or cached < request.prefilled or request.reason is not None:
+        if request.num_computed_tokens != cached:
+            if request.prefilling or cached < request.prefill_len or request.reason is not None:
                 self.scheduler.publish(request)
             else:
                 self._unpublished.append(request)
         if request.reason is not None:
             if span is not None:  # the step that answered it
                 del self._live[request.spec.id]
-            if request.cached >= request.settled:
+            if request.num_computed_tokens >= request.num_final_tokens:
                 self.scheduler.release(request)
 
     def _decide(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
         """What became of the turn's blocks, the results' from `first` on; False if the strategy failed on it."""
         request, blocks = scheduled.request, scheduled.blocks
-        if results.kept:
+        if results.history:
             for i, block in enumerate(blocks, first):
-                kept = results.kept.get(i)
-                block.kept = None if kept is None else kept[: block.size]
-        if results.mixtures:
+                kept = results.history.get(i)
+                block.history = None if kept is None else kept[: block.size]
+        if results.soft_tokens:
             for i, block in enumerate(blocks, first):
-                if i in results.mixtures:
-                    ids, probs = results.mixtures[i]
-                    block.mixture = ids[: block.size], probs[: block.size]
+                if i in results.soft_tokens:
+                    ids, probs = results.soft_tokens[i]
+                    block.soft_tokens = ids[: block.size], probs[: block.size]
         try:
             if request.constraint is not None:
                 check_kept(request)
@@ -138,11 +138,11 @@ class Writing:
         except Exception as error:
             self._failed(request, error)
             return False
-        if request.reason is not None or (blocks and request.told):
+        if request.reason is not None or (blocks and request.wants_updates):
             self.untold[request] = None
-        if scheduled.denoises:
+        if scheduled.is_denoise_step:
             self._stats.forwards_denoise += 1
             for block in blocks:
-                if block.ended:
+                if block.finished:
                     self._observed.block_steps.append(block.steps)
         return True

@@ -31,7 +31,7 @@ class Strategy(Protocol):
 
     A step goes: `open` (may be called again before the step is served: it acts once), the forward, then `apply`. What
     is settled needs nothing of the strategy but its `chunk`: it is forwarded before, or together with, the open part,
-    whether it is a prompt, finished blocks, or both after a preemption. Of an open part ``Request.kept`` holds
+    whether it is a prompt, finished blocks, or both after a preemption. Of an open part ``Request.reused_kv_spans`` holds
     what later steps read and do not forward: after a preemption the engine forwards that again, with the ids of then.
 
     Attributes:
@@ -81,17 +81,17 @@ class Strategy(Protocol):
         ...
 
     def chunk(self, request: Request, room: int) -> int:
-        """Rows from ``request.cached`` on that may be forwarded where not all that is settled fits `room` rows."""
+        """Rows from ``request.num_computed_tokens`` on that may be forwarded where not all that is settled fits `room` rows."""
         ...
 
     def open(self, request: Request) -> ForwardSpan:
         """Open the blocks that this step may open, settle what is final, and say what to feed: the very feed of
-        ``request.turn`` where that is still it, which spares the host most of what a turn costs."""
+        ``request.last_scheduled`` where that is still it, which spares the host most of what a turn costs."""
         ...
 
     def steady(self, request: Request, span: ForwardSpan) -> bool:
         """Whether a feed of one block stays the request's feed, and its answer does not end, as long as that block goes
-        on (``BlockResults.calm``). What such a step did is then written while the next one runs."""
+        on (``BlockResults.continuing``). What such a step did is then written while the next one runs."""
         ...
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:

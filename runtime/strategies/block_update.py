@@ -22,41 +22,46 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     block.state[...] = state
     if not block.masks:
         block.post_edit_steps += 1
-    if i in results.logprobs and request.told_of is not None:
-        request.told_of.write(block.start, results.logprobs[i])
+    if i in results.logprobs and request.logprobs is not None:
+        request.logprobs.update(block.start, results.logprobs[i])
     if results.remasks[i]:
         seen = results.remasked[i, :size]
         block.remasked = seen if block.remasked is None else block.remasked | seen
     masks = block.masks = results.masks[i]
-    filled = block.free - masks
-    block.progress = filled / block.free
+    filled = block.num_editable - masks
+    block.progress = filled / block.num_editable
     if request.editing:  # docs/decoding-rules.md#same-token-ratio
-        block.same_token_ratio = (filled - results.written[i]) / filled if filled else 0.0
+        block.same_token_ratio = (filled - results.num_updated[i]) / filled if filled else 0.0
     block.steps += 1
-    block.advanced += block.may_force
-    block.ended = results.ended[i]
+    block.num_steps_forcing += block.may_force
+    block.finished = results.finished[i]
     block.first_masked = results.first_masked[i] if masks else size
     first_eos = results.first_eos[i]
     if first_eos > size:  # none in a block that is smaller than others of the step
         first_eos = size
     if request.spec.stop_ids:
-        first_eos = request.first_end(block, first_eos)
+        first_eos = request.first_stop_offset(block, first_eos)
     if first_eos != block.first_eos:
         block.first_eos = first_eos
         found = first_eos < size and block.start + first_eos < request.end
-        block.has_eos = found and request.ends
-        request.eos_seen |= block.has_eos
+        block.has_eos = found and request.has_stop_tokens
+        request.eos_generated |= block.has_eos
 
 
 def complete(request: Request, block: Block) -> bool:
     """Whether nothing in the block will change, once what comes before it is final too."""
-    return block.ended or not (block.masks or request.editing)
+    return block.finished or not (block.masks or request.editing)
 
 
 def looked_at(request: Request) -> bool:
     """Whether each of the request's steps has to be written before the next is planned: it may end the answer, or say
     what else the next one is made of."""
-    return request.watched or request.led or bool(request.spec.stop_ids) or request.merge is not None
+    return (
+        request.has_step_limits
+        or request.decodes_left_to_right
+        or bool(request.spec.stop_ids)
+        or request.soft_embedding_params is not None
+    )
 
 
 def filled_prefix(request: Request) -> int:
@@ -77,12 +82,12 @@ def advance(request: Request, *, shown: int, final: int) -> tuple[FinishReason, 
     Args:
         shown: the position from which a denoise event shows the blocks. final: positions below it cannot change.
     """
-    if request.shows:
-        request.show(shown)
-    stable = min(final, request.end) if request.unstable else filled_prefix(request)  # what can change is not stable
-    if stable > request.stable:
-        request.stable = stable
-    if request.watched or request.eos_seen or request.stable >= request.end:
+    if request.stream_steps:
+        request.record_step_event(shown)
+    stable = min(final, request.end) if request.may_revise else filled_prefix(request)  # what can change is not stable
+    if stable > request.num_stable_tokens:
+        request.num_stable_tokens = stable
+    if request.has_step_limits or request.eos_generated or request.num_stable_tokens >= request.end:
         return _find_end(request)
     return None
 
@@ -91,9 +96,9 @@ def finish(request: Request, reason: FinishReason, end: int, *, keep: int = 0) -
     """The answer ends at `end`; what is final below `keep` may still have to reach the cache, for others."""
     request.reason = reason
     request.hit_eos = reason == "stop"
-    request.end = request.stable = end
+    request.end = request.num_stable_tokens = end
     request.blocks = []
-    request.settled = max(request.cached, keep)
+    request.num_final_tokens = max(request.num_computed_tokens, keep)
 
 
 def worth_caching(request: Request, reason: FinishReason, end: int, *, tiling: Tiling) -> int:
@@ -101,16 +106,16 @@ def worth_caching(request: Request, reason: FinishReason, end: int, *, tiling: T
     if reason not in ("stop", "length"):
         return 0
     covered = end + (reason == "stop")  # the EOS too
-    return min(request.settled, tiling.start(request.prompt_len, covered))
+    return min(request.num_final_tokens, tiling.start(request.prompt_len, covered))
 
 
 def _find_end(request: Request) -> tuple[FinishReason, int] | None:
     for block in request.blocks:
         if block.has_eos:
-            if block.start + block.first_eos < request.stable:
+            if block.start + block.first_eos < request.num_stable_tokens:
                 return "stop", block.start + block.first_eos
             break
-    if request.stable >= request.end:
+    if request.num_stable_tokens >= request.end:
         return "length", request.end
     spec = request.spec
     at_cap = spec.max_nfe is not None and request.nfe >= spec.max_nfe
@@ -121,7 +126,9 @@ def _find_end(request: Request) -> tuple[FinishReason, int] | None:
     if at_cap:
         return "max_nfe", filled
     assert spec.max_repetition_run is not None
-    cut = request.run.advance(request.tokens, min(request.stable, filled), spec.max_repetition_run)
+    cut = request.repetition_run.advance(
+        request.tokens, min(request.num_stable_tokens, filled), spec.max_repetition_run
+    )
     if cut is None:  # what is not final yet may change: look at it without remembering
-        cut = request.run.copy().advance(request.tokens, filled, spec.max_repetition_run)
+        cut = request.repetition_run.copy().advance(request.tokens, filled, spec.max_repetition_run)
     return ("repetition", cut) if cut is not None else None

@@ -36,5 +36,5 @@ class DiscreteDiffusionForcing(MultiBlock):
 
     def chunk(self, request: Request, room: int) -> int:
         """The whole prompt, then whole blocks."""
-        prompt = max(request.prompt_len - request.cached, 0)
+        prompt = max(request.prompt_len - request.num_computed_tokens, 0)
         return prompt + super().chunk(request, room - prompt) if prompt <= room else 0

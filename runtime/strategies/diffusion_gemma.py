@@ -39,7 +39,7 @@ class Canvas(TiledBlocks):
         return 2 * self.size  # the next canvas's first step commits the last one
 
     def reach(self, request: Request) -> int:
-        return request.settled + self.size
+        return request.num_final_tokens + self.size
 
     def chunk(self, request: Request, room: int) -> int:
         return room
@@ -47,19 +47,23 @@ class Canvas(TiledBlocks):
     def open(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
             self._open(request)
-        return ForwardSpan(request.settled, request.next_start, request.blocks)
+        return ForwardSpan(request.num_final_tokens, request.next_start, request.blocks)
 
     def steady(self, request: Request, span: ForwardSpan) -> bool:
         # its first step is the only one that is told of none before it
-        return not (request.watched or request.led) and len(span.blocks) == 1 and span.blocks[0].advanced > 0
+        return (
+            not (request.has_step_limits or request.decodes_left_to_right)
+            and len(span.blocks) == 1
+            and span.blocks[0].num_steps_forcing > 0
+        )
 
     def _open(self, request: Request) -> None:
-        start = request.settled
+        start = request.num_final_tokens
         end = request.next_start = start + self.size
         state = self._all_may_change(request, start)
         block = Block(request, start, end)
-        if block.ended:  # all of it was given
-            request.settled = end
+        if block.finished:  # all of it was given
+            request.num_final_tokens = end
         else:
             request.blocks = [block]
             block.tokens[state == MASKED] = self._noise(request, start)[state == MASKED]
@@ -77,25 +81,25 @@ class Canvas(TiledBlocks):
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         """Open rows see their whole canvas, the others themselves and what is before them."""
-        settled = np.array([request.settled for request in requests], dtype=np.int64)[owner]
+        settled = np.array([request.num_final_tokens for request in requests], dtype=np.int64)[owner]
         return np.where(positions < settled, positions + 1, settled + self.size)
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        shown = request.settled
+        shown = request.num_final_tokens
         if any(block not in request.blocks for block in sampled):
             return  # a preemption has begun the canvas again since
         for block in sampled:
-            if results.ended[first]:
+            if results.finished[first]:
                 write_block(request, block, results, first)
-                request.settled = request.next_start
+                request.num_final_tokens = request.next_start
             else:
                 self._write_open(request, block, results, first)
             request.nfe += 1
-        end = advance(request, shown=shown, final=request.settled)
+        end = advance(request, shown=shown, final=request.num_final_tokens)
         if end is not None:
             keep = worth_caching(request, *end, tiling=Tiling(1)) if self.prefix_caching else 0
             finish(request, *end, keep=keep)
-        elif request.settled == request.next_start:
+        elif request.num_final_tokens == request.next_start:
             request.blocks = []
         else:
             for block in request.blocks:
@@ -106,4 +110,4 @@ class Canvas(TiledBlocks):
         block.tokens[:] = results.tokens[i, : block.size]
         block.state[:] = results.state[i, : block.size]
         block.steps += 1
-        block.advanced += 1
+        block.num_steps_forcing += 1

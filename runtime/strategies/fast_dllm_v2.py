@@ -1,6 +1,6 @@
 """`fast_dllm_v2`: blocks of 32 in sub-blocks of 8, with a logits shift (docs/decoding-rules.md#strategy-fast_dllm_v2).
 
-With `block_cache`, a step may read K/V of the block that an earlier step wrote. `Request.kept` stores the ids of that
+With `block_cache`, a step may read K/V of the block that an earlier step wrote. `Request.reused_kv_spans` stores the ids of that
 forward pass, because they are forwarded again after a preemption.
 """
 
@@ -44,7 +44,7 @@ class FastDLLMv2(SeededBlocks):
 
     def rows(self, request: Request, part: Block) -> tuple[int, int]:
         """Returns the rows of a refine step or of a full step."""
-        return (part.start, part.start + part.size) if request.kept else super().rows(request, part)
+        return (part.start, part.start + part.size) if request.reused_kv_spans else super().rows(request, part)
 
     def write(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
         first, last = self.rows(request, part)
@@ -52,6 +52,6 @@ class FastDLLMv2(SeededBlocks):
         write_block(request, part, results, i)
         following = current(request)
         if not request.values["block_cache"] or following is None or request.state[following.start] == MASKED:
-            request.kept = []  # the next step forwards everything
-        elif not request.kept or following is not part:  # else the next step overwrites what this one wrote
-            request.kept = [*request.kept, KVSpan(first, forwarded)]
+            request.reused_kv_spans = []  # the next step forwards everything
+        elif not request.reused_kv_spans or following is not part:  # else the next step overwrites what this one wrote
+            request.reused_kv_spans = [*request.reused_kv_spans, KVSpan(first, forwarded)]

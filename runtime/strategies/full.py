@@ -4,7 +4,7 @@ Every row sees the complete canvas, so the K/V of all positions is outdated once
 selects which rows the later steps of a block forward again.
 
 No position is settled, because K/V is valid for one state of the canvas only and no other request can use it.
-`Request.kept` stores the ids of the first step of the block, which are forwarded again after a preemption.
+`Request.reused_kv_spans` stores the ids of the first step of the block, which are forwarded again after a preemption.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class FullCanvas(TiledBlocks):
             if _whole(request) and request.next_start < request.end:
                 request.blocks = []  # all of it was given
         first, last, part = 0, request.end, request.blocks[0]
-        if request.kept:
+        if request.reused_kv_spans:
             part = request.blocks[-1]
             first, last = self._renewed(request)
         return ForwardSpan(first, last, [] if complete(request, part) else [part])
 
     def steady(self, request: Request, span: ForwardSpan) -> bool:
         # with a cache a block's first step forwards more than its others
-        follows = bool(request.kept) or request.values[CACHE] == "none"
+        follows = bool(request.reused_kv_spans) or request.values[CACHE] == "none"
         return follows and span.blocks == request.blocks[-1:] and not looked_at(request)
 
     def _renewed(self, request: Request) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class FullCanvas(TiledBlocks):
         total = request.spec.decoding.total_steps
         steps = int(request.values.get("steps", 0)) if total is None else self._share(request, total, start, length)
         before = sum(part.masks for part in request.blocks[:-1])  # steps of the block that the last part does not get
-        request.blocks[-1].given_steps = max(steps - before, 1) if steps else 0
+        request.blocks[-1].step_budget = max(steps - before, 1) if steps else 0
 
     def _share(self, request: Request, total: int, start: int, length: int) -> int:
         """Of the request's total of steps, those of the block at `start`."""
@@ -114,15 +114,15 @@ class FullCanvas(TiledBlocks):
         return np.array([request.end for request in requests])[owner]
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        if not request.kept and request.values[CACHE] != "none":
-            request.kept = [KVSpan(0, request.tokens[: request.end].copy())]
+        if not request.reused_kv_spans and request.values[CACHE] != "none":
+            request.reused_kv_spans = [KVSpan(0, request.tokens[: request.end].copy())]
         request.nfe += bool(sampled)
         for i, part in enumerate(sampled, first):
             write_block(request, part, results, i)
         whole, start, last = _whole(request), request.blocks[0].start, request.blocks[-1]
         for part in sampled:
             if part is not last:  # the block's steps are those of its last part
-                part.ended = whole
+                part.finished = whole
                 last.steps = part.steps
         end = advance(request, shown=start, final=request.next_start if whole else start)
         if end is not None:
@@ -130,7 +130,7 @@ class FullCanvas(TiledBlocks):
         elif whole:
             request.blocks = []
         if whole:
-            request.kept = []  # the next block's first step forwards everything
+            request.reused_kv_spans = []  # the next block's first step forwards everything
 
 
 def _whole(request: Request) -> bool:

@@ -38,26 +38,26 @@ class MultiBlock(TiledBlocks):
         return (self.buffer_size + 1) * self.block_size  # docs/decoding-rules.md#token-budget
 
     def reach(self, request: Request) -> int:
-        return request.settled + max(len(request.blocks), 1) * self.block_size
+        return request.num_final_tokens + max(len(request.blocks), 1) * self.block_size
 
     def chunk(self, request: Request, room: int) -> int:
         return room // self.block_size * self.block_size  # docs/decoding-rules.md#prefill
 
     def open(self, request: Request) -> ForwardSpan:
         """See docs/decoding-rules.md#opening-blocks and docs/decoding-rules.md#unaligned-prompts."""
-        if self.buffer_size == 1 and request.blocks and request.turn is not None:
-            span = request.turn.feed
-            if span is not None and span.blocks == request.blocks and not request.blocks[0].ended:
+        if self.buffer_size == 1 and request.blocks and request.last_scheduled is not None:
+            span = request.last_scheduled.span
+            if span is not None and span.blocks == request.blocks and not request.blocks[0].finished:
                 return span  # its block is the only one that may be open, and goes on
-        if not request.opened:
-            request.opened = True
+        if not request.blocks_opened:
+            request.blocks_opened = True
             if not request.blocks and request.next_start < request.prompt_len:
                 self._append(request)  # it contains the end of an unaligned prompt
             while len(request.blocks) < self._most(request) and self._may_open(request):
                 self._append(request)
                 if request.blocks:  # else all of it was given: the next one opens too
                     break
-        return ForwardSpan(request.settled - self.shift, request.next_start, self._sampled(request))
+        return ForwardSpan(request.num_final_tokens - self.shift, request.next_start, self._sampled(request))
 
     def steady(self, request: Request, span: ForwardSpan) -> bool:
         if self.buffer_size > 1 or len(span.blocks) != 1 or span.blocks != request.blocks:
@@ -66,14 +66,14 @@ class MultiBlock(TiledBlocks):
 
     def _most(self, request: Request) -> int:
         """ACTIVE blocks; a grammar, or a text that is recited, fills them from the left, one at a time."""
-        return 1 if request.led else self.buffer_size
+        return 1 if request.decodes_left_to_right else self.buffer_size
 
     def _append(self, request: Request) -> None:
         start = request.next_start
         request.next_start = start + self.block_size
         block = Block(request, start, request.next_start, shift=self.shift)
         if request.spec.decoding.total_steps is not None:
-            block.given_steps = self._share(request, start)
+            block.step_budget = self._share(request, start)
         request.blocks.append(block)
         if not block.masks:  # all of it was given
             del request.blocks[: self._settle(request)]
@@ -104,8 +104,8 @@ class MultiBlock(TiledBlocks):
         for block in request.blocks:
             if not complete(request, block):
                 break
-            block.ended = True
-            request.settled = block.start + block.size
+            block.finished = True
+            request.num_final_tokens = block.start + block.size
             n += 1
         return n
 
@@ -114,7 +114,7 @@ class MultiBlock(TiledBlocks):
         chosen: list[Block] = []
         before: Block | None = None
         for block in request.blocks:
-            if not block.ended:
+            if not block.finished:
                 block.may_force = before is None or before.progress >= request.values["semi_complete_threshold"]
                 chosen.append(block)
             before = block
@@ -122,14 +122,14 @@ class MultiBlock(TiledBlocks):
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """See docs/decoding-rules.md#denoising-step and docs/decoding-rules.md#end-of-an-answer."""
-        request.opened = False
+        request.blocks_opened = False
         if sampled:
             request.nfe += 1
         for i, block in enumerate(sampled, first):
             write_block(request, block, results, i)
-        shown, blocks = request.settled, request.blocks
+        shown, blocks = request.num_final_tokens, request.blocks
         settled = self._settle(request) if blocks and complete(request, blocks[0]) else 0
-        end = advance(request, shown=shown, final=request.settled)
+        end = advance(request, shown=shown, final=request.num_final_tokens)
         if end is not None:
             keep = worth_caching(request, *end, tiling=self.tiling) if self.prefix_caching else 0
             finish(request, *end, keep=keep)

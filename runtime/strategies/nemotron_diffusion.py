@@ -23,5 +23,5 @@ class NemotronDiffusion(SeededBlocks):
         return room
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        settled = np.array([request.settled for request in requests], dtype=np.int64)[owner]
+        settled = np.array([request.num_final_tokens for request in requests], dtype=np.int64)[owner]
         return np.where(positions < settled, positions + 1, super().visible_end(requests, owner, positions))

@@ -35,7 +35,7 @@ class SeededBlocks(TiledBlocks):
         return int(self._wants_seed(request))
 
     def reach(self, request: Request) -> int:
-        return request.settled + self.block_size
+        return request.num_final_tokens + self.block_size
 
     def chunk(self, request: Request, room: int) -> int:
         return room // self.block_size * self.block_size
@@ -46,7 +46,7 @@ class SeededBlocks(TiledBlocks):
 
     def rows(self, request: Request, part: Block) -> tuple[int, int]:
         """First position and end of what is forwarded to sample `part`."""
-        return request.settled, request.next_start
+        return request.num_final_tokens, request.next_start
 
     def write(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
         write_block(request, part, results, i)
@@ -54,7 +54,7 @@ class SeededBlocks(TiledBlocks):
     def open(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
             if self._wants_seed(request):
-                start = request.settled
+                start = request.num_final_tokens
                 seed = Block(request, start, start + 1, shift=1)
                 return ForwardSpan(start, start, [seed])
             self._open(request)
@@ -62,13 +62,13 @@ class SeededBlocks(TiledBlocks):
                 request.blocks = []
         part = current(request)
         if part is None:
-            return ForwardSpan(request.settled, request.settled, [])
+            return ForwardSpan(request.num_final_tokens, request.num_final_tokens, [])
         first, last = self.rows(request, part)
-        part.unseen = max(first - part.source, int(part.start == request.settled))
+        part.num_skipped = max(first - part.logits_start, int(part.start == request.num_final_tokens))
         return ForwardSpan(first, last, [part])
 
     def _wants_seed(self, request: Request) -> bool:
-        at = request.settled
+        at = request.num_final_tokens
         return not request.blocks and at < request.end and bool(request.state[at] == MASKED)
 
     def _open(self, request: Request) -> None:
@@ -80,7 +80,7 @@ class SeededBlocks(TiledBlocks):
         if request.spec.decoding.total_steps is not None:
             steps = self._steps(request, request.spec.decoding.total_steps, size)
             for part in request.blocks:
-                part.given_steps = steps.get(part.start, 0)
+                part.step_budget = steps.get(part.start, 0)
 
     def _steps(self, request: Request, total: int, size: int) -> dict[int, int]:
         """Of the request's total, the steps of each part that has to be stepped through, by where it starts."""
@@ -97,16 +97,16 @@ class SeededBlocks(TiledBlocks):
         """Whether the open block is final; then it is settled, and still has to leave."""
         if not request.blocks or current(request) is not None:
             return False
-        request.settled = request.next_start
+        request.num_final_tokens = request.next_start
         return True
 
     def _final(self, request: Request) -> int:
         """Positions below cannot change: finished parts, and the seed."""
         part = current(request)
-        return request.settled if part is None else part.start + int(part.start == request.settled)
+        return request.num_final_tokens if part is None else part.start + int(part.start == request.num_final_tokens)
 
     def apply(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        shown = request.settled
+        shown = request.num_final_tokens
         for block in sampled:
             if request.blocks:
                 request.nfe += 1

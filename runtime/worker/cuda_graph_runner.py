@@ -120,9 +120,9 @@ class CudaGraphRunner(ModelRunner):
 
     def _same_layout(self, plan: StepPlan) -> bool:
         """Whether the forward has the layout of the last one, so that only its tokens differ."""
-        if plan.positions is not self._last_positions or plan.merged is not None:
+        if plan.positions is not self._last_positions or plan.soft_embeddings is not None:
             return False
-        return not self.self_conditioning or _same_conditioning(plan.conditioned, self._last_conditioned)
+        return not self.self_conditioning or _same_conditioning(plan.self_conditioning, self._last_conditioned)
 
     def _replay(self, tokens: Ints) -> torch.Tensor | None:
         """Replays the last forward with other tokens."""
@@ -142,11 +142,17 @@ class CudaGraphRunner(ModelRunner):
         It must not if logprobs of this step are requested, if rows of the step belong to no sampled block, or if only
         some blocks are self-conditioned.
         """
-        if step.positions is not self._last_positions or len(step.tokens) != plan.tokens.size or plan.told is not None:
+        if (
+            step.positions is not self._last_positions
+            or len(step.tokens) != plan.tokens.size
+            or plan.num_logprobs is not None
+        ):
             return False
-        if self.self_conditioning and (step.conditioned is None or len(step.conditioned.rows) < len(plan.tokens)):
+        if self.self_conditioning and (
+            step.self_conditioning is None or len(step.self_conditioning.rows) < len(plan.tokens)
+        ):
             return False
-        if not all_go_on(output, len(plan.tokens), noisy=plan.noise is not None) or not step.begin_next():
+        if not all_go_on(output, len(plan.tokens), noisy=plan.noise_uniforms is not None) or not step.try_launch_next():
             return False
         self._launched_tokens = self.next_tokens_fn(plan, output).ravel()
         self._replay(self._launched_tokens)
@@ -165,7 +171,7 @@ class CudaGraphRunner(ModelRunner):
 
             if self._forward_graph(padded, fill):
                 self._last_positions, self._last_graph = plan.positions, self._graphs[padded]
-                self._last_conditioned = plan.conditioned
+                self._last_conditioned = plan.self_conditioning
                 assert self._hidden_states is not None
                 return self._hidden_states, ""
         self.timer.begin()
@@ -339,7 +345,7 @@ class CudaGraphRunner(ModelRunner):
 def _same_conditioning(one: SelfConditioningRows | None, other: SelfConditioningRows | None) -> bool:
     if one is None or other is None:
         return one is other
-    return np.array_equal(one.rows, other.rows) and np.array_equal(one.place, other.place)
+    return np.array_equal(one.rows, other.rows) and np.array_equal(one.req_slot, other.req_slot)
 
 
 def _empty_arrays(kinds: ArraySpecs) -> dict[str, np.ndarray]:

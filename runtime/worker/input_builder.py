@@ -27,7 +27,7 @@ from runtime.engine.step_plan import (
 from runtime.strategies.base import Strategy
 from runtime.worker.input_embeds import self_conditioning_rows, soft_embedding_rows
 from runtime.worker.sample.forced_tokens import recitals, walks
-from runtime.worker.sample.logits_processors import shaping_plan
+from runtime.worker.sample.logits_processors import make_logits_processor_batch
 from runtime.worker.sample.logprobs import asked
 
 
@@ -95,16 +95,16 @@ class Planner:
             slots=geometry.slots,
             visible_end=geometry.visible_end,
             window_origin=geometry.window_origin,
-            open=geometry.open,
+            is_editable=geometry.open,
             tiles=geometry.tiles,
             page_table=geometry.page_table,
-            sampled=sampled,
-            apart=lambda: _apart(batch, geometry.offsets),
-            begin_next=begin_next,
-            merged=soft_embedding_rows(batch, geometry.offsets) if geometry.merges else None,
-            conditioned=self_conditioning_rows(batch, geometry.offsets) if geometry.conditions else None,
-            adapters=geometry.adapters,
-            adapted=geometry.facts[1],
+            make_blocks=sampled,
+            make_blocks_per_request=lambda: _apart(batch, geometry.offsets),
+            try_launch_next=begin_next,
+            soft_embeddings=soft_embedding_rows(batch, geometry.offsets) if geometry.merges else None,
+            self_conditioning=self_conditioning_rows(batch, geometry.offsets) if geometry.conditions else None,
+            lora_slots=geometry.adapters,
+            active_lora_modules=geometry.facts[1],
         )
 
     def _facts(self, batch: list[ScheduledRequest]) -> list[int]:
@@ -114,18 +114,18 @@ class Planner:
             facts += (
                 first,
                 scheduled.last - first,
-                request.settled,
-                request.row,
+                request.num_final_tokens,
+                request.req_slot,
                 request.end,
-                request.seq,
-                request.slot,
+                request.arrival_index,
+                request.lora_slot,
             )
         return facts
 
     def _geometry(self, batch: list[ScheduledRequest], facts: list[int]) -> Geometry:
         first, counts, settled, row, _, _, slot = np.array(facts[2:], dtype=np.int64).reshape(len(batch), -1).T
         layout = make_row_layout(tuple(counts.tolist()))
-        owner, positions = layout.owner, layout.positions(first)
+        owner, positions = layout.request_index, layout.positions(first)
         visible_end = self.strategy.visible_end([scheduled.request for scheduled in batch], owner, positions)
         boundary = settled[owner]
         page_size = self.table.page_size
@@ -142,9 +142,9 @@ class Planner:
             tiles=layout.tiles,
             page_table=pages,
             adapters=slot[owner].astype(np.int32) if facts[1] else None,
-            offsets=(layout.starts - first).tolist(),
-            merges=any(scheduled.request.merge is not None for scheduled in batch),
-            conditions=any(scheduled.request.wants & Stat.SIGNAL for scheduled in batch),
+            offsets=(layout.first_rows - first).tolist(),
+            merges=any(scheduled.request.soft_embedding_params is not None for scheduled in batch),
+            conditions=any(scheduled.request.required_stats & Stat.SIGNAL for scheduled in batch),
         )
 
 
@@ -157,20 +157,21 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     wants = 0
     unstable = led = shaped = False
     for scheduled, offset in zip(batch, offsets, strict=True):
-        if scheduled.feed is None:
+        if scheduled.span is None:
             continue
         request = scheduled.request
-        rules.add(request.rule)
-        wants |= request.wants
-        unstable |= request.unstable
-        led |= request.led
-        shaped |= request.shaper is not None
-        for block in scheduled.feed.blocks:
+        rules.add(request.algorithm)
+        wants |= request.required_stats
+        unstable |= request.may_revise
+        led |= request.decodes_left_to_right
+        shaped |= request.logits_processors is not None
+        for block in scheduled.span.blocks:
             blocks.append(block)
             owners.append(request)
-            row = block.source + offset
+            row = block.logits_start + offset
             numbers += (
-                row, block.may_force, block.advanced, block.initial_masks, block.given_steps, block.post_edit_steps
+                row, block.may_force, block.num_steps_forcing, block.initial_masks, block.step_budget,
+                block.post_edit_steps,
             )  # fmt: skip
     if not blocks:
         return None
@@ -181,11 +182,11 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     state = _rectangle([block.state for block in blocks], size)
     needed = state == MASKED
     if unstable:
-        needed |= (state == UNMASKED) & np.array([request.unstable for request in owners])[:, None]
+        needed |= (state == UNMASKED) & np.array([request.may_revise for request in owners])[:, None]
         for i, block in enumerate(blocks):
-            needed[i, : block.unseen] = False
+            needed[i, : block.num_skipped] = False
     may_force = columns[1] > 0
-    for i in (i for i, request in enumerate(owners) if led and request.led):
+    for i in (i for i, request in enumerate(owners) if led and request.decodes_left_to_right):
         needed[i] = may_force[i] = False  # the rule leaves it as it is
     params = [request.params for request in owners]
     groups: tuple[AlgorithmBatch, ...]
@@ -201,19 +202,19 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         state=state,
         sampled=needed,
         may_force=may_force,
-        advanced=columns[2],
+        num_steps_forcing=columns[2],
         initial_masks=columns[3],
-        given_steps=columns[4],
+        step_budget=columns[4],
         post_edit_steps=columns[5],
         remasked=_remasked(blocks, size),
-        drawing=_drawing(owners, blocks, groups, size),
+        sampling=_drawing(owners, blocks, groups, size),
         groups=groups,
-        noise=_uniforms(owners, blocks, size, RENOISE) if any(rule.noisy for rule in rules) else None,
-        place=np.array([request.row for request in owners]) if wants & Stat.SIGNAL else None,
-        shaping=shaping_plan(owners, blocks, size) if shaped else None,
-        walks=walks(owners, blocks) if led else (),
-        recitals=recitals(owners, blocks) if led else (),
-        told=asked(owners),
+        noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if any(rule.noisy for rule in rules) else None,
+        req_slot=np.array([request.req_slot for request in owners]) if wants & Stat.SIGNAL else None,
+        logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
+        grammar_blocks=walks(owners, blocks) if led else (),
+        forced_tokens=recitals(owners, blocks) if led else (),
+        num_logprobs=asked(owners),
     )
 
 
@@ -246,11 +247,11 @@ def _kept(rule: Rule, blocks: list[Block], size: int) -> np.ndarray | None:
     """What the rule remembers of its blocks, side by side, and room for one more record, or for its one."""
     if not rule.keeps:
         return None
-    records = [0 if block.kept is None else block.kept.shape[1] for block in blocks]
+    records = [0 if block.history is None else block.history.shape[1] for block in blocks]
     kept = np.zeros((len(blocks), size, 1 if rule.once else max(records) + 1, len(rule.keeps)))
     for place, block, n in zip(kept, blocks, records, strict=True):
         if n:
-            place[: block.size, :n] = block.kept
+            place[: block.size, :n] = block.history
     return kept
 
 
@@ -261,9 +262,9 @@ def _groups(
     members: dict[Rule, list[int]] = {}
     wants: dict[Rule, int] = {}
     for i, request in enumerate(owners):
-        rule = request.rule
+        rule = request.algorithm
         members.setdefault(rule, []).append(i)
-        wants[rule] = wants.get(rule, 0) | request.wants
+        wants[rule] = wants.get(rule, 0) | request.required_stats
     return tuple(
         AlgorithmBatch(
             rule.key,
@@ -285,7 +286,7 @@ def _drawing(
     limits = np.empty((len(blocks), MIN_P + 1))
     for group in groups:
         limits[group.members] = group.params[:, : limits.shape[1]]
-        if get_rule(group.rule).noisy:  # it brings the logits to their temperature itself
+        if get_rule(group.algorithm).noisy:  # it brings the logits to their temperature itself
             limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
     return SamplingInputs(limits, _uniforms(owners, blocks, size, DRAW))
 

@@ -20,15 +20,15 @@ def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> So
     how: list[Merge] = []
     for scheduled, offset in zip(batch, offsets, strict=True):
         request = scheduled.request
-        if request.merge is None or scheduled.feed is None:
+        if request.soft_embedding_params is None or scheduled.span is None:
             continue
         for block in request.blocks:
-            if block.mixture is not None:
-                ids.append(block.mixture[0])
-                probs.append(block.mixture[1])
+            if block.soft_tokens is not None:
+                ids.append(block.soft_tokens[0])
+                probs.append(block.soft_tokens[1])
                 states.append(block.state)
                 starts.append(block.start + offset)
-                how.append(request.merge)
+                how.append(request.soft_embedding_params)
     if not starts:
         return None
     layout = make_row_layout(tuple([len(state) for state in states]))
@@ -40,7 +40,7 @@ def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> So
         rows=layout.positions(np.array(starts))[filled],
         ids=_widened(ids, count)[filled],
         probs=_widened(probs, count)[filled],
-        how=np.array(how, dtype=np.float64)[layout.owner[filled]],
+        params=np.array(how, dtype=np.float64)[layout.request_index[filled]],
     )
 
 
@@ -49,11 +49,11 @@ def self_conditioning_rows(batch: list[ScheduledRequest], offsets: list[int]) ->
     rows: list[int] = []
     place: list[int] = []
     for scheduled, offset in zip(batch, offsets, strict=True):
-        if scheduled.request.wants & Stat.SIGNAL:
+        if scheduled.request.required_stats & Stat.SIGNAL:
             for block in scheduled.blocks:
-                if block.advanced:
-                    rows.append(block.source + offset)
-                    place.append(scheduled.request.row)
+                if block.num_steps_forcing:
+                    rows.append(block.logits_start + offset)
+                    place.append(scheduled.request.req_slot)
     return SelfConditioningRows(np.array(rows), np.array(place)) if rows else None
 
 

@@ -131,7 +131,7 @@ class ModelRunner:
         shape, arrays = sample_inputs(blocks, self.step.sampler.get_algorithm)
         parts = [blocks]
         if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
-            parts = plan.apart() or parts
+            parts = plan.make_blocks_per_request() or parts
         launched = []
         for part in parts:
             if part is not blocks:
@@ -153,10 +153,10 @@ class ModelRunner:
         )
         if full_logits.vocab_parallel and self.notify_ranks is None:
             self.last_logits = full_logits
-        if plan.walks:
+        if plan.grammar_blocks:
             walk(full_logits, plan, results)
-        if plan.recitals:
+        if plan.forced_tokens:
             recite(plan, results)
-        if plan.told is not None:
+        if plan.num_logprobs is not None:
             tell(full_logits, plan, results)
         return results

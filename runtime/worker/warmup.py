@@ -57,14 +57,14 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
         state=np.full(shape, MASKED, dtype=np.int8),
         sampled=np.ones(shape, dtype=np.bool_),
         may_force=np.ones(blocks, dtype=np.bool_),
-        advanced=none + 1,  # a model that conditions itself is told of a step before
+        num_steps_forcing=none + 1,  # a model that conditions itself is told of a step before
         initial_masks=none + size,
-        given_steps=none,
+        step_budget=none,
         post_edit_steps=none,
         remasked=None,
-        drawing=SamplingInputs(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
+        sampling=SamplingInputs(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
         groups=(AlgorithmBatch(rule.key, np.arange(blocks), params, sum(Stat)),),
-        place=none,
+        req_slot=none,
     )
     first = np.zeros(len(counts), dtype=np.int64)
     plan = block_causal_plan(
@@ -77,7 +77,7 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
         blocks=block_plan,
     )
     if adapted:
-        plan = replace(plan, adapters=np.zeros(total, dtype=np.int32), adapted=adapted)
+        plan = replace(plan, lora_slots=np.zeros(total, dtype=np.int32), active_lora_modules=adapted)
     runner.launch(plan)
 
 

@@ -116,7 +116,7 @@ def plan_of(
         for i in members:
             wants |= rule.asks(values(rule, params[i]))
         rows = np.array([param_row(rule, params[i]) for i in members])
-        memory = _kept(rule, [SimpleNamespace(kept=kept[i], size=size) for i in members], size)
+        memory = _kept(rule, [SimpleNamespace(history=kept[i], size=size) for i in members], size)
         groups.append(AlgorithmBatch(key, np.array(members), rows, int(wants), memory))
     unstable = np.array([get_rule(p.algorithm).unstable(values(get_rule(p.algorithm), p)) for p in params])
     return DenoiseBlocks(
@@ -125,12 +125,12 @@ def plan_of(
         state=state,
         sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
         may_force=np.array(force),
-        advanced=np.array([b.force_steps for b in several]),
+        num_steps_forcing=np.array([b.force_steps for b in several]),
         initial_masks=np.array([len(b.free) for b in several]),
-        given_steps=np.array([b.given_steps or 0 for b in several]),
+        step_budget=np.array([b.given_steps or 0 for b in several]),
         post_edit_steps=np.array([b.post_steps for b in several]),
         remasked=np.array([[i in b.remasked for i in range(size)] for b in several]),
-        drawing=None,
+        sampling=None,
         groups=tuple(groups),
     )
 

@@ -50,14 +50,14 @@ def trace(device: str, orders: Orders | None) -> list[torch.Tensor]:
             state=state,
             sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
             may_force=np.arange(n) % 3 > 0,
-            advanced=np.full(n, step),
+            num_steps_forcing=np.full(n, step),
             initial_masks=(state != FIXED).sum(1),
-            given_steps=np.zeros(n, dtype=np.int64),
+            step_budget=np.zeros(n, dtype=np.int64),
             post_edit_steps=np.full(n, step),
             remasked=None,
-            drawing=SamplingInputs(limits, random.random((n, SIZE))),
+            sampling=SamplingInputs(limits, random.random((n, SIZE))),
             groups=tuple(groups),
-            noise=random.random((n, SIZE)),
+            noise_uniforms=random.random((n, SIZE)),
         )
         hidden = torch.from_numpy(random.normal(0, 1.5, (n * SIZE, VOCAB))).to(device)
         on_device = torch.from_numpy(tokens).to(device), torch.from_numpy(state).to(device)

@@ -73,7 +73,7 @@ def test_plans_come_as_they_went(wires):
     numbers = {name: np.arange(4) + n for n, name in enumerate(GEOMETRY)}
     merged = SoftEmbeddingRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
     fields = (
-        "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps",
+        "rows", "tokens", "state", "sampled", "may_force", "num_steps_forcing", "initial_masks", "step_budget",
         "post_edit_steps",
     )  # fmt: skip
     one = np.arange(1)
@@ -83,11 +83,11 @@ def test_plans_come_as_they_went(wires):
     )
     blocks = DenoiseBlocks(
         **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)}, remasked=None,
-        drawing=SamplingInputs(np.ones((2, 4)), np.zeros((2, 3))),
+        sampling=SamplingInputs(np.ones((2, 4)), np.zeros((2, 3))),
         groups=groups,
-        place=np.arange(2),
+        req_slot=np.arange(2),
     )  # fmt: skip
-    plan = StepPlan(tokens=np.arange(9), **numbers, sampled=lambda: blocks, merged=merged)
+    plan = StepPlan(tokens=np.arange(9), **numbers, make_blocks=lambda: blocks, soft_embeddings=merged)
     ours.send(Step(), step_arrays(plan, same=False))
     ours.send(*block_arrays(plan.blocks))
     _, arrays = theirs.receive()
@@ -95,12 +95,12 @@ def test_plans_come_as_they_went(wires):
     assert isinstance(sample, Sample)
     found = step_plan(arrays, {name: arrays[name] for name in GEOMETRY}, lambda: block_plan(sample, sampled))
     same(found, plan, ("tokens", *GEOMETRY))
-    same(found.merged, merged, ("rows", "ids", "probs", "how"))
-    same(found.blocks, blocks, (*fields, "place"))
-    same(found.blocks.drawing, blocks.drawing, ("limits", "uniform"))
-    assert (found.blocks.remasked, found.blocks.noise) == (None, None)
-    assert [(g.rule, g.wants) for g in found.blocks.groups] == [("edit", 3), ("credit", 1)]
-    same(found.blocks.groups[1], blocks.groups[1], ("members", "params", "kept"))
+    same(found.soft_embeddings, merged, ("rows", "ids", "probs", "params"))
+    same(found.blocks, blocks, (*fields, "req_slot"))
+    same(found.blocks.sampling, blocks.sampling, ("limits", "uniform"))
+    assert (found.blocks.remasked, found.blocks.noise_uniforms) == (None, None)
+    assert [(g.algorithm, g.required_stats) for g in found.blocks.groups] == [("edit", 3), ("credit", 1)]
+    same(found.blocks.groups[1], blocks.groups[1], ("members", "params", "history"))
     assert block_plan(*block_arrays(None)) is None
     assert list(step_arrays(plan, same=True))[:1] == ["tokens"]
     assert "slots" not in step_arrays(plan, same=True)

@@ -33,18 +33,18 @@ def recitals(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[Forced
 def _first_masked(owners: Sequence[Request], blocks: Sequence[Block]) -> Iterator[tuple[int, Request, Block]]:
     seen = set()
     for i, (request, block) in enumerate(zip(owners, blocks, strict=True)):
-        if request.led and block.masks and request.seq not in seen:
-            seen.add(request.seq)
+        if request.decodes_left_to_right and block.masks and request.arrival_index not in seen:
+            seen.add(request.arrival_index)
             yield i, request, block
 
 
 def recite(plan: DenoiseBlocks, results: BlockResults) -> None:
     """Write what is recited into `results`, where its blocks are as they were."""
-    for i, first, tokens in plan.recitals:
+    for i, first, tokens in plan.forced_tokens:
         last = first + len(tokens)
         results.tokens[i, first:last] = tokens
         results.state[i, first:last] = UNMASKED
         results.masks[i] -= len(tokens)
-        results.written[i] += len(tokens)
+        results.num_updated[i] += len(tokens)
         results.first_masked[i] = last if results.masks[i] else results.tokens.shape[1]
-        results.ended[i] = not results.masks[i]
+        results.finished[i] = not results.masks[i]

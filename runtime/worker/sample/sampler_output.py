@@ -17,7 +17,7 @@ from runtime.worker.input_batch import SampleDescriptor
 Outcome = dict[str, torch.Tensor]
 Told = Mapping[str, npt.NDArray[np.generic]]  # the same on the host
 # an outcome's `numbers` [len(NAMES), n], as BlockResults calls them
-NAMES = ("masks", "written", "edits", "remasks", "first_masked", "first_eos", "forced", "ended")
+NAMES = ("masks", "num_updated", "edits", "remasks", "first_masked", "first_eos", "forced", "finished")
 
 
 def outcome(
@@ -77,9 +77,9 @@ def results(shape: SampleDescriptor, told: Told, members: list[Ints]) -> BlockRe
         tokens=told["tokens"][:n],  # type: ignore[arg-type]  # each is of the type that it was made of
         state=told["state"][:n],  # type: ignore[arg-type]
         remasked=_remasked(told, n),
-        kept=kept,
-        mixtures=mixtures,
-        noisy=shape.uniform_noise,
+        history=kept,
+        soft_tokens=mixtures,
+        uniform_noise=shape.uniform_noise,
         **dict(zip(NAMES, numbers, strict=True)),
     )
 
@@ -93,7 +93,7 @@ def tokens_after(plan: DenoiseBlocks, told: Told) -> Ints:
 def all_go_on(told: Told, blocks: int, *, noisy: bool) -> bool:
     """Whether each of the plan's own blocks does (``BlockResults.calm``)."""
     size, of = told["tokens"].shape[1], dict(zip(NAMES, told["numbers"][:, :blocks], strict=True))
-    return not of["ended"].any() and (noisy or bool(of["masks"].all() and of["first_eos"].min() >= size))
+    return not of["finished"].any() and (noisy or bool(of["masks"].all() and of["first_eos"].min() >= size))
 
 
 def _remasked(told: Told, n: int) -> Bools:
@@ -122,8 +122,9 @@ def end_to_end(parts: list[BlockResults]) -> BlockResults:
         return {first + number: value for first, part in found for number, value in part.items()}
 
     return BlockResults(
-        tokens=beside("tokens"), state=beside("state"), remasked=beside("remasked"), kept=numbered("kept"),
-        mixtures=numbered("mixtures"), logprobs={}, noisy=parts[0].noisy, **{name: listed(name) for name in NAMES},
+        tokens=beside("tokens"), state=beside("state"), remasked=beside("remasked"), history=numbered("history"),
+        soft_tokens=numbered("soft_tokens"), logprobs={}, uniform_noise=parts[0].uniform_noise,
+        **{name: listed(name) for name in NAMES},
     )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ def plan(top_k: int) -> DenoiseBlocks:
     return DenoiseBlocks(
         rows=n * SIZE, tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
-        may_force=n > 0, advanced=n, initial_masks=n * 0, given_steps=n * 0, post_edit_steps=n * 0, remasked=None,
-        drawing=drawing, noise=random.random((BLOCKS, SIZE)), place=n,
+        may_force=n > 0, num_steps_forcing=n, initial_masks=n * 0, step_budget=n * 0, post_edit_steps=n * 0,
+        remasked=None, sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)), req_slot=n,
         groups=(AlgorithmBatch(rule.key, n, np.concatenate([limits, params], 1), int(rule.wants({})), kept),),
     )  # fmt: skip
 
