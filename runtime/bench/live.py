@@ -25,7 +25,7 @@ from runtime.bench.layers import layer_error
 from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
 from runtime.engine.engine import Engine
 from runtime.engine.lora_manager import Adapters
-from runtime.engine.request import FILLED, MASKED, Request
+from runtime.engine.request import MASKED, UNMASKED, Request
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Facts, Model
 from runtime.models.decoder import Decoder
@@ -159,7 +159,7 @@ class Live:
 
     def _half_fill(self, request: Request, random: np.random.Generator, ids: tuple[int, int]) -> None:
         for block in request.blocks:
-            block.state[:] = np.where(random.random(block.size) < 0.5, MASKED, FILLED)
+            block.state[:] = np.where(random.random(block.size) < 0.5, MASKED, UNMASKED)
             block.tokens[:] = np.where(block.state == MASKED, self.mask_id, random.integers(*ids, block.size))
             block.masks = int((block.state == MASKED).sum())
             block.first_masked = int((block.state == MASKED).argmax())

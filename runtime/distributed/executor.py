@@ -32,7 +32,7 @@ from runtime.distributed.rpc import (
 from runtime.distributed.serialization import block_arrays, step_arrays
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.lora.adapter_weights import Bank
 from runtime.lora.distributed_backend import LeadingBank
@@ -198,11 +198,11 @@ class LeadingRunner:
         with self._running:
             same = plan.positions is self._stands
             self._stands = plan.positions
-            self.ranks.tell(Step(same, plan.adapted), step_arrays(plan, same=same))
+            self.ranks.tell(Step(same, plan.active_lora_modules), step_arrays(plan, same=same))
             # no step begins ahead: others would wait for the rest of one that everybody may have left by then
-            return self.own.run(replace(plan, sampled=lambda: self._sampled(plan), begin_next=bool))
+            return self.own.run(replace(plan, make_blocks=lambda: self._sampled(plan), try_launch_next=bool))
 
-    def _sampled(self, plan: StepPlan) -> BlockPlan | None:
+    def _sampled(self, plan: StepPlan) -> DenoiseBlocks | None:
         blocks = plan.blocks
         self.ranks.tell(*block_arrays(blocks))
         return blocks
@@ -210,7 +210,7 @@ class LeadingRunner:
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """See `ModelRunner`."""
         with self._running:
-            self.ranks.tell(Whole(pages, plan.adapted), step_arrays(plan, same=False))
+            self.ranks.tell(Whole(pages, plan.active_lora_modules), step_arrays(plan, same=False))
             return self.own.logits(plan, pages)
 
     def set_overlap_callback(self, work: Callable[[], None]) -> bool:

@@ -47,7 +47,7 @@ from runtime.distributed.rpc import (
 from runtime.distributed.serialization import GEOMETRY, block_plan, step_plan
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BlockPlan, StepPlan
+from runtime.engine.step_plan import DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
 from runtime.lora.adapter_weights import Bank
 from runtime.lora.distributed_backend import FollowingBank
@@ -126,7 +126,7 @@ class Follower:
                     raise ValueError(f"{type(message).__name__} is no work for a loaded engine")
             self.steps += 1
 
-    def _sampled(self) -> BlockPlan | None:
+    def _sampled(self) -> DenoiseBlocks | None:
         message, arrays = self.wire.receive()
         if not isinstance(message, Sample):
             raise ValueError(f"{type(message).__name__} came within a step")

@@ -13,7 +13,7 @@ import torch
 
 from runtime.kernels.triton_import import tl, triton
 
-MASKED, FILLED = 1, 2  # states of a position; 0: fixed
+MASKED, UNMASKED = 1, 2  # states of a position; 0: fixed
 NUMBERS = 8
 ROWS, COMPARED = 128, 4096  # most sampled rows that a program looks through at a time, and times positions
 

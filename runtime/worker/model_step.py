@@ -75,7 +75,7 @@ class ModelStep:
             slots=inputs["slots"],
             visible_end=inputs["visible_end"],
             window_origin=inputs["window_origin"],
-            open=inputs["open"],
+            open=inputs["is_editable"],
             tiles=inputs["tiles"],
             page_table=inputs["page_table"],
             page_size=self.pool.page_size,
@@ -147,7 +147,7 @@ class ModelStep:
         threshold, steps = (algorithm.columns[field.name] for field in algorithm.fused_threshold)
         after = lm_head.kernels.fill(
             Blocks(
-                inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["advanced"],
+                inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["num_steps_forcing"],
                 inputs["params0"], threshold, steps,
             ),
             Sampled(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,

@@ -101,28 +101,28 @@ def test_plans_use_each_slot_once_and_read_what_is_there(strategy):
 def test_blocks_are_half_masks():
     masks = plans("multi_bd").decode(3, 64, filled=0.5)
     assert masks.blocks.sampled.sum(1).tolist() == [4] * 3
-    assert [group.rule for group in masks.blocks.groups] == ["threshold"]
+    assert [group.algorithm for group in masks.blocks.groups] == ["threshold"]
 
 
 def test_blocks_of_diffusion_gemma_are_all_noise():
     noise = plans("diffusion_gemma").decode(3, 64)
     assert noise.blocks.sampled.all()
-    assert [group.rule for group in noise.blocks.groups] == ["noise"]
+    assert [group.algorithm for group in noise.blocks.groups] == ["noise"]
     assert len(set(noise.tokens.tolist())) > 4
 
 
 def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     made = plans("diffusion_gemma")
     step = made.decode(2, 41)
-    assert step.open.all()
+    assert step.is_editable.all()
     assert set(step.visible_end.tolist()) == {49}
     assert set(step.window_origin.tolist()) == {41}
-    assert step.blocks.advanced.tolist() == [1, 1]
-    assert sorted(step.blocks.place.tolist()) == [0, 1]
-    assert step.blocks.noise.shape == (2, 8)
-    assert step.blocks.drawing.limits[:, 0].tolist() == [1, 1]
+    assert step.blocks.num_steps_forcing.tolist() == [1, 1]
+    assert sorted(step.blocks.req_slot.tolist()) == [0, 1]
+    assert step.blocks.noise_uniforms.shape == (2, 8)
+    assert step.blocks.sampling.limits[:, 0].tolist() == [1, 1]
     (prompt,) = made.prefill(1, 41, budget=80)
-    assert not prompt.open.any()
+    assert not prompt.is_editable.any()
     assert np.array_equal(prompt.visible_end, prompt.positions + 1)
     assert np.array_equal(prompt.window_origin, prompt.positions)
 
@@ -142,7 +142,7 @@ def test_a_canvas_of_full_sees_itself_whole():
     made = plans("full")
     assert set(made.decode(2, 40).visible_end.tolist()) == {48}
     (prompt,) = made.prefill(2, 40, budget=80)
-    assert prompt.open.all()
+    assert prompt.is_editable.all()
     assert set(prompt.visible_end.tolist()) == {40}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.algorithms import LogitStat, get_algorithm, sampling
 from runtime.engine.request import MASKED
-from runtime.engine.step_plan import BlockPlan, BlockResults, RulePlan, StepPlan
+from runtime.engine.step_plan import AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import PlainHead
 from runtime.worker.model_runner import ModelRunner
@@ -105,11 +105,11 @@ class Bare(PlainHead):
 def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int, asked: str) -> None:
     rule = get_algorithm("threshold")
     none = np.zeros(2, dtype=np.int64)
-    plan = BlockPlan(
+    plan = DenoiseBlocks(
         rows=np.array([0, 4]), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
-        sampled=np.array([[True] * 4, [False, True, True, False]]), may_force=none > 0, advanced=none,
-        initial_masks=none, given_steps=none, post_edit_steps=none, remasked=None, drawing=None,
-        groups=(RulePlan(rule.key, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
+        sampled=np.array([[True] * 4, [False, True, True, False]]), may_force=none > 0, num_steps_forcing=none,
+        initial_masks=none, step_budget=none, post_edit_steps=none, remasked=None, sampling=None,
+        groups=(AlgorithmBatch(rule.key, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
     )  # fmt: skip
     hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = []

@@ -28,14 +28,14 @@ from runtime.algorithms.base import (
     algorithms_with_edit_tokens,
 )
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
-from runtime.engine.request import FILLED, MASKED
-from runtime.engine.step_plan import BlockPlan
+from runtime.engine.request import MASKED, UNMASKED
+from runtime.engine.step_plan import DenoiseBlocks
 from runtime.kernels.ops import Kernels
 from runtime.layers.lm_head import CappedHead, PlainHead
 from runtime.worker.input_batch import SampleDescriptor, sample_inputs
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors, make_groups
 from runtime.worker.sample.fused_renoise import fused_renoise_stats, only_renoise
-from runtime.worker.sample.logits_processors import shape_logits
+from runtime.worker.sample.logits_processors import apply_logits_processors
 
 # Rows of logits per chunk. It bounds the memory: 1000 rows of a vocabulary of 157k in float32 take 0.6 GB.
 LOGITS_CHUNK_ROWS = 2048
@@ -130,7 +130,7 @@ class Sampler:
 
     def sample_plan(
         self,
-        plan: BlockPlan,
+        plan: DenoiseBlocks,
         hidden: torch.Tensor,
         tokens: torch.Tensor,
         state: torch.Tensor,
@@ -160,8 +160,8 @@ class Sampler:
             graph_safe: launch the same kernels for any content, without host synchronization.
         """
         tokens, state = inputs["block_tokens"], inputs["block_state"]
-        masked, unmasked = state == MASKED, state == FILLED
-        num_steps = inputs["advanced"]
+        masked, unmasked = state == MASKED, state == UNMASKED
+        num_steps = inputs["num_steps_forcing"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         algorithms = [self.get_algorithm(group.algorithm) for group in shape.groups]
         groups = make_groups(algorithms, shape.groups, inputs, shape.size, dtype, self.logits_ops)
@@ -206,7 +206,7 @@ class Sampler:
                 logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
             )
             if shape.has_logits_processors:
-                shape_logits(logits, inputs, *index, self.logits_ops)
+                apply_logits_processors(logits, inputs, *index, self.logits_ops)
             for group in groups:
                 span = group.rows_in(part)
                 if span is None:
@@ -245,10 +245,10 @@ class Sampler:
             "may_force": inputs["may_force"],
             "num_steps": num_steps,
             "initial_masks": inputs["initial_masks"],
-            "step_budget": inputs["given_steps"],
+            "step_budget": inputs["step_budget"],
             "post_edit_steps": inputs["post_edit_steps"],
         }
-        noise = (inputs["noise"] * vocab).long() if shape.uniform_noise else None
+        noise = (inputs["noise_uniforms"] * vocab).long() if shape.uniform_noise else None
         for group in groups:
             group_arrays = arrays | {
                 STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.required_stats

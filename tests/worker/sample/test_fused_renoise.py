@@ -9,7 +9,7 @@ import torch
 
 from runtime.algorithms import get_algorithm
 from runtime.engine.request import MASKED
-from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
+from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.kernels.fused_softmax_stats import describe_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import CappedHead
@@ -18,7 +18,7 @@ from runtime.worker.sample.sampler import Sampler
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
 
-def plan(top_k: int) -> BlockPlan:
+def plan(top_k: int) -> DenoiseBlocks:
     """Two canvases that draw, and two that take the likeliest."""
     random = np.random.default_rng(3)
     rule = get_algorithm("noise")
@@ -26,13 +26,13 @@ def plan(top_k: int) -> BlockPlan:
     params = np.array([rule.param_row({f.name: f.default for f in rule.fields})] * BLOCKS)
     limits = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
     kept = np.zeros((BLOCKS, SIZE, 1, len(rule.history_fields)))
-    drawing = Drawing(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
-    return BlockPlan(
+    drawing = SamplingInputs(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
+    return DenoiseBlocks(
         rows=n * SIZE, tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
-        may_force=n > 0, advanced=n, initial_masks=n * 0, given_steps=n * 0, post_edit_steps=n * 0, remasked=None,
-        drawing=drawing, noise=random.random((BLOCKS, SIZE)), place=n,
-        groups=(RulePlan(rule.key, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), kept),),
+        may_force=n > 0, num_steps_forcing=n, initial_masks=n * 0, step_budget=n * 0, post_edit_steps=n * 0,
+        remasked=None, sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)), req_slot=n,
+        groups=(AlgorithmBatch(rule.key, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), kept),),
     )  # fmt: skip
 
 

@@ -53,9 +53,9 @@ def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict
     arrays = {
         "rows": block * SIZE + at, "block": block, "at": at, "num_valid": np.array([len(block) - 3], np.int32),
         "block_tokens": np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape)), "block_state": state,
-        "may_force": random.random(BLOCKS) < 0.7, "advanced": random.integers(0, 4, BLOCKS), "params0": params,
+        "may_force": random.random(BLOCKS) < 0.7, "num_steps_forcing": random.integers(0, 4, BLOCKS), "params0": params,
         "remasked": np.zeros_like(state, dtype=bool),
-    } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "given_steps", "post_edit_steps")}  # fmt: skip
+    } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "step_budget", "post_edit_steps")}  # fmt: skip
     shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(key, 0, BLOCKS, len(block)),), remasked=True)
     return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
