@@ -149,7 +149,7 @@ class BlockUpdate:
     edited: torch.Tensor  # bool [n, B], unmasked positions before the step that were replaced, deleted or split
     remasked: torch.Tensor  # bool [n, B], unmasked positions that were masked again
     finished: torch.Tensor  # bool [n], the content is final
-    soft_tokens: TopTokens | None = None  # [n, B, count], soft embeddings of unmasked positions in open block finishes
+    soft_tokens: TopTokens | None = None  # [n, B, count], for embeddings of unmasked positions in open block finishes
 
 
 class SoftEmbeddingParams(NamedTuple):
