@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.kernels.forward_batch import cut_tiles
+from runtime.kernels.forward_batch import make_query_tiles
 
 if TYPE_CHECKING:
     from runtime.engine.logprobs_request import Written
@@ -213,7 +213,7 @@ def lay_out(counts: tuple[int, ...]) -> Layout:
     rows = np.array(counts, dtype=np.int64)
     owner = np.arange(len(rows)).repeat(rows)
     starts = rows.cumsum() - rows
-    return Layout(owner, starts, np.arange(len(owner)) - starts[owner], cut_tiles(rows))
+    return Layout(owner, starts, np.arange(len(owner)) - starts[owner], make_query_tiles(rows))
 
 
 def block_causal_plan(

@@ -17,7 +17,7 @@ def _torch(shape: AttentionShape, build: Build) -> Attention:
     from runtime.layers.attention_batch_invariant import RowAttention
     from runtime.layers.attention_torch import TorchAttention
 
-    if build.kernels.fixed:
+    if build.kernels.batch_invariant:
         return RowAttention(shape)
     return TorchAttention(shape, build.dtype)
 
@@ -30,7 +30,7 @@ def _triton(shape: AttentionShape, build: Build) -> Attention:
         raise ConfigError(f"--attn-impl {name} needs a CUDA device, not {build.device.type}; use --attn-impl torch")
     if build.dtype == torch.float64:
         raise ConfigError(f"--attn-impl {name} does not compute in float64; use --attn-impl torch")
-    return TritonAttention(shape, grouped=name == "triton_grouped", fixed=build.kernels.fixed)
+    return TritonAttention(shape, grouped=name == "triton_grouped", batch_invariant=build.kernels.batch_invariant)
 
 
 _IMPLEMENTATIONS: dict[str, Factory] = {

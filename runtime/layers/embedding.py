@@ -32,7 +32,7 @@ class Embedding(nn.Module):
 
         See ``kernels.weighted_embedding``.
         """
-        mine = self.kernels.mean(probs, self.weight.tensor, divisor)
+        mine = self.kernels.soft_embedding(probs, self.weight.tensor, divisor)
         return mine if self.ids is None else self.ids.group.sum(mine)
 
 

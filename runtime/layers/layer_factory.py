@@ -9,7 +9,7 @@ import torch
 
 from runtime.distributed.process_group import ALONE, Group
 from runtime.errors import ConfigError
-from runtime.kernels.ops import Kernels, select_kernels
+from runtime.kernels.ops import KernelSet, select_kernels
 from runtime.kernels.precision import wide
 from runtime.layers.lora import Lora, LoraWeight, Room
 from runtime.layers.parameter import PartsWeight, PlainWeight, TurnsWeight, Weight
@@ -57,7 +57,7 @@ class Build:
 
     device: torch.device
     dtype: torch.dtype
-    kernels: Kernels
+    kernels: KernelSet
     attn_impl: str
     quantization: str | None = field(default=None, kw_only=True)
     group: Group = field(default=ALONE, kw_only=True)
@@ -88,7 +88,7 @@ class Build:
             format_of(quantization).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
         kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
-        lora = None if adapters is None else Lora(adapters, kernels.add_lora, fixed=kernels.fixed)
+        lora = None if adapters is None else Lora(adapters, kernels.add_lora, batch_invariant=kernels.batch_invariant)
         return cls(
             device, dtype, kernels, attn_impl or default, quantization=quantization, group=group, deals=deals, lora=lora
         )  # fmt: skip
@@ -139,7 +139,7 @@ class Build:
     def expert_gates(self, *shape: int, share: Share | None = None) -> Weight:
         """Unfilled, of experts whose gate and up rows are one product [experts, 2 * width, inputs], gates first. They
         are kept as the kernels take them."""
-        if not self.kernels.turns:
+        if not self.kernels.interleaved_gate_up:
             return self.weight(*shape, share=share)
         if self.quantization is not None:
             return self._packed(_kept(shape, share), turns=True).sharing(share)
@@ -148,7 +148,7 @@ class Build:
     def dense_gates(self, width: int, hidden: int, share: Share | None) -> Weight:
         """Unfilled, of one gated layer's gate and up rows, which are one product [2 * width, hidden], gates first. Kept
         in turns where the kernels take plain ones so."""
-        as_filled = self.kernels.gated_product is None or self.quantization is not None
+        as_filled = self.kernels.fused_gate_up is None or self.quantization is not None
         make = self.weight if as_filled else self._in_turns
         return self.adapted(make(2 * width, hidden, share=share))
 
@@ -163,7 +163,7 @@ class Build:
         """Unfilled, of `experts` gated layers and one more of like width, kept so that kernels take it for an expert.
         None: the kernels, or the format, do not, the experts are dealt out, or `joins` says that their formats may
         differ."""
-        if not self.kernels.turns or self.deals or not self.joins:
+        if not self.kernels.interleaved_gate_up or self.deals or not self.joins:
             return None
         rows, columns = self.widths(width)
         if self.group.size > 1:
@@ -205,7 +205,7 @@ class Build:
 
     def scores(self, experts: int, hidden: int) -> Weight:
         """Unfilled, of a router's product, which is wide."""
-        if self.kernels.parts and self.dtype == torch.bfloat16:
+        if self.kernels.split_router_weight and self.dtype == torch.bfloat16:
             return PartsWeight((experts, hidden), self.device)
         return self.parameter(experts, hidden, dtype=wide(self.dtype))
 

@@ -45,7 +45,7 @@ class Linear(nn.Module):
 
     def add_normed(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
         """What `norm.add` makes of what this gives, and `residual`."""
-        fused, weight = norm.kernels.product_add_norm, self.weight.current
+        fused, weight = norm.kernels.gemm_add_norm, self.weight.current
         if fused is None or self.group is not None or self.bias is not None or not isinstance(weight, PlainWeight):
             return norm.add(self(x), residual)
         return fused(x, weight.tensor, residual, tensor_of(norm.weight), norm.eps)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.fused_argmax import likeliest_reference
+from runtime.kernels.fused_argmax import lm_head_argmax_reference
 from runtime.kernels.precision import wide
 
 if TYPE_CHECKING:
-    from runtime.kernels.ops import Kernels
+    from runtime.kernels.ops import KernelSet
     from runtime.layers.parameter import Weight
     from runtime.layers.sharding import Ids
 
@@ -36,14 +36,14 @@ def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 class CappedHead:
     """A head whose logits are kept within `cap` by a tanh; those of its product alone are `raw`."""
 
-    def __init__(self, weight: Weight, kernels: Kernels, cap: float) -> None:
+    def __init__(self, weight: Weight, kernels: KernelSet, cap: float) -> None:
         self.weight = weight
         self.kernels = kernels
         self.cap = cap
 
     def raw(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocab], see `head_logits`."""
-        logits = self.kernels.logits
+        logits = self.kernels.head_logits
         return self.weight.logits(hidden) if logits is None else logits(hidden, self.weight.tensor)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -54,38 +54,43 @@ class PlainHead:
     """A head that is one product with `weight` and no more: it gives logits, and the likeliest tokens, `direct` without
     them. `ids`: those of the vocabulary whose logits it gives, if not all."""
 
-    def __init__(self, weight: Weight, kernels: Kernels, ids: Ids | None = None) -> None:
+    def __init__(self, weight: Weight, kernels: KernelSet, ids: Ids | None = None) -> None:
         self.weight = weight
         self.kernels = kernels
         self.ids = ids
-        self.direct = kernels.likeliest is not likeliest_reference
+        self.direct = kernels.lm_head_argmax is not lm_head_argmax_reference
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocab], see `head_logits`."""
         return self.weight.logits(hidden)
 
-    def likeliest(
-        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
-        live: torch.Tensor | None = None,
+    def argmax(
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int] = (),
+        num_valid: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """[n, hidden] -> token int64 [n] and its probability [n], see ``kernels.fused_argmax.likeliest_reference``."""
         if self.ids is not None:
-            return self._joined(self.ids, hidden, mask_id, max_token_id, spared, live)
-        found = self.kernels.likeliest(
-            hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, spared=spared, live=live
+            return self._joined(self.ids, hidden, mask_id, max_token_id, allowed_ids, num_valid)
+        found = self.kernels.lm_head_argmax(
+            hidden,
+            self.weight.tensor,
+            mask_id=mask_id,
+            max_token_id=max_token_id,
+            allowed_ids=allowed_ids,
+            num_valid=num_valid,
         )
         return found.token, found.conf
 
     def _joined(
-        self, ids: Ids, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, spared: Sequence[int],
-        live: torch.Tensor | None,
+        self, ids: Ids, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int],
+        num_valid: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """The likeliest of all processes' likeliest."""
         first = ids.here.start
-        token, conf, peak = self.kernels.likeliest(
+        token, conf, peak = self.kernels.lm_head_argmax(
             hidden, self.weight.tensor, mask_id=mask_id - first if mask_id in ids.here else None,  # type: ignore[operator]
-            max_token_id=max_token_id - first, spared=[token - first for token in spared if token in ids.here],
-            live=live,
+            max_token_id=max_token_id - first,
+            allowed_ids=[token - first for token in allowed_ids if token in ids.here], num_valid=num_valid,
         )  # fmt: skip
         numbers = torch.stack([peak, 1 / conf, (token + first).to(conf.dtype)])
         peaks, sums, tokens = ids.group.gather(numbers).unbind(1)

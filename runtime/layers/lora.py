@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.lora import LoraKernel, LoraRows
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.lora import LoRAKernel, LoRARows
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.layers.parameter import Weight
 from runtime.layers.sharding import Index, Part
 
@@ -25,12 +25,12 @@ class Lora:
     beside it.
     """
 
-    def __init__(self, room: Room, kernel: LoraKernel, *, fixed: bool = False) -> None:
+    def __init__(self, room: Room, kernel: LoRAKernel, *, batch_invariant: bool = False) -> None:
         self.slots = room.slots
         self.rank = max(LEAST_RANK, 1 << (room.rank - 1).bit_length())
         self.kernel = kernel
-        self.fixed = fixed
-        self.rows: LoraRows | None = None  # None: nobody's
+        self.batch_invariant = batch_invariant
+        self.rows: LoRARows | None = None  # None: nobody's
         self.touched = 0  # bits of the weights that the adapters of this forward may change
         self.apart = 0  # bits of those that kernels take whole, so that their layers are computed in pieces
         self._bits: dict[str, int] = {}
@@ -45,7 +45,7 @@ class Lora:
         self.rows = None
         if batch.adapted:
             assert batch.adapters is not None
-            self.rows = LoraRows(batch.adapters, batch.tiles, batch.tile_rows)
+            self.rows = LoRARows(batch.adapters, batch.tiles, batch.tile_rows)
 
     @property
     def every(self) -> int:
@@ -118,7 +118,7 @@ class LoraWeight(Weight):
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         return self.base.take(part, tensor)
 
-    def fill_packed(self, index: Index, packed: Packed) -> int:
+    def fill_packed(self, index: Index, packed: QuantizedTensor) -> int:
         return self.base.fill_packed(index, packed)
 
     @property
@@ -126,7 +126,7 @@ class LoraWeight(Weight):
         return self.base if self._rows is None else self
 
     @property
-    def _rows(self) -> LoraRows | None:
+    def _rows(self) -> LoRARows | None:
         """Whose adapters' rows are in the forward under way, if one of these may change it."""
         return self.lora.rows if self.lora.touched & self.bit else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.activation import Activation, gate_mul_reference
+from runtime.kernels.activation import Activation, act_and_mul_reference
 from runtime.kernels.precision import wide
 from runtime.layers.lora import Lora, LoraWeight
 from runtime.layers.parameter import Weight
@@ -22,7 +22,7 @@ def adapted_experts(
     order = order[int((flat < 0).sum()) :]  # pairs (row, choice) grouped by expert; -1 is nobody's
     expert, row = flat[order], order // top_k
     slots = torch.full_like(row, -1) if lora.rows is None else lora.rows.slots[row]
-    hidden = gate_mul_reference(_product(x[row], expert, slots, gate_up), activation)
+    hidden = act_and_mul_reference(_product(x[row], expert, slots, gate_up), activation)
     made = _product(hidden, expert, slots, down)
     up = wide(x.dtype)
     by_choice = made.new_zeros(rows * top_k, made.shape[1]).index_copy_(0, order, made)

@@ -42,7 +42,7 @@ class SwiGLU(nn.Module):
 
     def _gated(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, width]."""
-        weight, product = self.gate_up.weight.current, self.kernels.gated_product
+        weight, product = self.gate_up.weight.current, self.kernels.fused_gate_up
         if product is not None and isinstance(weight, TurnsWeight):
             return product(x, weight.operand, self.activation)
-        return self.kernels.gate_mul(self.gate_up(x), self.activation)
+        return self.kernels.act_and_mul(self.gate_up(x), self.activation)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.precision import wide
 from runtime.layers.layer_factory import Build, Calls, Gated
 from runtime.layers.lora import Lora
@@ -25,7 +25,7 @@ class Router(nn.Module):
 
     __call__: Calls[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool) -> None:
+    def __init__(self, build: Build, hidden: int, experts: int, rule: RoutingConfig, *, bias: bool) -> None:
         super().__init__()
         self.weight = build.scores(experts, hidden)
         self.bias = build.parameter(experts, dtype=wide(build.dtype)) if bias else None
@@ -38,7 +38,7 @@ class Router(nn.Module):
         """[rows, hidden] -> ids int32 and weights, both [rows, top_k]. `first`: see ``route_reference``; `factor`: see
         ``router_logits_reference``."""
         logits = self.kernels.router_logits(x, self.weight.operand, factor)
-        return self.kernels.route(logits, tensor_of(self.bias), self.rule, first)
+        return self.kernels.select_experts(logits, tensor_of(self.bias), self.rule, first)
 
 
 class Stack(NamedTuple):
@@ -67,7 +67,7 @@ class MoE(nn.Module):
     __call__: Calls[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
     def __init__(
-        self, build: Build, hidden: int, width: int, experts: int, shared_width: int, rule: RoutingRule, *,
+        self, build: Build, hidden: int, width: int, experts: int, shared_width: int, rule: RoutingConfig, *,
         router_bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -76,7 +76,7 @@ class MoE(nn.Module):
             held, self.here = stack(build, experts, hidden, width)
             last = None
         else:
-            held, last, rule = self.joined.experts, self.joined.last, replace(rule, shared=True)
+            held, last, rule = self.joined.experts, self.joined.last, replace(rule, fused_shared_expert=True)
             last = Gated(*(build.adapted(weight, apart=True) for weight in last))
             self.here = None
         self.router = Router(build, hidden, experts, rule, bias=router_bias)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import gates_first, outputs_first, places
-from runtime.kernels.moe_router_gemm import PARTS, split_parts
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.interleave import deinterleave, deinterleave_outputs, interleaved_index
+from runtime.kernels.moe_router_gemm import NUM_PARTS, split_bf16x3
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.layers.lm_head import head_logits
 from runtime.layers.sharding import Index, Part, Share
 
@@ -83,9 +83,9 @@ class Weight(ABC):
         """What of a part of the whole is kept here, see ``Share.pieces``."""
         return [(part, part.box)] if self.share is None else self.share.pieces(part)
 
-    def fill_packed(self, index: Index, packed: Packed) -> int:
+    def fill_packed(self, index: Index, packed: QuantizedTensor) -> int:
         """`fill` with a matrix of few bits that a checkpoint holds. Its own format keeps it as it is."""
-        return self.fill(index, packed.whole(torch.float32))
+        return self.fill(index, packed.dequantize(torch.float32))
 
     @abstractmethod
     def take(self, part: Part, tensor: torch.Tensor) -> int:
@@ -170,19 +170,19 @@ class TurnsWeight(Weight):
 
     @property
     def tensor(self) -> torch.Tensor:
-        return gates_first(self.operand)
+        return deinterleave(self.operand)
 
     @property
     def nbytes(self) -> int:
         return self.operand.nbytes
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        made = outputs_first(F.linear(x, self.operand))
+        made = deinterleave_outputs(F.linear(x, self.operand))
         return made if bias is None else made.add_(bias)
 
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         *others, _, inputs = part.slices
-        at = places(part.ranges[-2], self.shape[-2] // 2, self.operand.device)
+        at = interleaved_index(part.ranges[-2], self.shape[-2] // 2, self.operand.device)
         box = self.operand[(*others, slice(None), inputs)]
         for stack, given in zip(box, tensor, strict=True) if others else [(box, tensor)]:  # no copy of all of them
             kept = given.to(self.operand.device, self.dtype)
@@ -199,7 +199,7 @@ class PartsWeight(Weight):
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         super().__init__(shape, torch.float32)
-        self.operand = torch.empty(PARTS, *shape, dtype=torch.bfloat16, device=device)
+        self.operand = torch.empty(NUM_PARTS, *shape, dtype=torch.bfloat16, device=device)
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -212,7 +212,7 @@ class PartsWeight(Weight):
 
     def take(self, part: Part, tensor: torch.Tensor) -> int:
         kept = self.operand[(slice(None), *part.slices)]
-        kept.copy_(split_parts(tensor.to(self.dtype)))
+        kept.copy_(split_bf16x3(tensor.to(self.dtype)))
         require_finite(kept, tensor)
         return tensor.numel()
 

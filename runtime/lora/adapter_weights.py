@@ -54,7 +54,7 @@ class Bank:
                     f"adapter {adapter.path}: it changes {name!r}, which requests of one batch share; merge it into "
                     "the weights (--use-lora --lora-path --pre-merge-lora)"
                 )
-            if self.lora.fixed and self.weights[pair.slot.param].apart:
+            if self.lora.batch_invariant and self.weights[pair.slot.param].apart:
                 raise ConfigError(
                     f"adapter {adapter.path}: it changes {name!r}, of the experts, which --deterministic has no kernel "
                     "for; merge it into the weights, or leave --deterministic out"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.embedding import Embedding
@@ -37,7 +37,7 @@ class Mixture:
     experts: int
     width: int  # of one expert
     shared_width: int  # of the shared experts together; 0: none
-    rule: RoutingRule
+    rule: RoutingConfig
     router_bias: bool
 
 
@@ -150,7 +150,7 @@ class SelfAttention(nn.Module):
     def _heads(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
         """[rows, heads * head_dim]: what each head made of the values."""
         kv = context.pool.layer(layer)
-        q = self.kernels.qkv_to_pages(
+        q = self.kernels.qk_norm_rope_and_cache(
             self.qkv(x), context.batch.positions, context.rotary,
             None if self.q_norm is None else tensor_of(self.q_norm.weight),
             None if self.k_norm is None else tensor_of(self.k_norm.weight),
@@ -211,7 +211,7 @@ class Decoder(nn.Module):
     def __init__(self, arch: DecoderArch, build: Build) -> None:
         super().__init__()
         self.arch = arch
-        self.alone = build.kernels.fixed and build.device.type == "cpu"
+        self.alone = build.kernels.batch_invariant and build.device.type == "cpu"
         self.lora = build.lora
         self.block = 0 if arch.mixture is None else arch.mixture.rule.block  # rows that choose their experts together
         # the last layer's second half is for rows that are sampled; not where others', or adapters, belong to a row

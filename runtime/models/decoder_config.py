@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.models.config_reader import Fields
 from runtime.models.decoder import DecoderArch, Mixture
 from runtime.models.rope_config import rotary
@@ -174,6 +174,6 @@ def qwen_experts(fields: Fields, layers: int) -> Mixture | None:
         experts=experts,
         width=fields.whole("moe_intermediate_size"),
         shared_width=0,
-        rule=RoutingRule(top_k, 1, 1, fields.flag("norm_topk_prob", False), 1.0, "softmax"),
+        rule=RoutingConfig(top_k, 1, 1, fields.flag("norm_topk_prob", False), 1.0, "softmax"),
         router_bias=False,
     )

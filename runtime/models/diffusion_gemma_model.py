@@ -13,11 +13,11 @@ from torch import nn
 
 from runtime.kernels.activation import Activation
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.fused_moe.moe_sum import Choices
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.fused_moe.moe_sum import TopKOutputs
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.precision import wide
-from runtime.kernels.sandwich_norm import Fillings
-from runtime.kernels.signatures import Sandwich
+from runtime.kernels.sandwich_norm import NormOutputs
+from runtime.kernels.signatures import SandwichNormOps
 from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.embedding import Embedding
@@ -65,9 +65,9 @@ class SelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, context: KindContext, pool: KVPool, layer: int) -> torch.Tensor:
         kind, batch = self.kind, context.batch
         kv = pool.layer(layer)
-        q = self.kernels.qkv_to_pages(
+        q = self.kernels.qk_norm_rope_and_cache(
             self.qkv(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor, self.heads,
-            self.kv_heads, self.eps, slots=batch.slots, k_cache=kv.k, v_cache=kv.v, apart=kind.head_dim // 2,
+            self.kv_heads, self.eps, slots=batch.slots, k_cache=kv.k, v_cache=kv.v, pair_stride=kind.head_dim // 2,
             v_norm=True, v_from_k=kind.window is None,
         )  # fmt: skip
         return self.out(context.attention.attend(q, kv).flatten(1))
@@ -81,7 +81,7 @@ class Experts(nn.Module):
 
     def __init__(self, build: Build, arch: GemmaArch) -> None:
         super().__init__()
-        rule = RoutingRule(arch.top_k, 1, 1, True, 1.0, "softmax")
+        rule = RoutingConfig(arch.top_k, 1, 1, True, 1.0, "softmax")
         self.eps = arch.eps
         self.router = Router(build, arch.hidden, arch.experts, rule, bias=False)
         self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
@@ -101,13 +101,13 @@ class Experts(nn.Module):
         operands, room = (self.gate_up.operand, self.down.operand), self.group.room(normed.shape, normed.dtype)
         return self.group.add_up(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
 
-    def choices(self, made: Fillings, sandwich: Sandwich) -> torch.Tensor | Choices:
+    def choices(self, made: NormOutputs, sandwich_norms: SandwichNormOps) -> torch.Tensor | TopKOutputs:
         """What `sandwich` sums up itself, or the sum, where ranks share the experts."""
         if not self.group.alone:
             return self(made.total, made.experts, made.factor)
         ids, weights = self.router(made.total, None, made.factor)
-        pairs = sandwich.products(made.experts, ids, self.gate_up.operand, self.down.operand, GELU)
-        return Choices(pairs, ids, weights, self.expert_scale.tensor)
+        pairs = sandwich_norms.fused_experts(made.experts, ids, self.gate_up.operand, self.down.operand, GELU)
+        return TopKOutputs(pairs, ids, weights, self.expert_scale.tensor)
 
 
 class Layer(nn.Module):
@@ -143,19 +143,19 @@ class Layer(nn.Module):
         """(what `following` makes of the second, [rows, hidden]). `scale` [rows, 1]: what each row is multiplied by at
         last."""
         mixed = self.attention(normed, contexts[self.kind], pool, self.index)
-        sandwich = self.kernels.sandwich
-        if sandwich is None:
+        sandwich_norms = self.kernels.sandwich_norms
+        if sandwich_norms is None:
             x = x + self.attention_norm(mixed)
             dense = self.dense(self.dense_before(x))
             chosen = self.experts(self.experts.seen(x), self.experts.norm(x), None)
             x = (x + self.output_norm(self.dense_after(dense) + self.experts_after(chosen))) * scale
             return following(x), x
-        made = sandwich.before(
+        made = sandwich_norms.pre_mlp_norms(
             mixed, x, _of(self.attention_norm), _of(self.dense_before), _of(self.experts.norm), self.eps
         )
         after = tuple(_of(norm) for norm in (self.dense_after, self.experts_after, self.output_norm, following))
-        dense, choices = self.dense(made.dense), self.experts.choices(made, sandwich)
-        return sandwich.after(dense, choices, made.total, scale, after, self.eps)
+        dense, choices = self.dense(made.dense), self.experts.choices(made, sandwich_norms)
+        return sandwich_norms.post_mlp_norms(dense, choices, made.total, scale, after, self.eps)
 
 
 def _of(norm: RMSNorm) -> torch.Tensor:
@@ -170,13 +170,13 @@ class SelfConditioning(nn.Module):
 
     def __init__(self, build: Build, arch: GemmaArch) -> None:
         super().__init__()
-        self.before = RMSNorm(build, arch.hidden, arch.eps)
+        self.pre_mlp_norms = RMSNorm(build, arch.hidden, arch.eps)
         self.gated = SwiGLU(build, arch.hidden, arch.width, GELU)
-        self.after = RMSNorm(build, arch.hidden, arch.eps, weighted=False)
+        self.post_mlp_norms = RMSNorm(build, arch.hidden, arch.eps, weighted=False)
 
     def forward(self, x: torch.Tensor, signal: torch.Tensor | None) -> torch.Tensor:
         """[rows, hidden]; a row whose signal is 0, as all are without one, has no step behind it."""
-        return self.after(x if signal is None else x + self.gated(self.before(signal)))
+        return self.post_mlp_norms(x if signal is None else x + self.gated(self.pre_mlp_norms(signal)))
 
 
 class DiffusionGemma(nn.Module):

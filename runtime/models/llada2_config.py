@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.models.config_reader import Fields
 from runtime.models.decoder import DecoderArch, Mixture
 from runtime.models.decoder_config import head_shape, require_full_attention, sparse_layers, tell_unknown
@@ -74,7 +74,7 @@ def parse_pooled(config: Mapping[str, Any]) -> DecoderArch:
 
 
 def _parse(
-    config: Mapping[str, Any], family: str, also: frozenset[str], rule: Callable[[Fields, int], RoutingRule]
+    config: Mapping[str, Any], family: str, also: frozenset[str], rule: Callable[[Fields, int], RoutingConfig]
 ) -> DecoderArch:
     fields = Fields(config)
     fields.only(BUILT)
@@ -115,7 +115,7 @@ def _parse(
     )
 
 
-def _mixture(fields: Fields, layers: frozenset[int], rule: Callable[[Fields, int], RoutingRule]) -> Mixture | None:
+def _mixture(fields: Fields, layers: frozenset[int], rule: Callable[[Fields, int], RoutingConfig]) -> Mixture | None:
     shared = fields.whole("num_shared_experts", 0, low=0) if fields.flag("moe_router_enable_shared_expert", True) else 0
     biased = fields.flag("moe_router_enable_expert_bias", True)
     if not layers:
@@ -131,7 +131,7 @@ def _mixture(fields: Fields, layers: frozenset[int], rule: Callable[[Fields, int
     )
 
 
-def _grouped(fields: Fields, experts: int) -> RoutingRule:
+def _grouped(fields: Fields, experts: int) -> RoutingConfig:
     top_k, groups, kept = fields.whole("num_experts_per_tok"), fields.whole("n_group", 1), fields.whole("topk_group", 1)
     if experts % groups:
         raise ConfigError(f"config.json: num_experts {experts} is no multiple of n_group {groups}")
@@ -143,10 +143,10 @@ def _grouped(fields: Fields, experts: int) -> RoutingRule:
             f"topk_group {kept} groups"
         )
     scale = fields.number("routed_scaling_factor", 1.0)
-    return RoutingRule(top_k, groups, kept, fields.flag("norm_topk_prob", True), scale)
+    return RoutingConfig(top_k, groups, kept, fields.flag("norm_topk_prob", True), scale)
 
 
-def _pooled(fields: Fields, experts: int) -> RoutingRule:
+def _pooled(fields: Fields, experts: int) -> RoutingConfig:
     """Groups play no part; the config's blocks are those of the routing."""
     top_k, capacity = fields.whole("num_experts_per_tok"), fields.whole("expert_capacity")
     if not top_k <= capacity <= experts:
@@ -154,4 +154,4 @@ def _pooled(fields: Fields, experts: int) -> RoutingRule:
             f"config.json: expert_capacity {capacity} is not from num_experts_per_tok {top_k} to num_experts {experts}"
         )
     scale, block = fields.number("routed_scaling_factor", 1.0), fields.whole("block_size", 32)
-    return RoutingRule(top_k, 1, 1, fields.flag("norm_topk_prob", True), scale, capacity=capacity, block=block)
+    return RoutingConfig(top_k, 1, 1, fields.flag("norm_topk_prob", True), scale, capacity=capacity, block=block)

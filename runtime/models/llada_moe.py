@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.models.base import Family, architectures, register_family
 from runtime.models.config_reader import Fields
 from runtime.models.decoder import Decoder, DecoderArch, Mixture, decoder_facts
@@ -63,7 +63,7 @@ def _mixture(fields: Fields, layers: int) -> Mixture | None:
         experts=experts,
         width=fields.whole("expert_intermediate_size"),
         shared_width=fields.whole("shared_expert_intermediate_size", 0, low=0),
-        rule=RoutingRule(top_k, 1, 1, False, 1.0, "softmax", bias_weighs=True),
+        rule=RoutingConfig(top_k, 1, 1, False, 1.0, "softmax", bias_in_weights=True),
         router_bias=fields.flag("moe_router_enable_expert_bias", False),
     )
 

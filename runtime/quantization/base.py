@@ -12,8 +12,8 @@ from typing import Any, Self
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import gates_first, places
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.interleave import deinterleave, interleaved_index
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.layers.parameter import Weight, require_finite
 from runtime.layers.sharding import Index, Part
 
@@ -61,8 +61,8 @@ class PackedWeight(Weight):
 
     @property
     def tensor(self) -> torch.Tensor:
-        whole: torch.Tensor = self.operand.whole(self.dtype)
-        return gates_first(whole) if self.turns else whole
+        whole: torch.Tensor = self.operand.dequantize(self.dtype)
+        return deinterleave(whole) if self.turns else whole
 
     @property
     def nbytes(self) -> int:
@@ -82,16 +82,17 @@ class PackedWeight(Weight):
                 self.put(outputs[first : first + step], kept, made)
         return tensor.numel()
 
-    def fill_packed(self, index: Index, packed: Packed) -> int:
+    def fill_packed(self, index: Index, packed: QuantizedTensor) -> int:
         """One matrix, or a run of its rows, of which is kept as it is what this process keeps."""
         part = Part.of(self.whole, index)
         if packed.shape != part.shape:
             raise ConfigError(f"is {list(packed.shape)}, not {list(part.shape)}")
         return sum(
-            self._keep(kept, packed.box(box[-2], range(box[-1].start, box[-1].stop))) for kept, box in self.pieces(part)
+            self._keep(kept, packed.submatrix(box[-2], range(box[-1].start, box[-1].stop)))
+            for kept, box in self.pieces(part)
         )
 
-    def _keep(self, part: Part, packed: Packed) -> int:
+    def _keep(self, part: Part, packed: QuantizedTensor) -> int:
         """A part of what is kept."""
         if type(packed) is not type(self.operand) or packed.values.dtype != self.operand.values.dtype:
             raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
@@ -115,7 +116,7 @@ class PackedWeight(Weight):
             for ours, given in zip(kept, (made.values, made.scales), strict=True):
                 ours[rows.start : rows.stop] = given
             return
-        index = places(rows, self.shape[-2] // 2, kept[0].device)
+        index = interleaved_index(rows, self.shape[-2] // 2, kept[0].device)
         for ours, given in zip(kept, (made.values, made.scales), strict=True):
             raw = torch.uint8 if ours.element_size() == 1 else ours.dtype  # e4m3 has no index_copy_
             ours.view(raw).index_copy_(0, index, given.view(raw))

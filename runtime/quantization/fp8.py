@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.fp8 import E4M3, LARGEST, Fp8, quantise_reference
-from runtime.kernels.ops import Fp8Kernels, Kernels
+from runtime.kernels.fp8 import E4M3, FP8_MAX, Fp8, quantize_fp8_reference
+from runtime.kernels.ops import Fp8Kernels, KernelSet
 from runtime.quantization.base import PackedWeight
 from runtime.quantization.registry import Format, register_format
 
@@ -16,7 +16,7 @@ FP8_UNITS = (8, 9)  # the first compute capability whose matrix units take e4m3
 class Fp8Weight(PackedWeight):
     """e4m3, and a float32 scale for each output. A part of it has whole rows, as their scales come from all of them."""
 
-    largest = LARGEST
+    largest = FP8_MAX
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Fp8Kernels, *,
@@ -28,7 +28,7 @@ class Fp8Weight(PackedWeight):
         self.kernels = kernels
 
     def pack(self, x: torch.Tensor) -> Fp8:
-        return quantise_reference(x)
+        return quantize_fp8_reference(x)
 
 
 def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
@@ -45,7 +45,7 @@ def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _make(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Kernels, turns: bool
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet, turns: bool
 ) -> PackedWeight:
     return Fp8Weight(shape, dtype, device, kernels.fp8, turns=turns)
 

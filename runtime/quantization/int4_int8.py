@@ -8,8 +8,15 @@ from functools import partial
 import torch
 
 from runtime.kernels.fp8 import E4M3
-from runtime.kernels.group_quantized import LARGEST, Grouped, quantise_blocks, quantise_groups, quantise_rows, room
-from runtime.kernels.ops import GroupedKernels, Kernels
+from runtime.kernels.group_quantized import (
+    MAX_CODE,
+    GroupQuantized,
+    empty_group_quantized,
+    quantize_blocks,
+    quantize_groups,
+    quantize_rows,
+)
+from runtime.kernels.ops import GroupQuantizedKernels, KernelSet
 from runtime.quantization.base import PackedWeight
 from runtime.quantization.fp8 import check_fp8
 from runtime.quantization.registry import Format, register_format
@@ -20,36 +27,36 @@ GROUP = 128  # inputs that share a scale where numbers have four bits
 class GroupedWeight(PackedWeight):
     """Codes stored as `kind`, and a float32 scale for each `run` of inputs."""
 
-    operand: Grouped
+    operand: GroupQuantized
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: GroupedKernels, *,
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: GroupQuantizedKernels, *,
         kind: torch.dtype, run: int | None = None, turns: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(shape, dtype, room(shape, kind, run or shape[-1], device), turns=turns)
+        super().__init__(shape, dtype, empty_group_quantized(shape, kind, run or shape[-1], device), turns=turns)
         self.kernels = kernels
         self.run = run
 
     @property
     def largest(self) -> float:
-        return LARGEST[self.operand.values.dtype]
+        return MAX_CODE[self.operand.values.dtype]
 
-    def pack(self, x: torch.Tensor) -> Grouped:
+    def pack(self, x: torch.Tensor) -> GroupQuantized:
         if self.operand.values.dtype == torch.uint8:
-            return quantise_groups(x, self.operand.group)
+            return quantize_groups(x, self.operand.group)
         if self.operand.values.dtype == E4M3:
-            return quantise_blocks(x, self.operand.group)
-        return quantise_rows(x)
+            return quantize_blocks(x, self.operand.group)
+        return quantize_rows(x)
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
         return super().columns(inputs) if self.run is None else self.operand.columns(inputs)
 
 
 def _make(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Kernels, turns: bool, *,
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet, turns: bool, *,
     kind: torch.dtype, run: int | None,
 ) -> PackedWeight:  # fmt: skip
-    return GroupedWeight(shape, dtype, device, kernels.grouped, kind=kind, run=run, turns=turns)
+    return GroupedWeight(shape, dtype, device, kernels.group_quantized, kind=kind, run=run, turns=turns)
 
 
 def _check_blocks(device: torch.device, dtype: torch.dtype) -> None:

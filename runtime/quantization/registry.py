@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.ops import Kernels
+from runtime.kernels.ops import KernelSet
 from runtime.quantization.base import PackedWeight
 
-Make = Callable[[tuple[int, ...], torch.dtype, torch.device, Kernels, bool], PackedWeight]
+Make = Callable[[tuple[int, ...], torch.dtype, torch.device, KernelSet, bool], PackedWeight]
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def _hand_over(
     packed = stored.packed(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
     if change is None and slot.through is None:
         return weight.fill_packed(slot.index, packed)
-    tensor = packed.whole(torch.float32)
+    tensor = packed.dequantize(torch.float32)
     if change is not None:
         tensor = change(name, tensor)
     return weight.fill(slot.index, _through(slot, tensor, beside))

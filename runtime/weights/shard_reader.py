@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.layers.sharding import Index
 from runtime.quantization.checkpoint import Scheme
 from runtime.quantization.checkpoint.scheme import MAIN
@@ -44,7 +44,7 @@ class Stored:
         handle, name = self.parts[""]
         return handle.get_slice(name)[box]
 
-    def packed(self, device: torch.device) -> Packed:
+    def packed(self, device: torch.device) -> QuantizedTensor:
         assert self.scheme is not None
         return self.scheme.packed(self._read, device)
 

@@ -8,7 +8,7 @@ from runtime.algorithms.base import Orders
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.algorithms.vocab_parallel import PartedVocabulary
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.unmask import Blocks, Sampled
+from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import merged
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import HasIds, Model, SelfConditioned
@@ -132,7 +132,7 @@ class ModelStep:
         """
         group, lm_head = shape.groups[0], self.sampler.fused_lm_head
         algorithm = self.sampler.get_algorithm(group.algorithm)
-        if lm_head is None or lm_head.kernels.fill is None or algorithm.plain is None or not shape.rows:
+        if lm_head is None or lm_head.kernels.threshold_unmask is None or algorithm.plain is None or not shape.rows:
             return None
         if (
             len(shape.groups) > 1
@@ -145,12 +145,12 @@ class ModelStep:
             return None
         token, conf = self.sampler.greedy(lm_head, hidden, inputs["num_valid"])
         threshold, steps = (algorithm.columns[field.name] for field in algorithm.plain)
-        after = lm_head.kernels.fill(
-            Blocks(
+        after = lm_head.kernels.threshold_unmask(
+            BlockInputs(
                 inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["advanced"],
                 inputs["params0"], threshold, steps,
             ),
-            Sampled(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,
+            SampledRows(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,
         )  # fmt: skip
         return after._asdict()
 

@@ -15,10 +15,10 @@ from runtime.bench.layers import layer_error
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
-from runtime.kernels.gemm_add_norm import product_add_norm_reference
-from runtime.kernels.ops import TORCH, TRITON, Kernels
-from runtime.kernels.sandwich_norm import after_reference
-from runtime.kernels.signatures import Sandwich
+from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
+from runtime.kernels.ops import TORCH, TRITON, KernelSet
+from runtime.kernels.sandwich_norm import post_mlp_norms_reference
+from runtime.kernels.signatures import SandwichNormOps
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
@@ -125,25 +125,27 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
 
 def test_references_take_what_other_kernels_are_given():
     """Gate and up rows in turns, the router in parts."""
-    from runtime.kernels.interleave import in_turns
-    from runtime.kernels.moe_router_gemm import split_parts
+    from runtime.kernels.interleave import interleave_gate_up
+    from runtime.kernels.moe_router_gemm import split_bf16x3
 
-    taking = layers._taking(layers.replace(TORCH, turns=True, parts=True))
+    taking = layers._taking(layers.replace(TORCH, interleaved_gate_up=True, split_router_weight=True))
     x, weight = torch.randn(5, 8), torch.randn(4, 8)
     for factor in (None, torch.rand(5)):
-        scores = taking.router_logits(x, split_parts(weight), factor)
+        scores = taking.router_logits(x, split_bf16x3(weight), factor)
         assert torch.allclose(scores, TORCH.router_logits(x, weight, factor), atol=1e-5)
     gate_up, down = torch.randn(4, 32, 8), torch.randn(4, 8, 16)
     ids, weights = torch.tensor([[0, 3]] * 5, dtype=torch.int32), torch.rand(5, 2)
     expected = TORCH.moe(x, ids, weights, gate_up, down, None)
-    assert torch.equal(taking.moe(x, ids, weights, in_turns(gate_up), down, None), expected)
-    assert taking.sandwich is None
-    sandwich = layers._taking(replace(TORCH, turns=True, sandwich=TRITON.sandwich)).sandwich
-    made = sandwich.products(x, ids, in_turns(gate_up), down, "silu").view(*ids.shape, -1)
+    assert torch.equal(taking.moe(x, ids, weights, interleave_gate_up(gate_up), down, None), expected)
+    assert taking.sandwich_norms is None
+    sandwich_norms = layers._taking(
+        replace(TORCH, interleaved_gate_up=True, sandwich_norms=TRITON.sandwich_norms)
+    ).sandwich_norms
+    made = sandwich_norms.fused_experts(x, ids, interleave_gate_up(gate_up), down, "silu").view(*ids.shape, -1)
     torch.testing.assert_close((weights[:, :, None] * made).sum(1), expected)
     # what a router is given is rounded as often: where two experts are all but equal it would choose the other one
-    assert taking.product_add_norm is None
-    assert layers._taking(TRITON).product_add_norm is product_add_norm_reference
+    assert taking.gemm_add_norm is None
+    assert layers._taking(TRITON).gemm_add_norm is gemm_add_norm_reference
 
 
 def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
@@ -154,13 +156,15 @@ def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
     def held(kind):
         return [value for part in model.modules() for value in vars(part).values() if isinstance(value, kind)]
 
-    assert len(held(Kernels)) > len(model.layers)
+    assert len(held(KernelSet)) > len(model.layers)
     with layers._references(model, torch.float32):
-        assert {each.name for each in held(Kernels)} == {TORCH.name}
-        assert {each.sandwich.after for each in held(Kernels)} == {after_reference}
-        assert all(each.sandwich.products is not TRITON.sandwich.products for each in held(Kernels))
-        assert not held(Sandwich)
-    assert set(map(id, held(Kernels))) == {id(TRITON)}
+        assert {each.name for each in held(KernelSet)} == {TORCH.name}
+        assert {each.sandwich_norms.post_mlp_norms for each in held(KernelSet)} == {post_mlp_norms_reference}
+        assert all(
+            each.sandwich_norms.fused_experts is not TRITON.sandwich_norms.fused_experts for each in held(KernelSet)
+        )
+        assert not held(SandwichNormOps)
+    assert set(map(id, held(KernelSet))) == {id(TRITON)}
 
 
 def test_the_floor_is_bytes_or_arithmetic():

@@ -24,7 +24,7 @@ kinds = pytest.mark.parametrize("kind", group_quantized_cases.KINDS)
 def described(request, monkeypatch):
     """With the copy engine's boxes and without."""
     on = request.param
-    monkeypatch.setattr(tma, "describable", lambda matrix: on and matrix.stride(0) % 16 == 0)
+    monkeypatch.setattr(tma, "supports_tma", lambda matrix: on and matrix.stride(0) % 16 == 0)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_moe_gelu():
     group_quantized_cases.check_moe(20, 32, 24, 4, 2, False, False, "int4", torch.float32, "cpu", "gelu_tanh")
 
 
-@pytest.mark.parametrize(("quantization", "shared"), [("int4", 1), ("int8", 2)], ids=["an_expert_more", "apart"])
+@pytest.mark.parametrize(("quantization", "shared"), [("int4", 1), ("int8", 2)], ids=["an_expert_more", "pair_stride"])
 def test_whole_model(tmp_path, shared, quantization):
     """Every kernel in its place: a tiny model as with the torch ones; its shared expert among the others, or wider than
     they are."""
@@ -109,9 +109,9 @@ def test_whole_model(tmp_path, shared, quantization):
     arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32, quantization=quantization)
     results = []
     for kernels in (TORCH, TRITON):
-        model = Decoder(arch, replace(build, kernels=kernels.of(quantization)))
+        model = Decoder(arch, replace(build, kernels=kernels.for_quantization(quantization)))
         if kernels is TRITON:
-            model.attention = TritonAttention(model.attention.shape, grouped=True, fixed=False)
+            model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
             assert (model.layers[2].mlp.joined is not None) == (shared == 1)
         fill(model, checkpoint, family.weights(arch))
         ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kernels.moe_router_gemm import split_parts
-from runtime.kernels.ops import FIXED_TRITON, TRITON
+from runtime.kernels.moe_router_gemm import split_bf16x3
+from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TRITON
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import Build
@@ -42,7 +42,7 @@ def test_a_whole_model(tmp_path, key):
     arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
     expected_model = load_model(checkpoint, family, arch, build)
     model = Decoder(arch, replace(build, kernels=TRITON))
-    model.attention = TritonAttention(model.attention.shape, grouped=True, fixed=False)
+    model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
     fill(model, checkpoint, family.weights(arch))
     ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
     plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
@@ -69,18 +69,18 @@ def test_a_model_that_ranks_share(tmp_path, key, deals):
     plan["chunk_blocks"] = [2, 1]
     whole = load_model(checkpoint, family, arch, build)
     hidden = torch.randn(5, arch.hidden, generator=torch.Generator().manual_seed(3))
-    bans = {"mask_id": 39, "max_token_id": 30, "spared": [33]}
+    bans = {"mask_id": 39, "max_token_id": 30, "allowed_ids": [33]}
 
     def share(group):
         model = Decoder(arch, replace(build, kernels=TRITON, group=group, deals=deals))
         model.attention = TritonAttention(model.attention.shape, grouped=True)
         fill(model, checkpoint, family.weights(arch))
-        return logits_in_chunks(model, ids, **plan), model.head.likeliest(hidden, **bans)
+        return logits_in_chunks(model, ids, **plan), model.head.argmax(hidden, **bans)
 
     parts = together(2, share)
     for *ours, expected in zip(*(logits for logits, _ in parts), logits_in_chunks(whole, ids, **plan), strict=True):
         torch.testing.assert_close(torch.cat(ours, 1), expected, rtol=1e-4, atol=1e-4)
-    token, conf = whole.head.likeliest(hidden, **bans)
+    token, conf = whole.head.argmax(hidden, **bans)
     for _, (ours, sure) in parts:
         assert torch.equal(ours, token)
         torch.testing.assert_close(sure, conf)
@@ -97,7 +97,8 @@ def canvas_model(kernels, **own):
         return load_model(checkpoint, family, arch, build)
     model = DiffusionGemma(arch, replace(build, kernels=kernels, **own))
     model.attentions = [
-        TritonAttention(attention.shape, grouped=True, fixed=kernels.fixed) for attention in model.attentions
+        TritonAttention(attention.shape, grouped=True, batch_invariant=kernels.batch_invariant)
+        for attention in model.attentions
     ]
     fill(model, checkpoint, family.weights(arch))
     return model
@@ -116,12 +117,12 @@ def in_parts(model):
     """The routers' weights as a bfloat16 model has them, but of a dtype that the interpreter multiplies."""
     for layer in model.layers:
         router = layer.experts.router
-        router.weight = SimpleNamespace(operand=split_parts(router.weight.tensor, torch.float16))
+        router.weight = SimpleNamespace(operand=split_bf16x3(router.weight.tensor, torch.float16))
 
 
 @CANVASES
 @pytest.mark.parametrize("parts", [False, True], ids=["whole_routers", "routers_in_parts"])
-@pytest.mark.parametrize("kernels", [TRITON, FIXED_TRITON], ids=["plain", "deterministic"])
+@pytest.mark.parametrize("kernels", [TRITON, BATCH_INVARIANT_TRITON], ids=["plain", "deterministic"])
 def test_a_canvas_model(kernels, parts):
     """Layers of two kinds, rows that are committed beside rows that are open."""
     model = canvas_model(kernels)
@@ -146,7 +147,7 @@ def test_a_canvas_model_beside_others(monkeypatch):
     """With deterministic kernels a canvas, and what is before it, have the same bits alone and among others, however
     that was cut."""
     in_order.patch(monkeypatch)
-    model = canvas_model(FIXED_TRITON)
+    model = canvas_model(BATCH_INVARIANT_TRITON)
     in_parts(model)
     canvas = list(range(60, 76))
     results = []

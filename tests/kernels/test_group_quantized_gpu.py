@@ -60,7 +60,7 @@ def test_loading_holds_little_more_than_the_result(kind, run):
     """Experts of 805 MB in bfloat16, which a checkpoint holds as one tensor."""
     values = torch.randn(256, 1024, 1536, dtype=torch.bfloat16)
     device = torch.device("cuda")
-    weight = GroupedWeight(values.shape, torch.bfloat16, device, TRITON.grouped, kind=kind, run=run, turns=True)
+    weight = GroupedWeight(values.shape, torch.bfloat16, device, TRITON.group_quantized, kind=kind, run=run, turns=True)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

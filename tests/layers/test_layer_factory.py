@@ -7,12 +7,12 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.activation import Activation
-from runtime.kernels.gate_up_gemm import gated_product_reference
-from runtime.kernels.gemm_add_norm import product_add_norm_reference
-from runtime.kernels.ops import TORCH, TRITON, Kernels
+from runtime.kernels.gate_up_gemm import fused_gate_up_reference
+from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
+from runtime.kernels.ops import TORCH, TRITON, KernelSet
 from runtime.layers.layer_factory import Build
 from runtime.layers.linear import Linear
-from runtime.layers.lora import LoraRows, LoraWeight, Room
+from runtime.layers.lora import LoRARows, LoraWeight, Room
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parameter import TurnsWeight
@@ -65,13 +65,13 @@ def test_dense_gates_lie_in_turns_where_a_kernel_takes_them_so(dtype, quantizati
     assert layer.gate_up.weight.shape == (128, 32)
 
 
-def _fused() -> Kernels:
+def _fused() -> KernelSet:
     """The references, and those of what is fused, in the kernels' places."""
 
     def gated(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-        return gated_product_reference(x, weight, activation)
+        return fused_gate_up_reference(x, weight, activation)
 
-    return replace(TORCH, gated_product=gated, product_add_norm=product_add_norm_reference)
+    return replace(TORCH, fused_gate_up=gated, gemm_add_norm=gemm_add_norm_reference)
 
 
 def _drawn(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -113,9 +113,9 @@ def test_a_layer_gives_the_same_however_its_gates_lie(activation, adapters):
     torch.testing.assert_close(*given)
 
 
-def _rows(slots: list[int]) -> LoraRows:
+def _rows(slots: list[int]) -> LoRARows:
     tiles = torch.tensor([[0, 0, len(slots)]], dtype=torch.int32)
-    return LoraRows(torch.tensor(slots, dtype=torch.int32), tiles, len(slots))
+    return LoRARows(torch.tensor(slots, dtype=torch.int32), tiles, len(slots))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -143,5 +143,5 @@ def test_what_is_added_and_normed_is_all_that_a_layer_gives(biased, adapters):
 
 
 def test_norms_of_eight_bits_make_their_rows_themselves():
-    assert TRITON.of("fp8").product_add_norm is None
-    assert TRITON.of("int4").product_add_norm is TRITON.product_add_norm
+    assert TRITON.for_quantization("fp8").gemm_add_norm is None
+    assert TRITON.for_quantization("int4").gemm_add_norm is TRITON.gemm_add_norm

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import in_turns, run_of
+from runtime.kernels.interleave import interleave_gate_up, interleave_group
 from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import Build
 from runtime.layers.linear import Linear
@@ -105,8 +105,8 @@ def test_gates_in_turns_are_filled_as_if_they_came_first(shape):
         expected = values.clone()
         expected[index] = -values[index]
         assert torch.equal(weight.tensor, expected)
-        assert torch.equal(weight.operand, in_turns(expected))
-    run = run_of(half)
+        assert torch.equal(weight.operand, interleave_gate_up(expected))
+    run = interleave_group(half)
     assert torch.equal(weight.operand[:, :run], weight.tensor[:, :run])
     assert torch.equal(weight.operand[:, run : 2 * run], weight.tensor[:, half : half + run])
     assert weight.nbytes == 4 * weight.size

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.forward_batch import ForwardBatch, cut_tiles
+from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from tests.models.paged import page_tables, poisoned_pool
 
@@ -52,7 +52,7 @@ class Driver:
             visible_end=torch.where(open_, first + counts[owner], positions + 1).int().to(self.device),
             window_origin=torch.where(open_, first, positions).to(self.device),
             open=open_.to(self.device),
-            tiles=torch.from_numpy(cut_tiles(counts.numpy())).to(self.device),
+            tiles=torch.from_numpy(make_query_tiles(counts.numpy())).to(self.device),
             page_table=tables.to(self.device),
             page_size=self.page_size,
             tile_rows=int(counts.max()),

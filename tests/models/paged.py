@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from runtime.distributed.process_group import ALONE, Group
-from runtime.kernels.forward_batch import ForwardBatch, cut_tiles
+from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.layers.kv_pool import LAYOUTS, PagedPool
 from runtime.layers.layer_factory import Build
 from runtime.models import resolve_family
@@ -34,7 +34,7 @@ def make_batch(
     positions = torch.cat([torch.arange(first, end) for _, first, end in rows])
     owner = torch.repeat_interleave(torch.arange(len(rows)), lengths)
     slots = tables.cpu()[owner, positions // page_size].long() * page_size + positions % page_size
-    tiles = torch.from_numpy(cut_tiles(lengths.numpy()))
+    tiles = torch.from_numpy(make_query_tiles(lengths.numpy()))
     block_ends = ((positions - prompt) // block_size + 1) * block_size + prompt
     block_ends = torch.where(positions < prompt, prompt, block_ends)
     return ForwardBatch(

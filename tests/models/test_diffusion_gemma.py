@@ -327,10 +327,10 @@ def test_golden_generation(case):
 
 
 def test_a_checkpoint_that_quantises_queries_alone_is_refused_by_name(tmp_path):
-    quantise, tensors = quantized_files.int4(None), {}
+    quantize_fp8, tensors = quantized_files.int4(None), {}
     for name, weight in load_file(FOLDER / "model.safetensors").items():
         if name.endswith("self_attn.q_proj.weight"):
-            parts, _ = quantise(weight.float())
+            parts, _ = quantize_fp8(weight.float())
             tensors |= {name.removesuffix("weight") + end: part for end, part in parts.items()}
         else:
             tensors[name] = weight

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.rotary import Yarn
 from runtime.models import resolve_family
 from runtime.models.decoder import Growth
@@ -88,7 +88,7 @@ def test_llada():
 def test_llada_moe():
     arch = parse("llada_moe")
     assert arch.mixture.layers == {0, 2}
-    assert arch.mixture.rule == RoutingRule(2, 1, 1, False, 1.0, "softmax", bias_weighs=True)
+    assert arch.mixture.rule == RoutingConfig(2, 1, 1, False, 1.0, "softmax", bias_in_weights=True)
     assert (arch.width, arch.clip, arch.qk_norm) == (24, None, True)
     assert parse("llada_moe", moe_layer_freq=[1, 1, 1]).width == 0
     assert parse("llada_moe", qk_layernorm=None).qk_norm is False

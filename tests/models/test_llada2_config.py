@@ -7,7 +7,7 @@ import torch
 
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.kv_pool import KVShape
 from runtime.layers.layer_factory import Build
 from runtime.models import families, resolve_family
@@ -90,7 +90,7 @@ def test_parsed_shapes():
     mini = parse(architecture("llada2-mini"))
     assert (mini.rotary_dim, mini.mixture.experts, mini.mixture.shared_width) == (64, 256, 512)
     assert mini.mixture.layers == frozenset(range(1, 20))
-    assert mini.mixture.rule == RoutingRule(8, 8, 4, True, 2.5, "sigmoid")
+    assert mini.mixture.rule == RoutingConfig(8, 8, 4, True, 2.5, "sigmoid")
     assert parse(architecture("llada2-flash")).hidden == 4096
 
 
@@ -109,7 +109,7 @@ def test_the_pool_of_experts_of_llada2dot2():
     family = resolve_family(None, config)
     assert family.key == "llada2dot2"
     arch = family.parse(config)
-    assert arch.mixture.rule == RoutingRule(2, 1, 1, True, 1.5, capacity=3, block=4)
+    assert arch.mixture.rule == RoutingConfig(2, 1, 1, True, 1.5, capacity=3, block=4)
     facts = family.facts(arch)
     assert (facts.block_size, facts.block_multiple, facts.delete_id, facts.split_id) == (4, 4, 7, 8)
     with pytest.raises(ConfigError, match="expert_capacity is 3, but only None is built"):

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.models import llada_config, resolve_family
 from runtime.models.decoder_config import EXPERTS_HONOURED, LLAMA_BUILT, LLAMA_ELSEWHERE, LLAMA_HONOURED
 from runtime.weights import Checkpoint, read_tokens
@@ -140,7 +140,7 @@ def test_which_layers_of_sdar_moe_have_experts():
     assert parse("sdar_moe", mlp_only_layers=[1]).mixture.layers == {0, 2}
     assert parse("sdar_moe", decoder_sparse_step=2).mixture.layers == {1}
     assert parse("sdar_moe", decoder_sparse_step=4).mixture is None
-    assert parse("sdar_moe", norm_topk_prob=None).mixture.rule == RoutingRule(2, 1, 1, False, 1.0, "softmax")
+    assert parse("sdar_moe", norm_topk_prob=None).mixture.rule == RoutingConfig(2, 1, 1, False, 1.0, "softmax")
 
 
 @pytest.mark.parametrize(

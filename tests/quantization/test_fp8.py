@@ -6,8 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
-from runtime.kernels.fp8 import E4M3, quantise_reference
-from runtime.kernels.interleave import in_turns
+from runtime.kernels.fp8 import E4M3, quantize_fp8_reference
+from runtime.kernels.interleave import interleave_gate_up
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import weights_of
@@ -31,13 +31,13 @@ def test_each_number_is_rounded_to_the_nearest():
     every = torch.arange(256, dtype=torch.uint8).view(E4M3).float()
     every = every[every.isfinite()].unique()
     x = normal(7, 300) * torch.tensor([1e-30, 1e-3, 1.0, 7.0, 1e4, 1e30, 0.0])[:, None]
-    made = quantise_reference(x)
+    made = quantize_fp8_reference(x)
     torch.testing.assert_close(made.scales, (x.abs().amax(1) / 448).clamp(min=2.0**-120))
     wanted = (x[..., None] / made.scales[:, None, None] - every).abs().amin(-1)
     got = (x / made.scales[:, None] - made.values.float()).abs()
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
     assert made.values.float().abs().amax(1).tolist() == [448.0] * 6 + [0.0]
-    assert torch.equal(made.whole(torch.float32)[6], torch.zeros(300))
+    assert torch.equal(made.dequantize(torch.float32)[6], torch.zeros(300))
 
 
 @pytest.mark.parametrize("turns", [False, True])
@@ -49,15 +49,15 @@ def test_parts_in_any_order_are_the_whole(monkeypatch, piece, turns):
     weight = fp8(5, 32, 24, turns=turns)
     for index in ((slice(2, 4),), (4, slice(16, 32)), (4, slice(0, 16)), (0,), (1, slice(0, 32))):
         assert weight.fill(index, values[index]) == values[index].numel()
-    expected = quantise_reference(values)
-    torch.testing.assert_close(weight.tensor, expected.whole(torch.float32), rtol=0, atol=0)
+    expected = quantize_fp8_reference(values)
+    torch.testing.assert_close(weight.tensor, expected.dequantize(torch.float32), rtol=0, atol=0)
     kept = expected.values.view(torch.uint8)
-    assert torch.equal(weight.operand.values.view(torch.uint8), in_turns(kept) if turns else kept)
+    assert torch.equal(weight.operand.values.view(torch.uint8), interleave_gate_up(kept) if turns else kept)
     assert (weight.size, weight.nbytes) == (5 * 32 * 24, 5 * 32 * 24 + 5 * 32 * 4)
     matrix = fp8(48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
         assert matrix.fill((slice(first, last),), normal(48, 24)[first:last]) == 16 * 24
-    assert torch.equal(matrix.tensor, quantise_reference(normal(48, 24)).whole(torch.float32))
+    assert torch.equal(matrix.tensor, quantize_fp8_reference(normal(48, 24)).dequantize(torch.float32))
 
 
 def test_a_part_has_whole_rows():
@@ -114,7 +114,7 @@ def test_products():
 
 def test_a_build_makes_matrices_of_them_and_nothing_else():
     build = Build.choose("cpu", torch.bfloat16, quantization="fp8")
-    assert build.kernels == TORCH.of("fp8")
+    assert build.kernels == TORCH.for_quantization("fp8")
     assert build.kernels.moe is TORCH.fp8.moe is not TRITON.fp8.moe
     for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gates(3, 4, 6)):
         assert isinstance(weight, Fp8Weight)
@@ -132,7 +132,7 @@ def test_what_they_do_not_go_with(monkeypatch):
     with pytest.raises(ConfigError, match=r"8\.9 or later, and an older GPU has 8\.6; leave --quantization out"):
         Build.choose("cuda", torch.bfloat16, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert Build.choose("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.of("fp8")
+    assert Build.choose("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.for_quantization("fp8")
 
 
 def test_minis_shape_takes_half():

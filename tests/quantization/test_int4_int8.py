@@ -6,8 +6,15 @@ import torch
 
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
-from runtime.kernels.group_quantized import Grouped, pack, quantise_blocks, quantise_groups, quantise_rows, unpack
-from runtime.kernels.interleave import in_turns
+from runtime.kernels.group_quantized import (
+    GroupQuantized,
+    pack,
+    quantize_blocks,
+    quantize_groups,
+    quantize_rows,
+    unpack,
+)
+from runtime.kernels.interleave import interleave_gate_up
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.layer_factory import Build
 from runtime.layers.parameter import PlainWeight, weights_of
@@ -25,10 +32,10 @@ def weight_of(name: str, *shape: int, dtype: torch.dtype = torch.float32, turns:
     return format_of(name).make(shape, dtype, CPU, TORCH, turns)
 
 
-def rounded(name: str, x: torch.Tensor) -> Grouped:
+def rounded(name: str, x: torch.Tensor) -> GroupQuantized:
     if name == "fp8_blocks":
-        return quantise_blocks(x, 128)
-    return quantise_rows(x) if name == "int8" else quantise_groups(x, 32 if name == "int4_32" else 128)
+        return quantize_blocks(x, 128)
+    return quantize_rows(x) if name == "int8" else quantize_groups(x, 32 if name == "int4_32" else 128)
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
@@ -68,16 +75,16 @@ def test_products_come_in_the_checkpoints_order_wherever_rows_lie(name):
 
 def test_eight_bits_are_rounded_to_the_nearest():
     x = normal(7, 300) * torch.tensor([1e-30, 1e-3, 1.0, 7.0, 1e4, 1e30, 0.0])[:, None]
-    made = quantise_rows(x)
+    made = quantize_rows(x)
     assert made.values.abs().amax(1).tolist() == [127] * 6 + [0]
-    assert ((made.whole(torch.float32) - x).abs() <= made.scales * 0.50001).all()
+    assert ((made.dequantize(torch.float32) - x).abs() <= made.scales * 0.50001).all()
 
 
 def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
     """No worse than either end of the codes at the largest number; groups know nothing of each other."""
     x = normal(6, 300) * torch.tensor([1e-20, 1e-3, 1.0, 1e4, 1e20, 0.0])[:, None]
-    made = quantise_groups(x, 128)
-    whole = made.whole(torch.float64)
+    made = quantize_groups(x, 128)
+    whole = made.dequantize(torch.float64)
     for number, part in enumerate(x.split(128, 1)):
         largest = part.gather(1, part.abs().argmax(1, keepdim=True)).double()
         cost = (whole[:, number * 128 : number * 128 + 128] - part).square().sum(1)
@@ -85,8 +92,8 @@ def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
             scale = torch.where(largest == 0, 1.0, largest / end)
             plain = ((part / scale).round().clamp(-8, 7) * scale - part).square().sum(1)
             assert (cost <= plain * (1 + 1e-6) + 1e-300).all()
-        alone = quantise_groups(part, 128)
-        assert torch.equal(alone.whole(torch.float64), whole[:, number * 128 : number * 128 + 128])
+        alone = quantize_groups(part, 128)
+        assert torch.equal(alone.dequantize(torch.float64), whole[:, number * 128 : number * 128 + 128])
     assert not whole[5].any()
 
 
@@ -115,14 +122,14 @@ def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, turns):
     for index in ((slice(2, 4),), (4, slice(16, 32)), (4, slice(0, 16)), (0,), (1, slice(0, 32))):
         assert weight.fill(index, values[index]) == values[index].numel()
     expected = rounded(name, values)
-    torch.testing.assert_close(weight.tensor, expected.whole(torch.float32), rtol=0, atol=0)
+    torch.testing.assert_close(weight.tensor, expected.dequantize(torch.float32), rtol=0, atol=0)
     for kept, whole in ((weight.operand.values, expected.values), (weight.operand.scales, expected.scales)):
-        assert torch.equal(bits(kept), in_turns(bits(whole)) if turns else bits(whole))
+        assert torch.equal(bits(kept), interleave_gate_up(bits(whole)) if turns else bits(whole))
     assert (weight.size, weight.nbytes) == (5 * 32 * 24, expected.values.nbytes + expected.scales.nbytes)
     matrix = weight_of(name, 48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
         assert matrix.fill((slice(first, last),), normal(48, 24)[first:last]) == 16 * 24
-    assert torch.equal(matrix.tensor, rounded(name, normal(48, 24)).whole(torch.float32))
+    assert torch.equal(matrix.tensor, rounded(name, normal(48, 24)).dequantize(torch.float32))
 
 
 @names
@@ -134,25 +141,25 @@ def test_what_a_checkpoint_holds_is_kept_as_it_is(name, turns):
     for expert in range(3):
         for half in (slice(16, 32), slice(0, 16)):
             assert weight.fill_packed((expert, half), rounded(name, values[expert, half])) == 16 * 200
-    assert torch.equal(weight.tensor, kept.whole(torch.float32))
+    assert torch.equal(weight.tensor, kept.dequantize(torch.float32))
     with pytest.raises(ConfigError, match=r"^is \[32, 200\], not \[16, 200\]$"):
         weight.fill_packed((0, slice(0, 16)), kept[0])
     plain = PlainWeight((32, 200), torch.float32, CPU)
     plain.fill_packed((), kept[1])
     assert torch.equal(plain.tensor, weight.tensor[1])
-    part = kept[0].box(slice(4, 8), range(128, 200))
-    assert torch.equal(part.whole(torch.float32), weight.tensor[0, 4:8, 128:])
+    part = kept[0].submatrix(slice(4, 8), range(128, 200))
+    assert torch.equal(part.dequantize(torch.float32), weight.tensor[0, 4:8, 128:])
 
 
 def test_inputs_may_be_cut_between_groups_alone():
     values, weight = normal(6, 300), weight_of("int4", 6, 300)
     for first, last in ((128, 300), (0, 128)):
         assert weight.fill((slice(None), slice(first, last)), values[:, first:last]) == 6 * (last - first)
-    assert torch.equal(weight.tensor, quantise_groups(values, 128).whole(torch.float32))
+    assert torch.equal(weight.tensor, quantize_groups(values, 128).dequantize(torch.float32))
     with pytest.raises(ConfigError, match="cut at inputs 0 and 100, but each 128 of them share a scale"):
         weight.fill((slice(None), slice(0, 100)), values[:, :100])
-    kept = weight.operand.box(slice(2, 5), range(128, 300))
-    assert torch.equal(kept.whole(torch.float32), weight.tensor[2:5, 128:])
+    kept = weight.operand.submatrix(slice(2, 5), range(128, 300))
+    assert torch.equal(kept.dequantize(torch.float32), weight.tensor[2:5, 128:])
     assert kept.shape == (3, 172)
     with pytest.raises(AssertionError, match="100 of the 300 numbers"):
         weight_of("int8", 6, 300).fill((slice(None), slice(0, 100)), values[:, :100])
@@ -173,8 +180,8 @@ def test_what_is_not_finite_is_refused_as_in_every_format(name, turns):
 @names
 def test_a_build_makes_matrices_of_them_and_nothing_else(name):
     build = Build.choose("cpu", torch.bfloat16, quantization=name)
-    assert build.kernels == TORCH.of(name)
-    assert build.kernels.moe is TORCH.grouped.moe is not TRITON.grouped.moe
+    assert build.kernels == TORCH.for_quantization(name)
+    assert build.kernels.moe is TORCH.group_quantized.moe is not TRITON.group_quantized.moe
     for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gates(3, 4, 6)):
         assert isinstance(weight, GroupedWeight)
         assert weight.dtype == weight.tensor.dtype == torch.bfloat16

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.group_quantized import Grouped, pack
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.group_quantized import GroupQuantized, pack
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.quantization.checkpoint.fp8 import Blocks, Rows, scales_of_rows
 from runtime.quantization.checkpoint.scheme import FIELD, MAIN, Read, Scheme, refuse, register_method
 
@@ -38,7 +38,7 @@ class Int4(Scheme):
             raise ConfigError(f"is {words} words, but says that it is {shape}")
         return shape
 
-    def packed(self, read: Read, device: torch.device) -> Packed:
+    def packed(self, read: Read, device: torch.device) -> QuantizedTensor:
         words, scales, stated = (read(ending) for ending in self.endings)
         if words.dtype != torch.int32:
             raise ConfigError(f"is packed as {words.dtype}, not torch.int32")
@@ -52,7 +52,7 @@ class Int4(Scheme):
         groups = -(-inputs // self.kept)
         scales = scales.to(device, torch.float32)
         scales = scales.repeat_interleave(groups if self.group is None else self.group // self.kept, 1)[:, :groups]
-        return Grouped(pack(codes, self.kept), scales, inputs, self.kept)
+        return GroupQuantized(pack(codes, self.kept), scales, inputs, self.kept)
 
 
 class Int8(Scheme):
@@ -65,13 +65,13 @@ class Int8(Scheme):
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
         return shape_of(MAIN)
 
-    def packed(self, read: Read, device: torch.device) -> Packed:
+    def packed(self, read: Read, device: torch.device) -> QuantizedTensor:
         values = read(MAIN)
         if values.dtype != torch.int8 or values.dim() != 2:
             raise ConfigError(f"is {values.dtype} {list(values.shape)} beside a scale, not a matrix of torch.int8")
         outputs, inputs = values.shape
         scales = scales_of_rows(read(".weight_scale"), outputs, device)
-        return Grouped(values.to(device), scales[:, None], inputs, inputs)
+        return GroupQuantized(values.to(device), scales[:, None], inputs, inputs)
 
 
 class ScaledBlocks(Blocks):

@@ -10,8 +10,8 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.fp8 import E4M3, Fp8
-from runtime.kernels.group_quantized import Grouped
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.group_quantized import GroupQuantized
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.quantization.checkpoint.scheme import MAIN, Read, Scheme, refuse, register_method
 
 BLOCK = 128  # inputs of a block
@@ -42,14 +42,14 @@ class Blocks(Scheme):
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
         return shape_of(MAIN)
 
-    def packed(self, read: Read, device: torch.device) -> Packed:
+    def packed(self, read: Read, device: torch.device) -> QuantizedTensor:
         values, scales = e4m3(read, device), read(self.scale)
         outputs, inputs = values.shape
         wanted = [-(-outputs // self.rows), -(-inputs // BLOCK)]
         if list(scales.shape) != wanted:
             raise ConfigError(f"has scales of {list(scales.shape)}, not {wanted}")
         scales = scales.to(device, torch.float32).repeat_interleave(self.rows, 0)[:outputs]
-        return Grouped(values, scales, inputs, BLOCK)
+        return GroupQuantized(values, scales, inputs, BLOCK)
 
 
 class Rows(Scheme):
@@ -64,7 +64,7 @@ class Rows(Scheme):
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
         return shape_of(MAIN)
 
-    def packed(self, read: Read, device: torch.device) -> Packed:
+    def packed(self, read: Read, device: torch.device) -> QuantizedTensor:
         values = e4m3(read, device)
         return Fp8(values, scales_of_rows(read(".weight_scale"), len(values), device))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.quant_reference import QuantizedTensor
 
 FIELD = "quantization_config"
 MAIN = ".weight"
@@ -32,7 +32,7 @@ class Scheme(ABC):
         """Of the weight that the tensors of these endings are."""
 
     @abstractmethod
-    def packed(self, read: Read, device: torch.device) -> Packed:
+    def packed(self, read: Read, device: torch.device) -> QuantizedTensor:
         """The weight as its format keeps it, on `device`. ConfigError, worded to follow its name, for tensors that do
         not go together."""
 

@@ -30,7 +30,7 @@ from runtime.algorithms.base import (
 from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.engine.request import FILLED, MASKED
 from runtime.engine.step_plan import BlockPlan
-from runtime.kernels.ops import Kernels
+from runtime.kernels.ops import KernelSet
 from runtime.layers.lm_head import CappedHead, PlainHead
 from runtime.worker.input_batch import SampleDescriptor, sample_inputs
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors, make_groups
@@ -88,10 +88,10 @@ class Sampler:
         self.logit_stats = {Stat.MARGIN: logits_ops.margin_of, Stat.ENTROPY: logits_ops.entropy_of}
         self.fused_lm_head = logits if isinstance(logits, PlainHead) and logits.direct else None
         self.softcap_lm_head = None  # only without vocabulary sharding: its kernel needs the full vocabulary
-        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and not logits_ops.shared:
+        if isinstance(logits, CappedHead) and logits.kernels.softmax_stats is not None and not logits_ops.shared:
             self.softcap_lm_head = logits
-        kernels: Kernels | None = getattr(logits, "kernels", None)
-        self.sample_kernel = None if kernels is None or logits_ops.shared else kernels.draw
+        kernels: KernelSet | None = getattr(logits, "kernels", None)
+        self.sample_kernel = None if kernels is None or logits_ops.shared else kernels.topk_topp_sample
         self.self_conditioning_fn = self_conditioning_fn
         self.mask_id = mask_id
         self.max_token_id = max_token_id
@@ -112,7 +112,9 @@ class Sampler:
             num_valid: int32 [1], number of rows before the padding.
         """
         mask, last = self.mask_id, self.max_token_id
-        return head.likeliest(hidden, mask_id=mask, max_token_id=last, spared=self.allowed_special, live=num_valid)
+        return head.argmax(
+            hidden, mask_id=mask, max_token_id=last, allowed_ids=self.allowed_special, num_valid=num_valid
+        )
 
     def is_batch_invariant(self, shape: SampleDescriptor) -> bool:
         """Whether results of a block do not depend on the other blocks of the batch, given batch-invariant kernels.
@@ -182,7 +184,7 @@ class Sampler:
             ):  # fmt: skip
                 candidate[index], confidence[index], stats[Stat.ENTROPY][index] = found.token, found.conf, found.entropy
                 if argmax is not None:
-                    argmax[index] = found.best
+                    argmax[index] = found.argmax
                 if self_conditioning is not None and found.probs is not None:
                     assert self.self_conditioning_fn is not None
                     self_conditioning[index] = self.self_conditioning_fn(found.probs, found.divisor)

@@ -8,7 +8,7 @@ import torch
 
 from runtime.algorithms import Stat, get_rule, rules
 from runtime.kernels.ops import TORCH
-from runtime.kernels.unmask import fill_reference
+from runtime.kernels.unmask import threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape
 from runtime.layers.lm_head import PlainHead
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
@@ -28,7 +28,7 @@ class Model:
 
     def __init__(self, *, plain: bool) -> None:
         weight = type("Weight", (), {"tensor": torch.eye(VOCAB), "logits": lambda self, hidden: hidden.clone()})()
-        self.head = PlainHead(weight, replace(TORCH, fill=fill_reference if plain else None))
+        self.head = PlainHead(weight, replace(TORCH, threshold_unmask=threshold_unmask_reference if plain else None))
         self.head.direct = True
 
 
