@@ -93,7 +93,7 @@ def fused_gate_up(
     if tile is None and supports_tma(x) and supports_tma(weight):
         tile = select_tile(rows, outputs, multiprocessors(x.device))
     if tile is None:
-        return act_and_mul(F.linear(x, weight), activation, run=interleave_group(width))
+        return act_and_mul(F.linear(x, weight), activation, interleave=interleave_group(width))
     out = x.new_empty(rows, width)
     depth = min(tile.depth, max(16, triton.next_power_of_2(inputs)))
     x_desc, weights = make_descriptor(x, tile.rows, depth), make_descriptor(weight, tile.columns, depth)
