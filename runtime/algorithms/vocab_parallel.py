@@ -11,7 +11,7 @@ from runtime.algorithms import sampling
 from runtime.algorithms.distributed_quantile import Ordered, keys
 from runtime.algorithms.logits_ops import Vocabulary
 from runtime.algorithms.sampling import Candidate, Top
-from runtime.layers.sharding import Ids
+from runtime.layers.sharding import VocabShard
 
 NONE = float("-inf")
 
@@ -22,26 +22,26 @@ class PartedVocabulary(Vocabulary):
 
     shared = True
 
-    def __init__(self, ids: Ids) -> None:
+    def __init__(self, ids: VocabShard) -> None:
         self.ids = ids
         self.group = ids.group
 
     def size(self, logits: torch.Tensor) -> int:
-        return self.ids.whole
+        return self.ids.vocab_size
 
     def every(self, logits: torch.Tensor) -> torch.Tensor:
-        size, whole = self.group.size, self.ids.whole
+        size, whole = self.group.size, self.ids.vocab_size
         counts = [whole * (rank + 1) // size - whole * rank // size for rank in range(size)]
         filled = torch.nn.functional.pad(logits, (0, max(counts) - logits.shape[1]))
         parts = self.group.gather(filled)
         return torch.cat([part[:, :count] for part, count in zip(parts, counts, strict=True)], 1)
 
     def columns(self, ids: torch.Tensor) -> torch.Tensor:
-        at, here = self.ids.at(ids)
+        at, here = self.ids.local_index(ids)
         return at[here]
 
     def ban(self, logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = ()) -> None:
-        here = self.ids.here
+        here = self.ids.local
         sampling.ban(
             logits,
             mask_id=here.index(mask_id) if mask_id in here else None,  # type: ignore[arg-type]
@@ -50,28 +50,28 @@ class PartedVocabulary(Vocabulary):
         )
 
     def add(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
-        at, here = self.ids.at(ids)
+        at, here = self.ids.local_index(ids)
         logits.scatter_add_(1, at, torch.where(here, values, 0))
 
     def values(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return logits.gather(1, self.ids.at(ids)[0])
+        return logits.gather(1, self.ids.local_index(ids)[0])
 
     def put(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
-        at, here = self.ids.at(ids)
+        at, here = self.ids.local_index(ids)
         row = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
         logits[row[here], at[here]] = values[here]
 
     def but(self, logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
         banned = logits.clone()
         for id in ids:
-            if id in self.ids.here:
-                banned[:, self.ids.here.index(id)] = NONE
+            if id in self.ids.local:
+                banned[:, self.ids.local.index(id)] = NONE
         return self._best(banned)[0]
 
     def unlike(
         self, logits: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        at, here = self.ids.at(ids)
+        at, here = self.ids.local_index(ids)
         banned = logits.scatter_add(1, at, torch.where(here & counts, NONE, 0.0).to(logits.dtype))
         best, value = self._best(banned)
         return best, value > NONE
@@ -83,7 +83,7 @@ class PartedVocabulary(Vocabulary):
     def top(self, logits: torch.Tensor, count: int) -> Top:
         ids, values = sampling.largest(logits, min(count, logits.shape[1]))
         short = max(count - ids.shape[1], 0)
-        ids = torch.nn.functional.pad(ids, (0, short)) + self.ids.here.start
+        ids = torch.nn.functional.pad(ids, (0, short)) + self.ids.local.start
         values = torch.nn.functional.pad(values, (0, short), value=NONE)
         ids, values = self.group.gather(torch.stack([ids.to(values.dtype), values])).unbind(1)
         ids, values = ids.transpose(0, 1).flatten(1), values.transpose(0, 1).flatten(1)  # [rows, ranks * count]
@@ -117,7 +117,7 @@ class PartedVocabulary(Vocabulary):
         before = self._before(sums[:, -1])
         below = (before[:, None] + sums <= uniform[:, None]).sum(1)
         there = probs > 0
-        last = probs.shape[1] - 1 - there.flip(1).int().argmax(dim=1) + self.ids.here.start
+        last = probs.shape[1] - 1 - there.flip(1).int().argmax(dim=1) + self.ids.local.start
         counts, lasts = self.group.gather(torch.stack([below, torch.where(there.any(1), last, -1)])).unbind(1)
         token = torch.minimum(counts.sum(0), lasts.amax(0))
         return Candidate(token, self.group.largest(self._mine(probs, token)))
@@ -133,7 +133,7 @@ class PartedVocabulary(Vocabulary):
 
     def _mine(self, numbers: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """[rows]: each row's number of `token`; -inf where another process has it."""
-        at, here = self.ids.at(token)
+        at, here = self.ids.local_index(token)
         return torch.where(here, numbers.gather(1, at[:, None])[:, 0], NONE)
 
     def _total(self, logits: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ class PartedVocabulary(Vocabulary):
     def _best_of(self, logits: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The likeliest id, its logit, and the processes' totals joined."""
         at = logits.argmax(1, keepdim=True)
-        value, token = logits.gather(1, at)[:, 0], at[:, 0] + self.ids.here.start
+        value, token = logits.gather(1, at)[:, 0], at[:, 0] + self.ids.local.start
         told = torch.stack([value, token.to(value.dtype), total])
         values, tokens, totals = self.group.gather(told).unbind(1)
         best = values.argmax(0, keepdim=True)

@@ -22,8 +22,8 @@ from runtime.kernels.sandwich_norm import post_mlp_norms_reference
 from runtime.kernels.signatures import SandwichNormOps
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.parameter import weights_of
-from runtime.quantization.base import PackedWeight
+from runtime.layers.parameter import named_weights
+from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.fp8 import Fp8Weight
 from runtime.worker.model_runner import ModelRunner
 
@@ -56,12 +56,12 @@ def layer_error(runner: ModelRunner, plan: StepPlan) -> float:
 
     with _hooked(layers, None, listens):
         left = _forward(runner, plan)
-    finished = model.finish(left)
+    finished = model.final_hidden_states(left)
     with _references(model, runner.pool.dtype), _hooked(layers, gives, compares):
         errors.append(_apart(left, _forward(runner, plan)))
-        errors.append(_apart(finished, model.finish(left)))
+        errors.append(_apart(finished, model.final_hidden_states(left)))
     worst = max(range(len(errors)), key=errors.__getitem__)
-    of_eight_bits = any(isinstance(weight.current, Fp8Weight) for weight in weights_of(model).values())
+    of_eight_bits = any(isinstance(weight.active, Fp8Weight) for weight in named_weights(model).values())
     allowed = ALLOWED_FP8 if of_eight_bits else ALLOWED[runner.pool.dtype]
     if not errors[worst] <= allowed:
         raise RuntimeError(
@@ -113,8 +113,8 @@ def _references(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 put(part, name, TorchAttention(held.shape, dtype))
             elif isinstance(held, list) and all(isinstance(each, TritonAttention) for each in held):
                 put(part, name, [TorchAttention(each.shape, dtype) for each in held])
-    for weight in weights_of(model).values():
-        if isinstance(weight, PackedWeight):
+    for weight in named_weights(model).values():
+        if isinstance(weight, QuantizedWeight):
             put(weight, "kernels", _Linear)
     try:
         yield
@@ -151,8 +151,8 @@ def _taking(kernels: KernelSet) -> KernelSet:
     return replace(TORCH, moe=experts, router_logits=scores, sandwich_norms=sandwich_norms, gemm_add_norm=added)
 
 
-def _whole(operand: Any, dtype: torch.dtype) -> torch.Tensor:
-    made: torch.Tensor = operand if isinstance(operand, torch.Tensor) else operand.dequantize(dtype)
+def _whole(kernel_arg: Any, dtype: torch.dtype) -> torch.Tensor:
+    made: torch.Tensor = kernel_arg if isinstance(kernel_arg, torch.Tensor) else kernel_arg.dequantize(dtype)
     return made
 
 

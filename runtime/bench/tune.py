@@ -103,7 +103,7 @@ def _whole(arch: str) -> tuple[int, int, int, int]:
     mixture = getattr(parsed, "mixture", None)
     if mixture is not None:
         more = int(mixture.shared_width == mixture.width)
-        return mixture.experts + more, parsed.hidden, mixture.width, mixture.rule.top_k + more
+        return mixture.experts + more, parsed.hidden, mixture.width, mixture.routing.top_k + more
     if hasattr(parsed, "expert_width"):
         return parsed.experts, parsed.hidden, parsed.expert_width, parsed.top_k
     raise ConfigError(f"--arch {arch} has no experts")

@@ -45,20 +45,20 @@ class ForwardBatch:
             (``layers.lora.LoRAContext.module_bit``); 0 if no row has an adapter.
     """
 
-    tokens: torch.Tensor  # int64 [rows]
-    positions: torch.Tensor  # int64 [rows]
-    slots: torch.Tensor  # int64 [rows], page * page_size + offset; -1: dead
-    visible_end: torch.Tensor  # int32 [rows]
-    window_origin: torch.Tensor  # int64 [rows]: the row's own position, or the first one of its open canvas
-    open: torch.Tensor  # bool [rows]: of a block that may still change; False: settled, so that its K/V stays
-    tiles: torch.Tensor  # int32 [tiles, 3]: request, first row, rows; in the order of their rows
-    page_table: torch.Tensor  # int32 [requests, pages]; entries past a request's end are some valid page
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    visible_end: torch.Tensor
+    window_pos: torch.Tensor
+    is_editable: torch.Tensor
+    query_tiles: torch.Tensor
+    page_table: torch.Tensor
     page_size: int
-    tile_rows: int  # most rows of a tile
-    reach: int  # one more than the largest position
-    signal: torch.Tensor | None = None  # [rows, hidden], for a model that conditions itself; None: first steps only
-    adapters: torch.Tensor | None = None  # int32 [rows], the slot of each row's adapter, -1: none; None: all have none
-    adapted: int = 0  # which weights these adapters may change (``layers.lora.Lora.bit``); 0: all have none
+    tile_rows: int
+    max_seq_len: int
+    self_conditioning: torch.Tensor | None = None
+    lora_slots: torch.Tensor | None = None
+    active_lora_modules: int = 0
 
 
 def make_query_tiles(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

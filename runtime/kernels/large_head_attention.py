@@ -154,7 +154,7 @@ def _tiles_per_pass(q: torch.Tensor, kv_heads: int, batch: ForwardBatch, config:
     max_count = MAX_WORKSPACE // (
         programs * _max_kv_blocks(batch, config) * config.block_m * config.keys * q.element_size()
     )
-    tiles = len(batch.tiles)
+    tiles = len(batch.query_tiles)
     return (triton.cdiv(tiles, triton.cdiv(tiles, max_count)) if max_count else 0), programs
 
 
@@ -210,10 +210,10 @@ def two_pass_attention(
     }
     keys = {name: layout[name] for name in ("PIECE", "K_PAGE", "K_TOKEN", "K_HEAD", "K_PIECE")}
     values = {name: layout[name] for name in ("V_PAGE", "V_TOKEN", "V_HEAD", "V_NUMBER")}
-    batch_args = (batch.tiles, batch.visible_end, batch.page_table, batch.page_table.stride(0))
+    batch_args = (batch.query_tiles, batch.visible_end, batch.page_table, batch.page_table.stride(0))
     columns = min(values_config.values, dim)
-    for first in range(0, len(batch.tiles), tiles_per_pass):
-        tiles = min(tiles_per_pass, len(batch.tiles) - first)
+    for first in range(0, len(batch.query_tiles), tiles_per_pass):
+        tiles = min(tiles_per_pass, len(batch.query_tiles) - first)
         _scores[(parts, kv_heads, tiles)](
             q, k_cache, p, alphas, row_sums, *batch_args, first, kv_blocks, scale * LOG2_E,
             **shape, **keys, DEPTH=min(scores_config.depth, dim), num_warps=scores_config.warps,

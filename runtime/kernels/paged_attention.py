@@ -45,7 +45,7 @@ def paged_attention_reference(
     """
     up, out = wide(q.dtype), torch.zeros_like(q)
     group = q.shape[1] // k_cache.shape[2]
-    for request, first, count in batch.tiles.tolist():
+    for request, first, count in batch.query_tiles.tolist():
         rows = slice(first, first + count)
         keys = torch.arange(max(batch.visible_end[rows].tolist(), default=0), device=q.device)
         slots = batch.page_table[request][keys // batch.page_size].long() * batch.page_size + keys % batch.page_size
@@ -53,7 +53,7 @@ def paged_attention_reference(
         v = read(v_cache, slots).to(up).repeat_interleave(group, dim=1)
         visible = keys < batch.visible_end[rows, None]
         if window is not None:
-            visible = visible & (batch.window_origin[rows, None] - keys < window)
+            visible = visible & (batch.window_pos[rows, None] - keys < window)
         scores = torch.einsum("rhd,khd->hrk", q[rows].to(up), k) * scale
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         weights = torch.where(visible.any(-1, keepdim=True), weights, 0.0)
@@ -210,7 +210,7 @@ def paged_attention(
     out = torch.empty_like(q)
     packed = heads // kv_heads if grouped else 1
     packed_p2, dim_p2 = triton.next_power_of_2(packed), max(16, triton.next_power_of_2(dim))
-    tiles = len(batch.tiles)
+    tiles = len(batch.query_tiles)
     tile = select_config(packed_p2, dim, q.element_size(), MAX_TILE_ROWS if batch_invariant else batch.tile_rows)
     programs = triton.cdiv(batch.tile_rows, tile.rows) * (heads // packed) * tiles
     if programs >= HIGH_OCCUPANCY_PROGRAMS and not batch_invariant:
@@ -218,11 +218,11 @@ def paged_attention(
     parts, groups = triton.cdiv(batch.tile_rows, tile.rows), heads // packed * (dim_p2 // tile.values)
     if batch_invariant:
         splits = triton.cdiv(batch.page_table.shape[1] * batch.page_size, SPLIT_SIZE)
-    splits = splits or num_kv_splits(parts * groups * tiles, triton.cdiv(batch.reach, tile.keys))
+    splits = splits or num_kv_splits(parts * groups * tiles, triton.cdiv(batch.max_seq_len, tile.keys))
     partials = out if splits == 1 else q.new_empty(splits, *q.shape, dtype=torch.float32)
     stats = out if splits == 1 else q.new_empty(2, splits, all_rows, heads, dtype=torch.float32)
     _paged_attention[(parts * splits, groups, tiles)](
-        q, k_cache, v_cache, partials, stats, batch.tiles, batch.visible_end, batch.window_origin, batch.page_table,
+        q, k_cache, v_cache, partials, stats, batch.query_tiles, batch.visible_end, batch.window_pos, batch.page_table,
         batch.page_table.stride(0), all_rows, scale * LOG2_E, 0 if window is None else window,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, **strides(k_cache, v_cache),
         PACKED=packed, PACKED_P2=packed_p2, ROWS=tile.rows, KEYS=tile.keys, DIM_P2=dim_p2, VALUES=tile.values,

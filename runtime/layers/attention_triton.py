@@ -1,4 +1,4 @@
-"""Paged block-diffusion attention through Triton, for CUDA."""
+"""Paged block-diffusion attention with Triton, for CUDA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _BatchAttention:
     grouped: bool
     batch_invariant: bool
 
-    def attend(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
+    def run(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
         return paged_attention(
             q,
             kv.k,
@@ -34,13 +34,15 @@ class _BatchAttention:
 
 
 class TritonAttention:
-    """See ``runtime.layers.attention.Attention``. The kernel reads the batch's own tensors; nothing to work out.
-    `fixed`: a row's bits do not depend on the batch."""
+    """See ``runtime.layers.attention.Attention``. The kernel reads the batch's tensors directly.
+
+    `batch_invariant`: the bits of a row do not depend on the batch.
+    """
 
     def __init__(self, shape: AttentionShape, *, grouped: bool, batch_invariant: bool = False) -> None:
         self.shape = shape
         self.grouped = grouped
         self.batch_invariant = batch_invariant
 
-    def plan(self, batch: ForwardBatch, window: int | None = None) -> _BatchAttention:
+    def prepare_metadata(self, batch: ForwardBatch, window: int | None = None) -> _BatchAttention:
         return _BatchAttention(batch, window, self.shape.scale, self.grouped, self.batch_invariant)

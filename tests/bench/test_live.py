@@ -20,8 +20,8 @@ from runtime.kernels.ops import TORCH, TRITON, KernelSet
 from runtime.kernels.sandwich_norm import post_mlp_norms_reference
 from runtime.kernels.signatures import SandwichNormOps
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.model_runner import ModelRunner
 from tests.bench.test_steps import NOISY, TINY
@@ -91,7 +91,9 @@ def test_live_steps_of_a_whole_canvas_of_llada(tmp_path, capsys):
 
 def a_step(quantization=None):
     """A runner of the tiny shape, and the step of three requests with 64 tokens before their blocks."""
-    model = random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32, quantization=quantization))
+    model = random_model(
+        architecture("llada2-tiny"), LayerFactory.create("cpu", torch.float32, quantization=quantization)
+    )
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, None, True, 96, vocab_size=1024))
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=32, dtype=torch.float32, device="cpu")
     runner = ModelRunner(model, pool, block_size=32, mask_id=1023, max_token_id=1022, eos_ids=(0,), max_num_reqs=3)
@@ -104,7 +106,7 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
     """By how much it may: weights of eight bits are multiplied by rows that are rounded to as many."""
     runner, plan = a_step(quantization)
     assert layer_error(runner, plan) < 1e-5
-    weight = runner.model.layers[1].attention.out.weight
+    weight = runner.model.layers[1].self_attn.o_proj.weight
     honest = type(weight).matmul
 
     class Off(type(weight)):
@@ -150,7 +152,7 @@ def test_references_take_what_other_kernels_are_given():
 
 def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
     """Nothing keeps some apart: what experts give would be compared with itself."""
-    build = replace(Build.choose("cpu", torch.float32), kernels=TRITON)
+    build = replace(LayerFactory.create("cpu", torch.float32), kernels=TRITON)
     model = random_model(architecture("diffusiongemma-tiny"), build)
 
     def held(kind):
@@ -172,21 +174,25 @@ def test_the_floor_is_bytes_or_arithmetic():
     model = runner.model
     chosen = [4.0] * 2  # of 16 experts in the two layers that have some
     work = work_of(model, runner.pool, plan, chosen)
-    experts = sum(w.nbytes for w in weights_of(model).values() if len(w.shape) == 3)
-    others = sum(w.nbytes for name, w in weights_of(model).items() if len(w.shape) < 3 and name != "embedding.weight")
-    embedding = weights_of(model)["embedding.weight"].nbytes * 96 / 1024
+    experts = sum(w.nbytes for w in named_weights(model).values() if len(w.shape) == 3)
+    others = sum(
+        w.nbytes for name, w in named_weights(model).items() if len(w.shape) < 3 and name != "embed_tokens.weight"
+    )
+    embedding = named_weights(model)["embed_tokens.weight"].nbytes * 96 / 1024
     keys = 3 * 96 * runner.pool.nbytes / (20 * 32)
     assert work.total.nbytes == pytest.approx(experts / 4 + others + embedding + keys)
-    flops = 2 * 96 * sum(w.size for n, w in weights_of(model).items() if len(w.shape) == 2 and "emb" not in n)
-    head = weights_of(model)["lm_head"]
+    flops = 2 * 96 * sum(w.size for n, w in named_weights(model).items() if len(w.shape) == 2 and "emb" not in n)
+    head = named_weights(model)["lm_head_weight"]
     flops += 2 * (48 - 96) * head.size  # half of the positions are sampled
-    flops += 2 * 96 * 4 / 16 * sum(w.size for w in weights_of(model).values() if len(w.shape) == 3)
-    late = {n: w for n, w in weights_of(model).items() if n.startswith("layers.2.mlp.")}  # for sampled positions alone
+    flops += 2 * 96 * 4 / 16 * sum(w.size for w in named_weights(model).values() if len(w.shape) == 3)
+    late = {
+        n: w for n, w in named_weights(model).items() if n.startswith("layers.2.mlp.")
+    }  # for sampled positions alone
     flops += 2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in late.values())
     flops += (
         4
         * plan.visible_end.sum()
-        * sum(w.shape[1] for n, w in weights_of(model).items() if n.endswith("attention.out.weight"))
+        * sum(w.shape[1] for n, w in named_weights(model).items() if n.endswith("self_attn.o_proj.weight"))
     )
     assert work.total.flops == pytest.approx(flops)
     rates = argparse.Namespace(tflops=1.0, tbs=2.0)

@@ -311,7 +311,7 @@ def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> Forw
     anywhere before, and two dead rows and a tile of none after it."""
     generator = torch.Generator().manual_seed(seed)
     device, rows = batch.tokens.device, len(batch.tokens)
-    request = torch.repeat_interleave(batch.tiles[:, 0].long(), batch.tiles[:, 2].long()).cpu()
+    request = torch.repeat_interleave(batch.query_tiles[:, 0].long(), batch.query_tiles[:, 2].long()).cpu()
     share = torch.rand(2, rows, generator=generator)
     positions = batch.positions.cpu()
     visible_end = positions + 1 + ((torch.tensor(ends)[request] - positions) * share[0]).long()
@@ -326,9 +326,9 @@ def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> Forw
         positions=longer(batch.positions, 0),
         slots=longer(batch.slots, -1),
         visible_end=longer(visible_end.clamp(max=torch.tensor(ends)[request]).int(), 0),
-        window_origin=longer(origin, 0),
-        open=longer(batch.open, 0),
-        tiles=torch.cat([batch.tiles, torch.zeros(1, 3, dtype=torch.int32, device=device)]),
+        window_pos=longer(origin, 0),
+        is_editable=longer(batch.is_editable, 0),
+        query_tiles=torch.cat([batch.query_tiles, torch.zeros(1, 3, dtype=torch.int32, device=device)]),
     )
 
 

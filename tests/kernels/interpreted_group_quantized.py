@@ -8,7 +8,7 @@ import torch
 from runtime.kernels import tma
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
 from runtime.weights import resolve_checkpoint
@@ -106,13 +106,13 @@ def test_whole_model(tmp_path, shared, quantization):
     they are."""
     write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family("llada2", {})
-    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32, quantization=quantization)
+    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32, quantization=quantization)
     results = []
     for kernels in (TORCH, TRITON):
         model = Decoder(arch, replace(build, kernels=kernels.for_quantization(quantization)))
         if kernels is TRITON:
             model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
-            assert (model.layers[2].mlp.joined is not None) == (shared == 1)
+            assert (model.layers[2].mlp.fused_shared is not None) == (shared == 1)
         fill(model, checkpoint, family.weights(arch))
         ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
         results.append(torch.cat(logits_in_chunks(model, ids, block_size=4, page_size=4, chunk_blocks=[2, 1])))

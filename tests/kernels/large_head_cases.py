@@ -23,7 +23,7 @@ SMALL = [
 def committing(batch: ForwardBatch, committed: list[int]) -> ForwardBatch:
     """Of each request the first rows are `committed`, causal; the others see all of it, as a canvas does."""
     visible_end = batch.visible_end.clone()
-    request = torch.repeat_interleave(batch.tiles[:, 0].long(), batch.tiles[:, 2].long())
+    request = torch.repeat_interleave(batch.query_tiles[:, 0].long(), batch.query_tiles[:, 2].long())
     for n, rows in enumerate(committed):
         mine = (request == n).nonzero()[:, 0]
         visible_end[mine] = batch.positions[mine[-1]].int() + 1
@@ -45,7 +45,7 @@ def check_in_two(
         q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
     else:
         batch = committing(batch, committed)
-    batch = replace(batch, reach=1)  # it tells nothing of what may be seen
+    batch = replace(batch, max_seq_len=1)  # it tells nothing of what may be seen
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=dim**-0.5)
     out = two_pass_attention(q, k, v, batch, scale=dim**-0.5, scores_config=scores_config, values_config=values_config)
     assert_near(out[:rows], expected[:rows], dtype)

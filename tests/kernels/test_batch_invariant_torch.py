@@ -10,7 +10,7 @@ from runtime.kernels.fp8 import quantize_fp8_reference
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.ops import BATCH_INVARIANT_TORCH, TORCH
 from runtime.layers.attention import AttentionShape
-from runtime.layers.attention_batch_invariant import RowAttention
+from runtime.layers.attention_batch_invariant import BatchInvariantAttention
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.kv_pool import LayerKV
 from tests.kernels.cases import attention_case, random, random_ids, with_any_sight
@@ -68,7 +68,7 @@ def test_attention(window):
     q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
     batch = with_any_sight(batch, [cached + new for cached, new in runs], 3)
     shape = AttentionShape(4, 2, 12, 0.3)
-    out = RowAttention(shape).plan(batch, window).attend(q, LayerKV(k, v))
-    plain = TorchAttention(shape, torch.float32).plan(batch, window).attend(q, LayerKV(k, v))
+    out = BatchInvariantAttention(shape).prepare_metadata(batch, window).run(q, LayerKV(k, v))
+    plain = TorchAttention(shape, torch.float32).prepare_metadata(batch, window).run(q, LayerKV(k, v))
     rows = sum(new for _, new in runs)  # what dead ones hold is nobody's
     torch.testing.assert_close(out[:rows], plain[:rows], rtol=1e-5, atol=1e-5)

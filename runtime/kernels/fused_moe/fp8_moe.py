@@ -223,7 +223,7 @@ def fused_moe_add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``fused_moe.fused_moe_add_norm``; the normed rows have their fp8 form attached."""
     pairs = fused_experts(x, ids, gate_up, down, "silu", batch_invariant=batch_invariant)
-    return moe_sum_add_norm(pairs, ids, weights, shared, residual, norm, eps, eight_bits=True)
+    return moe_sum_add_norm(pairs, ids, weights, shared, residual, norm, eps, quantize=True)
 
 
 def fused_experts(

@@ -8,7 +8,7 @@ import torch
 
 from runtime.algorithms.base import Rows, Stat
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest
-from runtime.layers.lm_head import CappedHead
+from runtime.layers.lm_head import SoftcapLMHead
 from runtime.worker.input_batch import SampleDescriptor
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors
 
@@ -25,7 +25,7 @@ def only_renoise(shape: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
 
 
 def fused_renoise_stats(
-    head: CappedHead,
+    head: SoftcapLMHead,
     group: AlgorithmGroup,
     hidden: torch.Tensor,
     inputs: Tensors,
@@ -59,4 +59,4 @@ def fused_renoise_stats(
             temperature=group.algorithm.heat(rows), uniform=None if uniform is None else uniform[part], cap=head.cap,
             mask_id=mask_id, max_token_id=max_token_id, probs=hidden.dtype if returns_probs else None,
         )  # fmt: skip
-        yield (block[part], at[part]), head.kernels.softmax_stats(head.raw(hidden[part]), request)
+        yield (block[part], at[part]), head.kernels.softmax_stats(head.uncapped(hidden[part]), request)

@@ -31,7 +31,7 @@ from runtime.algorithms.logits_ops import WHOLE, Vocabulary
 from runtime.engine.request import FILLED, MASKED
 from runtime.engine.step_plan import BlockPlan
 from runtime.kernels.ops import KernelSet
-from runtime.layers.lm_head import CappedHead, PlainHead
+from runtime.layers.lm_head import LMHead, SoftcapLMHead
 from runtime.worker.input_batch import SampleDescriptor, sample_inputs
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors, make_groups
 from runtime.worker.sample.fused_renoise import fused_renoise_stats, only_renoise
@@ -86,9 +86,9 @@ class Sampler:
         # prob_stats: from the filtered probabilities that candidates are drawn from; logit_stats: from logits
         self.prob_stats = {Stat.MARGIN: logits_ops.margin, Stat.ENTROPY: logits_ops.entropy}
         self.logit_stats = {Stat.MARGIN: logits_ops.margin_of, Stat.ENTROPY: logits_ops.entropy_of}
-        self.fused_lm_head = logits if isinstance(logits, PlainHead) and logits.direct else None
+        self.fused_lm_head = logits if isinstance(logits, LMHead) and logits.fused_argmax else None
         self.softcap_lm_head = None  # only without vocabulary sharding: its kernel needs the full vocabulary
-        if isinstance(logits, CappedHead) and logits.kernels.softmax_stats is not None and not logits_ops.shared:
+        if isinstance(logits, SoftcapLMHead) and logits.kernels.softmax_stats is not None and not logits_ops.shared:
             self.softcap_lm_head = logits
         kernels: KernelSet | None = getattr(logits, "kernels", None)
         self.sample_kernel = None if kernels is None or logits_ops.shared else kernels.topk_topp_sample
@@ -101,9 +101,7 @@ class Sampler:
         ids = () if edit_tokens is None else (edit_tokens.delete, edit_tokens.split)
         self.allowed_special = [token for token in ids if token > max_token_id]
 
-    def greedy(
-        self, head: PlainHead, hidden: torch.Tensor, num_valid: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def greedy(self, head: LMHead, hidden: torch.Tensor, num_valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the argmax token, int64 [rows], and its probability [rows], computed by the fused kernel.
 
         Args:
