@@ -27,7 +27,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.lora_manager import Adapters
 from runtime.engine.request import MASKED, UNMASKED, Request
 from runtime.layers.kv_pool import KVPool
-from runtime.models.base import Facts, Model
+from runtime.models.base import Model, ModelInfo
 from runtime.models.decoder import Decoder
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
@@ -71,7 +71,7 @@ class Live:
     model: Model
     pool: KVPool
     strategy: Strategy
-    facts: Facts
+    facts: ModelInfo
     mask_id: int | None
     args: argparse.Namespace
     adapters: Adapters
@@ -149,7 +149,9 @@ class Live:
         """Of the last step."""
         model, plan, args = cast(torch.nn.Module, self.model), discarding.plan, self.args
         experts = experts_chosen(model, discarding.runner, plan)
-        whole = experts[:-1] if isinstance(model, Decoder) and model.cut else experts  # of layers that see all rows
+        whole = (
+            experts[:-1] if isinstance(model, Decoder) and model.split_last_layer else experts
+        )  # of layers that see all rows
         found: dict[str, Any] = {"experts": round(statistics.mean(whole), 1)} if whole else {}
         if self.pool.device.type == "cuda":  # the rates are a GPU's
             found |= work_of(model, self.pool, plan, experts).told(wall, args)

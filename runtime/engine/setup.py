@@ -15,9 +15,9 @@ from runtime.engine.engine import Engine
 from runtime.engine.lora_setup import wanted
 from runtime.engine.request_defaults import offer, read_orders
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
-from runtime.models import Facts, Family, resolve_family
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
+from runtime.models import ModelFamily, ModelInfo, resolve_family
 from runtime.models.base import Model
 from runtime.quantization.checkpoint import quantization_of
 from runtime.request.engine_messages import EngineInfo
@@ -35,7 +35,12 @@ class LoadModel(Protocol):
     """A checkpoint's model, filled."""
 
     def __call__(
-        self, checkpoint: Checkpoint, family: Family[Any], arch: Any, build: Build, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        family: ModelFamily[Any],
+        arch: Any,
+        build: LayerFactory,
+        progress: Progress | None,
     ) -> Model: ...
 
 
@@ -68,9 +73,9 @@ def load_engine(
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     beside = wanted(config, family, arch, dtype, device)
     deals = config.expert_parallel_size > 1
-    build = Build.choose(
+    build = LayerFactory.create(
         device, dtype, config.attn_impl, info.quantization, beside.room, deterministic=config.deterministic,
-        group=group, deals=deals,
+        group=group, expert_parallel=deals,
     )  # fmt: skip
     if beside.change is not None:
         load = partial(load_model, change=beside.change)
@@ -82,9 +87,9 @@ def load_engine(
             info, max_loras=slots, max_lora_rank=rank, default_adapter=config.default_adapter
         )
     if progress is not None:
-        loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
+        loaded = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    if deals and not any(w.share and w.share.dim == -3 for w in weights_of(cast(nn.Module, model)).values()):
+    if deals and not any(w.shard and w.shard.dim == -3 for w in named_weights(cast(nn.Module, model)).values()):
         raise ConfigError(
             f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to deal out; leave it out"
         )
@@ -107,11 +112,11 @@ def _unstructured(config: EngineConfig, strategy: Strategy, key: str, ids: Token
     return "" if ids.eos else "this model has no end of sequence"
 
 
-def _strategy_key(config: EngineConfig, family: Family[Any]) -> str:
+def _strategy_key(config: EngineConfig, family: ModelFamily[Any]) -> str:
     return config.decoding_strategy or family.strategies[0]
 
 
-def _context(config: EngineConfig, facts: Facts) -> DecodingContext:
+def _context(config: EngineConfig, facts: ModelInfo) -> DecodingContext:
     limit = facts.max_positions
     max_model_len = config.max_model_len or min(facts.max_model_len or DEFAULT_MODEL_LEN, limit)
     if max_model_len > limit:
@@ -126,7 +131,7 @@ def _context(config: EngineConfig, facts: Facts) -> DecodingContext:
     )
 
 
-def _strategy(config: EngineConfig, family: Family[Any], context: DecodingContext) -> Strategy:
+def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingContext) -> Strategy:
     supported = family.strategies + strategies_supporting(family.key)
     strategy = make_strategy(_strategy_key(config, family), supported, context)
     budget = config.max_num_batched_tokens
@@ -156,9 +161,9 @@ def _dtype(config: EngineConfig) -> torch.dtype:
 
 def _info(
     config: EngineConfig,
-    family: Family[Any],
+    family: ModelFamily[Any],
     checkpoint: Checkpoint,
-    facts: Facts,
+    facts: ModelInfo,
     ids: TokenIds,
     context: DecodingContext,
     strategy: Strategy,

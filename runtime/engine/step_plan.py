@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.kernels.forward_batch import cut_tiles
+from runtime.kernels.forward_batch import make_query_tiles
 
 if TYPE_CHECKING:
     from runtime.engine.logprobs_request import BlockLogprobs
@@ -321,7 +321,7 @@ def make_row_layout(counts: tuple[int, ...]) -> RowLayout:
     rows = np.array(counts, dtype=np.int64)
     request_index = np.arange(len(rows)).repeat(rows)
     starts = rows.cumsum() - rows
-    return RowLayout(request_index, starts, np.arange(len(request_index)) - starts[request_index], cut_tiles(rows))
+    return RowLayout(request_index, starts, np.arange(len(request_index)) - starts[request_index], make_query_tiles(rows))
 
 
 def block_causal_plan(

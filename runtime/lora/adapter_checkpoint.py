@@ -14,12 +14,12 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.lora import LoraWeight, Room
-from runtime.layers.parameter import Part, Weight, weights_of
+from runtime.layers.lora import LoRAConfig, LoRAWeight
+from runtime.layers.parameter import Weight, WeightSlice, named_weights
 from runtime.lora import peft_config
 from runtime.lora.peft_config import PeftConfig
-from runtime.models.base import Family
-from runtime.models.weight_map import Slot, WeightMap
+from runtime.models.base import ModelFamily
+from runtime.models.weight_map import WeightMap, WeightTarget
 from runtime.weights import checkpoint_files, hub
 from runtime.weights.checkpoint import TensorFile, summary
 from runtime.weights.loader import sketch
@@ -27,7 +27,7 @@ from runtime.weights.loader import sketch
 Arch = TypeVar("Arch")
 TENSORS = "adapter_model.safetensors"
 PATTERNS = (peft_config.FILE, TENSORS)
-EMBEDDING = "embedding.weight"
+EMBEDDING = "embed_tokens.weight"
 DEMO = "demo://"
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
@@ -36,7 +36,7 @@ _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight"
 class Pair:
     """`up` [outputs, rank] times `down` [rank, inputs] is added to a weight; float32, the adapter's scale in `up`."""
 
-    slot: Slot  # which weight of the model, and which part of it
+    slot: WeightTarget  # which weight of the model, and which part of it
     down: torch.Tensor
     up: torch.Tensor
 
@@ -69,13 +69,13 @@ class Base:
     products: frozenset[str]
 
     @classmethod
-    def of(cls, family: Family[Arch], arch: Arch, dtype: torch.dtype) -> Base:
+    def of(cls, family: ModelFamily[Arch], arch: Arch, dtype: torch.dtype) -> Base:
         """Of a family's models, without the memory of one."""
-        params = weights_of(cast(nn.Module, sketch(family, arch, dtype, adapters=Room(0, 1))))
-        products = frozenset(name for name, weight in params.items() if isinstance(weight, LoraWeight))
+        params = named_weights(cast(nn.Module, sketch(family, arch, dtype, adapters=LoRAConfig(0, 1))))
+        products = frozenset(name for name, weight in params.items() if isinstance(weight, LoRAWeight))
         return cls(family.weights(arch), params, products)
 
-    def module(self, name: str) -> tuple[str, Slot] | None:
+    def module(self, name: str) -> tuple[str, WeightTarget] | None:
         """The canonical tensor of a module that an adapter names, and where it goes."""
         canonical = self.weights.rename(f"{name}.weight")
         slot = self.weights.slots.get(canonical)
@@ -83,8 +83,8 @@ class Base:
             return None
         return canonical, slot
 
-    def part(self, slot: Slot) -> Part:
-        return Part.of(self.params[slot.param].shape, slot.index)
+    def part(self, slot: WeightTarget) -> WeightSlice:
+        return WeightSlice.of(self.params[slot.param].shape, slot.index)
 
 
 def resolve_adapter(uri: str) -> Path:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.lora import Lora, LoraWeight
-from runtime.layers.parameter import Part, weights_of
+from runtime.layers.lora import LoRAContext, LoRAWeight
+from runtime.layers.parameter import WeightSlice, named_weights
 from runtime.lora.adapter_checkpoint import Adapter, Base, read_adapter, resolve_adapter
 from runtime.models.base import Model
 
-Pairs = dict[Part, tuple[torch.Tensor, torch.Tensor]]
+Pairs = dict[WeightSlice, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Bank:
@@ -24,19 +24,19 @@ class Bank:
     `most_rank`: of an adapter that may come.
     """
 
-    def __init__(self, base: Base, model: Model, lora: Lora, most_rank: int, device: torch.device) -> None:
+    def __init__(self, base: Base, model: Model, lora: LoRAContext, most_rank: int, device: torch.device) -> None:
         self.base = base
         self.lora = lora
         self.most_rank = most_rank
         self.device = device
-        held = weights_of(cast(nn.Module, model))
-        self.weights = {path: weight for path, weight in held.items() if isinstance(weight, LoraWeight)}
-        parts: dict[str, list[Part]] = {path: [] for path in self.weights}
+        held = named_weights(cast(nn.Module, model))
+        self.weights = {path: weight for path, weight in held.items() if isinstance(weight, LoRAWeight)}
+        parts: dict[str, list[WeightSlice]] = {path: [] for path in self.weights}
         for slot in base.weights.slots.values():
             if slot.param in parts:
                 parts[slot.param].append(base.part(slot))
         for path, weight in self.weights.items():
-            weight.lay(re.sub(r"\d+", "*", path), parts[path], device)
+            weight.allocate(re.sub(r"\d+", "*", path), parts[path], device)
         self._pairs: dict[str, dict[str, Pairs]] = {}
 
     def read(self, uri: str) -> Adapter:
@@ -54,7 +54,7 @@ class Bank:
                     f"adapter {adapter.path}: it changes {name!r}, which requests of one batch share; merge it into "
                     "the weights (--use-lora --lora-path --pre-merge-lora)"
                 )
-            if self.lora.fixed and self.weights[pair.slot.param].apart:
+            if self.lora.batch_invariant and self.weights[pair.slot.param].eager:
                 raise ConfigError(
                     f"adapter {adapter.path}: it changes {name!r}, of the experts, which --deterministic has no kernel "
                     "for; merge it into the weights, or leave --deterministic out"
@@ -78,7 +78,7 @@ class Bank:
         """Bits of the weights that an adapter changes."""
         bits = 0
         for path in self._pairs[name]:
-            bits |= self.weights[path].bit
+            bits |= self.weights[path].module_bit
         return bits
 
     @torch.inference_mode()
@@ -86,19 +86,19 @@ class Bank:
         """Into a slot, in place of what was there."""
         pairs: Mapping[str, Pairs] = self._pairs[name]
         for path, weight in self.weights.items():
-            weight.put(slot, pairs.get(path, {}))
+            weight.load_adapter(slot, pairs.get(path, {}))
 
     def _stack_bytes(self, adapter: Adapter) -> int:
         """Of what a slot takes beside its bank."""
         changed = {pair.slot.param for pair in adapter.pairs.values()}
-        return sum(self.weights[path].stack_bytes(adapter.rank) for path in changed)
+        return sum(self.weights[path].max_adapter_bytes(adapter.rank) for path in changed)
 
     def _free_bytes(self) -> int:
         """Of the device, for such."""
         if self.device.type != "cuda":
             return 1 << 62
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        held = sum(weight.held_bytes for weight in self.weights.values())
+        held = sum(weight.adapter_bytes for weight in self.weights.values())
         return torch.cuda.mem_get_info(self.device)[0] + kept + held
 
     def _cast(self, adapter: Adapter) -> dict[str, Pairs]:

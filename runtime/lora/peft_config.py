@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.config_reader import Fields
+from runtime.models.config_reader import ConfigReader
 
 FILE = "adapter_config.json"
 MOST_RANK = 4096
@@ -64,7 +64,7 @@ class PeftConfig:
 
 def parse(config: Mapping[str, Any]) -> PeftConfig:
     """ConfigError, naming the field, for what is wrong and for what would change the model and is not built."""
-    fields = Fields(config, FILE)
+    fields = ConfigReader(config, FILE)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ConfigError(f"{FILE}: peft_type is {kind!r}; only LORA adapters can be served")

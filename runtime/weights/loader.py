@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import Build
-from runtime.layers.lora import Room
-from runtime.layers.parameter import Weight, require_finite, weights_of
-from runtime.layers.sharding import Index, Part
-from runtime.models.base import Family, Model
-from runtime.models.weight_map import Slot, WeightMap
-from runtime.quantization.base import PackedWeight
-from runtime.quantization.checkpoint import scheme_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.lora import LoRAConfig
+from runtime.layers.parameter import Weight, named_weights, require_finite
+from runtime.layers.sharding import Index, WeightSlice
+from runtime.models.base import Model, ModelFamily
+from runtime.models.weight_map import WeightMap, WeightTarget
+from runtime.quantization.base import QuantizedWeight
+from runtime.quantization.checkpoint import get_scheme
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
 from runtime.weights.shard_reader import Stored, gather
@@ -40,9 +40,9 @@ class Change(Protocol):
 
 def load_model(
     checkpoint: Checkpoint,
-    family: Family[Arch],
+    family: ModelFamily[Arch],
     arch: Arch,
-    build: Build,
+    build: LayerFactory,
     progress: Progress | None = None,
     change: Change | None = None,
 ) -> Model:
@@ -59,33 +59,37 @@ def load_model(
     with ExitStack() as stack:
         sources, _, slots = _open(cast(nn.Module, drawn), checkpoint, weights, stack)
         plain = _plain(cast(nn.Module, drawn), sources, slots, checkpoint)
-    model = family.make(arch, replace(build, joins=not plain) if plain else build)
+    model = family.make(arch, replace(build, allow_fused_shared_expert=not plain) if plain else build)
     for name, shape in plain.items():
         path, _, attribute = name.rpartition(".")
-        setattr(cast(nn.Module, model).get_submodule(path), attribute, build.adapted(build.parameter(*shape)))
+        setattr(cast(nn.Module, model).get_submodule(path), attribute, build.with_lora(build.parameter(*shape)))
     fill(cast(nn.Module, model), checkpoint, weights, progress, change)
     return model
 
 
 def sketch(
-    family: Family[Arch], arch: Arch, dtype: torch.dtype, quantization: str | None = None, adapters: Room | None = None
+    family: ModelFamily[Arch],
+    arch: Arch,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    adapters: LoRAConfig | None = None,
 ) -> Model:
     """The model without memory, whatever it will compute with: names and shapes of its weights, as a checkpoint has
     them, are the same in every format and on every device."""
-    return family.make(arch, Build.choose("meta", dtype, "torch", quantization, adapters))
+    return family.make(arch, LayerFactory.create("meta", dtype, "torch", quantization, adapters))
 
 
 def _plain(
-    drawn: nn.Module, sources: dict[str, Stored], slots: Mapping[str, Slot], checkpoint: Checkpoint
+    drawn: nn.Module, sources: dict[str, Stored], slots: Mapping[str, WeightTarget], checkpoint: Checkpoint
 ) -> dict[str, tuple[int, ...]]:
     """The weights, and their shapes, that a quantised checkpoint holds as they are although `drawn` keeps such in few
     bits: they stay so. ConfigError for experts, whose kernels take all of a layer's in one format."""
-    if scheme_of(checkpoint.config) is None:
+    if get_scheme(checkpoint.config) is None:
         return {}
     found: dict[str, set[bool]] = {}
     for name, slot in slots.items():
         found.setdefault(slot.param, set()).add(sources[name].scheme is None)
-    packed = {name: weight for name, weight in weights_of(drawn).items() if isinstance(weight, PackedWeight)}
+    packed = {name: weight for name, weight in named_weights(drawn).items() if isinstance(weight, QuantizedWeight)}
     fits = ({False}, {True})  # the second, of matrices that are no stack
     wrong = [name for name, weight in packed.items() if found[name] not in fits[: 4 - len(weight.shape)]]
     if wrong:
@@ -112,7 +116,7 @@ def fill(
         ConfigError: a tensor is missing, unknown, misshapen, not floating point, or holds NaN or infinities (also
             those that only the cast makes).
     """
-    params = weights_of(module)
+    params = named_weights(module)
     with ExitStack() as stack:
         sources, copies, slots = _open(module, checkpoint, weights, stack)
         total, done = sum(weight.nbytes for weight in params.values()), 0
@@ -150,30 +154,30 @@ def _beside(stored: Stored, copies: Iterable[Stored], checkpoint: Checkpoint) ->
 
 
 def _hand_over(
-    name: str, stored: Stored, copies: Iterable[Stored], slot: Slot, weight: Weight, change: Change | None,
+    name: str, stored: Stored, copies: Iterable[Stored], slot: WeightTarget, weight: Weight, change: Change | None,
     beside: Iterable[torch.Tensor],
 ) -> int:  # fmt: skip
     """How many of its elements the weight took; ConfigError, worded to follow the tensor's name."""
     if stored.scheme is None:
-        read = _reader(stored, copies, whole=weight.share is None)
+        read = _reader(stored, copies, whole=weight.shard is None)
         if change is None and slot.through is None:
-            return weight.fill_from(slot.index, read)
+            return weight.load_lazily(slot.index, read)
         tensor = read(()) if change is None else change(name, read(()))
-        return weight.fill(slot.index, _through(slot, tensor, beside))
+        return weight.load(slot.index, _through(slot, tensor, beside))
     for copy in copies:
         if not stored.equals(copy):
             raise _differ(copy)
-    kept = weight.operand
-    packed = stored.packed(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
+    kept = weight.kernel_arg
+    packed = stored.read_quantized(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
     if change is None and slot.through is None:
-        return weight.fill_packed(slot.index, packed)
-    tensor = packed.whole(torch.float32)
+        return weight.load_quantized(slot.index, packed)
+    tensor = packed.dequantize(torch.float32)
     if change is not None:
         tensor = change(name, tensor)
-    return weight.fill(slot.index, _through(slot, tensor, beside))
+    return weight.load(slot.index, _through(slot, tensor, beside))
 
 
-def _through(slot: Slot, tensor: torch.Tensor, beside: Iterable[torch.Tensor]) -> torch.Tensor:
+def _through(slot: WeightTarget, tensor: torch.Tensor, beside: Iterable[torch.Tensor]) -> torch.Tensor:
     return tensor if slot.through is None else slot.through(tensor, *(other.to(tensor.device) for other in beside))
 
 
@@ -204,19 +208,19 @@ def _differ(copy: Stored) -> ConfigError:
 
 def _open(
     module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: ExitStack
-) -> tuple[dict[str, Stored], dict[str, list[Stored]], Mapping[str, Slot]]:
+) -> tuple[dict[str, Stored], dict[str, list[Stored]], Mapping[str, WeightTarget]]:
     """The checkpoint's tensors by the family's names, those that hold one of them again, and where each belongs.
 
     ConfigError unless they are the weights of `module`, names and shapes; no tensor is read for it.
     """
-    params = weights_of(module)
-    files, scheme = checkpoint.tensor_files(), scheme_of(checkpoint.config)
+    params = named_weights(module)
+    files, scheme = checkpoint.tensor_files(), get_scheme(checkpoint.config)
     try:
         gathered = gather(files.keys(), scheme)
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path} {error}") from None
     weights = weights.of({weights.rename(name) for name in gathered})
-    parts = {name: Part.of(params[slot.param].whole, slot.index) for name, slot in weights.slots.items()}
+    parts = {name: WeightSlice.of(params[slot.param].full_shape, slot.index) for name, slot in weights.slots.items()}
     _check_coverage(module, params, parts, weights)
     kept = _match(checkpoint, gathered, weights)
     used = {files[name] for each in kept for name in gathered[each].values()}
@@ -233,19 +237,21 @@ def _open(
     return sources, copies, weights.slots
 
 
-def _check_coverage(module: nn.Module, params: dict[str, Weight], parts: dict[str, Part], weights: WeightMap) -> None:
+def _check_coverage(
+    module: nn.Module, params: dict[str, Weight], parts: dict[str, WeightSlice], weights: WeightMap
+) -> None:
     """A family's own mistake, not a checkpoint's: its map must reach each element of each weight once, and nothing but
     weights holds any."""
-    filling: dict[str, list[Part]] = {name: [] for name in params}
+    filling: dict[str, list[WeightSlice]] = {name: [] for name in params}
     for name, slot in weights.slots.items():
         filling[slot.param].append(parts[name])
-    wrong = [name for name, weight in params.items() if not _once(weight.whole, filling[name])]
+    wrong = [name for name, weight in params.items() if not _once(weight.full_shape, filling[name])]
     wrong += [name for name, _ in module.named_parameters()]
     if wrong:
         raise AssertionError(f"the family's weight map does not fill {summary(wrong)} exactly once")
 
 
-def _once(shape: tuple[int, ...], parts: list[Part]) -> bool:
+def _once(shape: tuple[int, ...], parts: list[WeightSlice]) -> bool:
     """Whether each place of `shape` is in exactly one part; counted in the cells that the parts' edges cut it into."""
     cuts = []
     for along, size in enumerate(shape):

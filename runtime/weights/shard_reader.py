@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.layers.sharding import Index
-from runtime.quantization.checkpoint import Scheme
-from runtime.quantization.checkpoint.scheme import MAIN
+from runtime.quantization.checkpoint import QuantScheme
+from runtime.quantization.checkpoint.scheme import WEIGHT
 from runtime.weights.checkpoint import TensorFile, summary
 
 
@@ -22,7 +22,7 @@ class Stored:
 
     name: str
     parts: Mapping[str, tuple[TensorFile, str]]
-    scheme: Scheme | None
+    scheme: QuantScheme | None
 
     @property
     def shape(self) -> list[int]:
@@ -44,9 +44,9 @@ class Stored:
         handle, name = self.parts[""]
         return handle.get_slice(name)[box]
 
-    def packed(self, device: torch.device) -> Packed:
+    def read_quantized(self, device: torch.device) -> QuantizedTensor:
         assert self.scheme is not None
-        return self.scheme.packed(self._read, device)
+        return self.scheme.read_quantized(self._read, device)
 
     def equals(self, other: Stored) -> bool:
         """Tensor by tensor."""
@@ -64,36 +64,36 @@ class Stored:
         return handle.get_tensor(name)
 
 
-def gather(names: Collection[str], scheme: Scheme | None) -> dict[str, dict[str, str]]:
+def gather(names: Collection[str], scheme: QuantScheme | None) -> dict[str, dict[str, str]]:
     """The stored names of each tensor's parts by their endings, by the name that it would have were it plain.
 
     ConfigError for a quantised weight of which a part is missing.
     """
     if scheme is None:
         return {name: {"": name} for name in names}
-    own = [ending for ending in scheme.endings if ending != MAIN]
+    own = [ending for ending in scheme.suffixes if ending != WEIGHT]
     quantised: dict[str, dict[str, str]] = {}
     for name in names:
         for ending in own:
             if name.endswith(ending):
-                quantised.setdefault(name.removesuffix(ending) + MAIN, {})[ending] = name
+                quantised.setdefault(name.removesuffix(ending) + WEIGHT, {})[ending] = name
     if not quantised:
         raise ConfigError(f"holds no weight that is quantised, though config.json says that they are {scheme.label}")
     taken = {name for parts in quantised.values() for name in parts.values()}
-    if MAIN in scheme.endings:
+    if WEIGHT in scheme.suffixes:
         for main, parts in quantised.items():
             if main in names:
-                parts[MAIN] = main
+                parts[WEIGHT] = main
                 taken.add(main)
     lost = [
-        main.removesuffix(MAIN) + ending
+        main.removesuffix(WEIGHT) + ending
         for main, parts in quantised.items()
-        for ending in scheme.endings
+        for ending in scheme.suffixes
         if ending not in parts
     ]
     if lost:
         raise ConfigError(f"lacks {summary(sorted(lost))}, parts of weights that are quantised as {scheme.label}")
-    taken |= {main.removesuffix(MAIN) + ending for main in quantised for ending in scheme.spare}
+    taken |= {main.removesuffix(WEIGHT) + ending for main in quantised for ending in scheme.ignored_suffixes}
     plain = {name: {"": name} for name in names if name not in taken}
     twice = sorted(plain.keys() & quantised.keys())
     if twice:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.base import Facts, Family
-from runtime.models.config_reader import Fields
+from runtime.models.base import ModelFamily, ModelInfo
+from runtime.models.config_reader import ConfigReader
 from runtime.weights import tokenizer_json
 from runtime.weights.checkpoint import Checkpoint
 
@@ -26,8 +26,8 @@ class TokenIds:
 
 def read_tokens(
     checkpoint: Checkpoint,
-    family: Family[Any],
-    facts: Facts,
+    family: ModelFamily[Any],
+    facts: ModelInfo,
     *,
     mask_token_id: int | None = None,
     eos_token_ids: Sequence[int] | None = None,
@@ -65,7 +65,7 @@ def read_tokens(
         _check("--eos-token-ids", eos_token_ids, vocab_size)
         eos = set(eos_token_ids)
     else:
-        generation = Fields(checkpoint.generation_config, "generation_config.json").ids("eos_token_id")
+        generation = ConfigReader(checkpoint.generation_config, "generation_config.json").ids("eos_token_id")
         _check("config.json: eos_token_id", facts.eos_ids, vocab_size)
         _check("generation_config.json: eos_token_id", generation, vocab_size)
         eos = {*facts.eos_ids, *generation}

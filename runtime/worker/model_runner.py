@@ -117,7 +117,7 @@ class ModelRunner:
         model, batch, logits_ops = self.model, self.batch(plan), self.step.logits_ops
         hidden_states = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
         parts = torch.split(hidden_states, 1024)
-        return torch.cat([logits_ops.all_gather(model.head(model.finish(part))).cpu() for part in parts])
+        return torch.cat([logits_ops.all_gather(model.lm_head(model.final_hidden_states(part))).cpu() for part in parts])
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults | None:
@@ -149,7 +149,7 @@ class ModelRunner:
     def _walked(self, plan: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> BlockResults:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
         full_logits = FullLogits(
-            self.step.sampler, self.model.finish, hidden_states, self.notify_ranks, self.batch_invariant
+            self.step.sampler, self.model.final_hidden_states, hidden_states, self.notify_ranks, self.batch_invariant
         )
         if full_logits.vocab_parallel and self.notify_ranks is None:
             self.last_logits = full_logits

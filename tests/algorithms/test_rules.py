@@ -28,8 +28,8 @@ from runtime.engine.request import FIXED, MASKED, UNMASKED
 from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH
-from runtime.layers.layer_factory import Build
-from runtime.layers.lm_head import PlainHead
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
 from runtime.worker.input_builder import _kept
 from runtime.worker.sample import sampler as heads
@@ -142,12 +142,12 @@ def plan_of(
     )
 
 
-def direct_head() -> PlainHead:
+def direct_head() -> LMHead:
     """One whose logits are what is hidden, and which finds the likeliest without them."""
-    weight = Build.choose("cpu", torch.float64).table(VOCAB, VOCAB)
-    weight.fill((), torch.eye(VOCAB))
-    head = PlainHead(weight, TORCH)
-    head.direct = True
+    weight = LayerFactory.create("cpu", torch.float64).vocab_weight(VOCAB, VOCAB)
+    weight.load((), torch.eye(VOCAB))
+    head = LMHead(weight, TORCH)
+    head.fused_argmax = True
     return head
 
 

@@ -56,7 +56,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
     def hear(runner: ModelRunner, blocks: DenoiseBlocks, left: torch.Tensor) -> None:
         block, at = np.nonzero(blocks.sampled)
         rows = left[torch.from_numpy(blocks.rows[block] + at).to(left.device)]
-        rows = runner.model.finish(rows).contiguous() if len(rows) else rows
+        rows = runner.model.final_hidden_states(rows).contiguous() if len(rows) else rows
         heard.update(bytes(row) for row in rows.view(torch.uint8).cpu().numpy())
 
     sample, decide = ModelRunner._sample, CudaGraphRunner._sample_step

@@ -35,7 +35,7 @@ class NoiseModel(HashModel):
         self.random = np.random.default_rng(seed)
         self.scale = scale
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(self.random.normal(0, self.scale, (len(hidden), self.vocab_size)))
 
 

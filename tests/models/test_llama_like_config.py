@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.models import llada_config, resolve_family
-from runtime.models.decoder_config import EXPERTS_HONOURED, LLAMA_BUILT, LLAMA_ELSEWHERE, LLAMA_HONOURED
+from runtime.models.decoder_config import EXPERTS_READ, LLAMA_IGNORED, LLAMA_READ, LLAMA_SUPPORTED
 from runtime.weights import Checkpoint, read_tokens
 from tests.oracle.spelling import KINDS, config_of
 
@@ -140,7 +140,7 @@ def test_which_layers_of_sdar_moe_have_experts():
     assert parse("sdar_moe", mlp_only_layers=[1]).mixture.layers == {0, 2}
     assert parse("sdar_moe", decoder_sparse_step=2).mixture.layers == {1}
     assert parse("sdar_moe", decoder_sparse_step=4).mixture is None
-    assert parse("sdar_moe", norm_topk_prob=None).mixture.rule == RoutingRule(2, 1, 1, False, 1.0, "softmax")
+    assert parse("sdar_moe", norm_topk_prob=None).mixture.routing == RoutingConfig(2, 1, 1, False, 1.0, "softmax")
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_newer_configs_of_sdar_keep_the_rotation_in_one_object():
 
 
 def test_fields_are_known_once():
-    own = [llada_config.BUILT, llada_config.ELSEWHERE, llada_config.HONOURED]
-    for lists in ([LLAMA_BUILT, LLAMA_ELSEWHERE, LLAMA_HONOURED, EXPERTS_HONOURED], own):
+    own = [llada_config.SUPPORTED, llada_config.IGNORED, llada_config.READ]
+    for lists in ([LLAMA_SUPPORTED, LLAMA_IGNORED, LLAMA_READ, EXPERTS_READ], own):
         assert sum(map(len, lists)) == len(set().union(*map(set, lists)))
 
 

@@ -14,7 +14,7 @@ from runtime.algorithms import LogitStat, get_algorithm, sampling
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.lm_head import PlainHead
+from runtime.layers.lm_head import LMHead
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sample import sampler
 from runtime.worker.sample.sampler import Sampler
@@ -77,24 +77,24 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     assert drawn == [4, 8, 16, 32, 44]
 
 
-class Bare(PlainHead):
+class Bare(LMHead):
     """A head that makes no logits unless it is asked for them."""
 
     def __init__(self) -> None:
-        self.direct = True
+        self.fused_argmax = True
         self.asked: list[str] = []
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         self.asked.append("logits")
         return hidden.clone()
 
-    def likeliest(
-        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
-        live: torch.Tensor | None = None,
+    def argmax(
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int] = (),
+        num_valid: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         self.asked.append("likeliest")
         logits = hidden.clone()
-        sampling.mask_forbidden(logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=spared)
+        sampling.mask_forbidden(logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=allowed_ids)
         best = sampling.greedy(logits)
         return best.token, best.confidence
 

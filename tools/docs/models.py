@@ -13,9 +13,9 @@ from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.engine.request_defaults import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
-from runtime.models import Family, families, resolve_family
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
+from runtime.models import ModelFamily, families, resolve_family
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies, strategies_supporting
 from tools.docs.flags import put_between, rewrite
 
@@ -32,7 +32,7 @@ def family_table() -> str:
     return "\n".join([head, *(f"| `{key}` | {', '.join(names)} | {rest} |" for (key, rest), names in rows.items())])
 
 
-def fits() -> list[tuple[Family[Any], Strategy, str]]:
+def fits() -> list[tuple[ModelFamily[Any], Strategy, str]]:
     """Every family with every strategy that this version has for it; the first of a family is its default."""
     found = []
     for family in {resolve_family(key, {}).key: resolve_family(key, {}) for key in families()}.values():
@@ -41,7 +41,7 @@ def fits() -> list[tuple[Family[Any], Strategy, str]]:
     return found
 
 
-def _defaults(family: Family[Any], strategy: Strategy, key: str) -> str:
+def _defaults(family: ModelFamily[Any], strategy: Strategy, key: str) -> str:
     """The cells after the strategies'."""
     threshold = strategy.defaults.get("accept_threshold", family.accept_threshold)
     mask = "none" if not family.masks else "the files'" if family.mask_id is None else f"{family.mask_id}"
@@ -50,7 +50,7 @@ def _defaults(family: Family[Any], strategy: Strategy, key: str) -> str:
     return " | ".join([_rules(family, key), "-" if strategy.uniform_noise else f"{threshold}", mask, ends])
 
 
-def _rules(family: Family[Any], key: str) -> str:
+def _rules(family: ModelFamily[Any], key: str) -> str:
     fitting = {rule.key for rule in fitting_rules(family, key)}
     others = [key for key in algorithm_keys() if key not in fitting]
     if len(others) < len(fitting):
@@ -73,8 +73,10 @@ def _shape_row(name: str) -> str:
     config = ARCHITECTURES[name]
     family = resolve_family(None, config)
     arch = family.parse(config)
-    models = [family.make(arch, Build.choose("meta", torch.bfloat16, None, form)) for form in (None, "fp8", "int4")]
-    held = [weights_of(cast(nn.Module, model)).values() for model in models]
+    models = [
+        family.make(arch, LayerFactory.create("meta", torch.bfloat16, None, form)) for form in (None, "fp8", "int4")
+    ]
+    held = [named_weights(cast(nn.Module, model)).values() for model in models]
     parameters = sum(weight.size for weight in held[0])
     if parameters < TINY:
         return ""

@@ -30,8 +30,8 @@ from runtime.algorithms.base import (
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
 from runtime.engine.request import MASKED, UNMASKED
 from runtime.engine.step_plan import DenoiseBlocks
-from runtime.kernels.ops import Kernels
-from runtime.layers.lm_head import CappedHead, PlainHead
+from runtime.kernels.ops import KernelSet
+from runtime.layers.lm_head import LMHead, SoftcapLMHead
 from runtime.worker.input_batch import SampleDescriptor, sample_inputs
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors, make_groups
 from runtime.worker.sample.fused_renoise import fused_renoise_stats, only_renoise
@@ -93,12 +93,12 @@ class Sampler:
             LogitStat.MARGIN: logits_ops.margin_from_logits,
             LogitStat.ENTROPY: logits_ops.entropy_from_logits,
         }
-        self.fused_lm_head = logits if isinstance(logits, PlainHead) and logits.direct else None
+        self.fused_lm_head = logits if isinstance(logits, LMHead) and logits.fused_argmax else None
         self.softcap_lm_head = None  # only without vocabulary sharding: its kernel needs the full vocabulary
-        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and not logits_ops.is_sharded:
+        if isinstance(logits, SoftcapLMHead) and logits.kernels.softmax_stats is not None and not logits_ops.is_sharded:
             self.softcap_lm_head = logits
-        kernels: Kernels | None = getattr(logits, "kernels", None)
-        self.sample_kernel = None if kernels is None or logits_ops.is_sharded else kernels.draw
+        kernels: KernelSet | None = getattr(logits, "kernels", None)
+        self.sample_kernel = None if kernels is None or logits_ops.is_sharded else kernels.topk_topp_sample
         self.self_conditioning_fn = self_conditioning_fn
         self.mask_id = mask_id
         self.max_token_id = max_token_id
@@ -108,9 +108,7 @@ class Sampler:
         ids = () if edit_tokens is None else (edit_tokens.delete, edit_tokens.split)
         self.allowed_special = [token for token in ids if token > max_token_id]
 
-    def greedy(
-        self, head: PlainHead, hidden: torch.Tensor, num_valid: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def greedy(self, head: LMHead, hidden: torch.Tensor, num_valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the argmax token, int64 [rows], and its probability [rows], computed by the fused kernel.
 
         Args:
@@ -119,7 +117,9 @@ class Sampler:
             num_valid: int32 [1], number of rows before the padding.
         """
         mask, last = self.mask_id, self.max_token_id
-        return head.likeliest(hidden, mask_id=mask, max_token_id=last, spared=self.allowed_special, live=num_valid)
+        return head.argmax(
+            hidden, mask_id=mask, max_token_id=last, allowed_ids=self.allowed_special, num_valid=num_valid
+        )
 
     def is_batch_invariant(self, shape: SampleDescriptor) -> bool:
         """Whether results of a block do not depend on the other blocks of the batch, given batch-invariant kernels.
@@ -193,7 +193,7 @@ class Sampler:
                     found.entropy,
                 )
                 if argmax is not None:
-                    argmax[index] = found.best
+                    argmax[index] = found.argmax
                 if self_conditioning is not None and found.probs is not None:
                     assert self.self_conditioning_fn is not None
                     self_conditioning[index] = self.self_conditioning_fn(found.probs, found.divisor)

@@ -10,9 +10,9 @@ import torch
 from runtime.algorithms import get_algorithm
 from runtime.engine.request import MASKED
 from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs
-from runtime.kernels.fused_softmax_stats import describe_reference
+from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
-from runtime.layers.lm_head import CappedHead
+from runtime.layers.lm_head import SoftcapLMHead
 from runtime.worker.sample.sampler import Sampler
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
@@ -43,17 +43,17 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
     weight = SimpleNamespace(logits=torch.clone, shape=(VOCAB, VOCAB))
     seen = []
 
-    def describe(*given):
+    def softmax_stats(*given):
         seen.append(len(given[0]))
-        found = describe_reference(*given)
+        found = softmax_stats_reference(*given)
         twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
         return found._replace(probs=found.probs * 2, divisor=twice)
 
     monkeypatch.setattr("runtime.worker.sample.sampler.LOGITS_CHUNK_ROWS", 7)
     found = []
-    for kernels in (replace(TORCH, describe=describe), TORCH):
+    for kernels in (replace(TORCH, softmax_stats=softmax_stats), TORCH):
         head = Sampler(
-            CappedHead(weight, kernels, 4.0), mask_id=None, max_token_id=VOCAB - 3, eos_ids=torch.tensor([2]),
+            SoftcapLMHead(weight, kernels, 4.0), mask_id=None, max_token_id=VOCAB - 3, eos_ids=torch.tensor([2]),
             self_conditioning_fn=lambda probs, by: (probs if by is None else probs / by[:, None])[:, :WIDTH],
         )  # fmt: skip
         signal = torch.zeros(BLOCKS, SIZE, WIDTH)

@@ -8,9 +8,9 @@ import torch
 
 from runtime.algorithms import LogitStat, algorithm_keys, get_algorithm
 from runtime.kernels.ops import TORCH
-from runtime.kernels.unmask import fill_reference
+from runtime.kernels.unmask import threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape
-from runtime.layers.lm_head import PlainHead
+from runtime.layers.lm_head import LMHead
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
 from runtime.worker.model_step import ModelStep
 from runtime.worker.sample.sampler_output import results
@@ -23,13 +23,13 @@ class Model:
     """As much of one as deciding needs: hidden states are logits."""
 
     @staticmethod
-    def finish(left):
+    def final_hidden_states(left):
         return left
 
     def __init__(self, *, plain: bool) -> None:
         weight = type("Weight", (), {"tensor": torch.eye(VOCAB), "logits": lambda self, hidden: hidden.clone()})()
-        self.head = PlainHead(weight, replace(TORCH, fill=fill_reference if plain else None))
-        self.head.direct = True
+        self.lm_head = LMHead(weight, replace(TORCH, threshold_unmask=threshold_unmask_reference if plain else None))
+        self.lm_head.fused_argmax = True
 
 
 def step(*, plain: bool) -> ModelStep:
