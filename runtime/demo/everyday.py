@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.demo.tasks.base import Sample, Task
-from runtime.demo.tasks.sudoku import keeps_givens
+from runtime.demo.tasks.sudoku import keeps_clues
 from runtime.demo.tasks.tool_format import tools_text
 
 NAME = "everyday"
@@ -74,11 +74,11 @@ def _is_json(expected: str, text: str) -> bool:
 def _tabulates(expected: str, text: str) -> bool:
     """The header, a line of dashes, and every row, cell by cell."""
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.strip().split("\n")]
-    wanted = [row.split(",") for row in expected.split(";")]
-    return len(rows) > 1 and all(set(c) == {"-"} for c in rows[1]) and [rows[0], *rows[2:]] == wanted
+    expected_rows = [row.split(",") for row in expected.split(";")]
+    return len(rows) > 1 and all(set(c) == {"-"} for c in rows[1]) and [rows[0], *rows[2:]] == expected_rows
 
 
-def _tells(expected: str, text: str) -> bool:
+def _is_story(expected: str, text: str) -> bool:
     """Some sentences, with all that was asked for in them."""
     found = text.lower()
     return text.count(".") >= 4 and all(word.lower() in found for word in expected.split(",") if word)
@@ -100,8 +100,8 @@ CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
     "reversed": _reverses,
     "json": _is_json,
     "table": _tabulates,
-    "sudoku": keeps_givens,
-    "story": _tells,
+    "sudoku": keeps_clues,
+    "story": _is_story,
     "says": lambda expected, text: expected in text,
     "calls": _calls,
 }

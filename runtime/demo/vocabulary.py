@@ -75,5 +75,5 @@ PIECES: tuple[str, ...] = (
 )
 # fmt: on
 
-WHOLE_WORDS = tuple(sorted({piece.strip() for piece in PIECES if piece.strip().isalpha()}))
+ALPHABETIC = tuple(sorted({piece.strip() for piece in PIECES if piece.strip().isalpha()}))
 """Words that the model sees as one token, and whose letters it has to know by heart."""

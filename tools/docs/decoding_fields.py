@@ -6,7 +6,7 @@ from runtime.algorithms.base import get_rule, rules
 from runtime.request.field_spec import Field
 from runtime.strategies import DecodingContext, make_strategy, strategies
 from tools.docs.flags import put_between, rewrite
-from tools.docs.request_fields import values_in_words
+from tools.docs.request_fields import describe_values
 
 FEW = 2  # rules that do not read a field: they are named instead of those that do
 BEGIN, END = "<!-- fields: python -m tools.docs.decoding_fields -->", "<!-- end of fields -->"
@@ -31,7 +31,7 @@ def _readers(keys: list[str]) -> str:
 
 
 def _row(field: Field, readers: str) -> str:
-    return f"| `{field.name}` | {values_in_words(field)} | {_default(field)} | {readers} | {field.help} |"
+    return f"| `{field.name}` | {describe_values(field)} | {_default(field)} | {readers} | {field.help} |"
 
 
 def _default(field: Field) -> str:

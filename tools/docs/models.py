@@ -45,8 +45,8 @@ def _defaults(family: Family[Any], strategy: Strategy, key: str) -> str:
     """The cells after the strategies'."""
     threshold = strategy.defaults.get("accept_threshold", family.accept_threshold)
     mask = "none" if not family.masks else "the files'" if family.mask_id is None else f"{family.mask_id}"
-    words = [f"`{word}`".replace("|", "\\|") for word in family.turn_end_tokens]
-    ends = ", ".join([*map(str, family.eos_ids), *words]) or "the files'"
+    turn_ends = [f"`{word}`".replace("|", "\\|") for word in family.turn_end_tokens]
+    ends = ", ".join([*map(str, family.eos_ids), *turn_ends]) or "the files'"
     return " | ".join([_rules(family, key), "-" if strategy.noisy else f"{threshold}", mask, ends])
 
 

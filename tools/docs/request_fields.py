@@ -16,11 +16,11 @@ def field_table() -> str:
 
 
 def _row(field: Parameter) -> str:
-    value = f"of `decoding.{field.stands_for}`" if field.stands_for else values_in_words(field)
+    value = f"of `decoding.{field.stands_for}`" if field.stands_for else describe_values(field)
     return f"| `{field.name}` | {value} | {field.unset} | {field.help} |"
 
 
-def values_in_words(limits: Limits) -> str:
+def describe_values(limits: Limits) -> str:
     """The values that a declaration lets through."""
     if limits.kind == "choice":
         return ", ".join(f"`{word}`" for word in limits.choices)
@@ -32,10 +32,10 @@ def values_in_words(limits: Limits) -> str:
         return f"up to {limits.high:.0f} ids"
     if limits.kind in ("text", "texts"):
         return f"{limits.high:,.0f} characters"
-    most = "" if limits.high is None or limits.high == 2**31 else f" to {_number(limits.high)}"
+    upper = "" if limits.high is None or limits.high == 2**31 else f" to {_number(limits.high)}"
     if limits.above_low:
-        return f"above {limits.low:g}{most}"
-    return f"{_number(limits.low)}{most or ' or more'}"
+        return f"above {limits.low:g}{upper}"
+    return f"{_number(limits.low)}{upper or ' or more'}"
 
 
 def _number(value: float) -> str:

@@ -23,7 +23,7 @@ def to_device(batch: Batch, device: torch.device) -> Tensors:
     return {name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}
 
 
-class Ahead:
+class Prefetcher:
     """A feed's batches on the device. On a GPU a thread receives and copies them while the training goes on."""
 
     def __init__(self, feed: Feed, device: torch.device) -> None:

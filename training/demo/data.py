@@ -22,9 +22,9 @@ BLOCK_SIZES = (8, 16, 32)
 PAD_WEIGHT = 0.25  # loss weight of the EOS filling after the turn's end
 KEEP_WEIGHT = 0.25  # loss weight of a right, visible token in a row that also has wrong ones
 CONTEXT = 4096  # tokens of a conversation
-MOST_MISSED = 20  # documents that no row holds, one after the other
+MAX_MISSED = 20  # documents that no row holds, one after the other
 TOGETHER = 160  # of a prompt's end
-SYSTEM_SHARE = 0.08  # of documents without a system's turn that get one
+SYSTEM_FRACTION = 0.08  # of documents without a system's turn that get one
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Documents:
     def __next__(self) -> tuple[list[int], list[int]]:
         sample = next(self._streams[self._rng.choices(self._names, self._weights)[0]])
         messages = list(sample.messages)
-        if self._rng.random() < SYSTEM_SHARE and messages[0]["role"] != "system":
+        if self._rng.random() < SYSTEM_FRACTION and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_turn(self._rng)})
         return self._encoder.prompt(messages), self._encoder.answer(sample.answer)
 
@@ -149,11 +149,11 @@ class Packer:
             for known, prompt, size in documents:
                 total = -(-len(known) // size) * size
                 first, last = prompt // size * size, total - size
-                whole = known + [self._eos] * (total - len(known))
-                places = range(total)
-                ids += whole[:last] + whole[first:]
-                positions += [*places[:last], *places[first:]]
-                block = [p // size for p in places]
+                padded = known + [self._eos] * (total - len(known))
+                numbers = range(total)
+                ids += padded[:last] + padded[first:]
+                positions += [*numbers[:last], *numbers[first:]]
+                block = [p // size for p in numbers]
                 blocks += block[:last] + block[first:]
                 doc += [len(sizes)] * (last + total - first)
                 segment += [-1] * last + [segments + b - block[first] for b in block[first:]]
@@ -208,8 +208,8 @@ class Noiser:
         replaced = wrong != layout.ids
         worth = np.where(layout.positions < layout.lengths[layout.doc, 1], 1.0, PAD_WEIGHT)
         touched = np.bincount(layout.doc[replaced], minlength=len(layout.sizes)) > 0
-        kept = free & ~masked & ~replaced & touched[layout.doc]
-        weights = np.where(masked | replaced, worth, np.where(kept, KEEP_WEIGHT * worth, 0.0)).astype(np.float32)
+        visible = free & ~masked & ~replaced & touched[layout.doc]
+        weights = np.where(masked | replaced, worth, np.where(visible, KEEP_WEIGHT * worth, 0.0)).astype(np.float32)
         index = np.flatnonzero(weights)
         starts = np.maximum.accumulate(np.where(np.arange(len(layout.doc)) % length == 0, layout.doc, -1))
         in_row = np.where(layout.doc >= 0, layout.doc - starts, -1)
@@ -231,12 +231,12 @@ class Noiser:
     def _gaps(self, layout: Layout) -> np.ndarray:
         """How much later each token is than its place says. A whole number of the largest blocks, at such a boundary,
         so that blocks stay what they are; the prompt's last tokens, where the question is, stay together."""
-        rng, most = self._rng, BLOCK_SIZES[-1]
-        boundaries = (layout.lengths[:, 0] - TOGETHER) // most
+        rng, largest = self._rng, BLOCK_SIZES[-1]
+        boundaries = (layout.lengths[:, 0] - TOGETHER) // largest
         far = (boundaries > 0) & (rng.random(len(boundaries)) < self._recipe.far)
-        start = most * (1 + (rng.random(len(boundaries)) * boundaries).astype(np.int64))
-        room = (CONTEXT - layout.lengths[:, 1]) // most - 1
-        gap = most * (far * rng.random(len(boundaries)) * np.maximum(room, 0)).astype(np.int64)
+        start = largest * (1 + (rng.random(len(boundaries)) * boundaries).astype(np.int64))
+        free_blocks = (CONTEXT - layout.lengths[:, 1]) // largest - 1
+        gap = largest * (far * rng.random(len(boundaries)) * np.maximum(free_blocks, 0)).astype(np.int64)
         return np.where((layout.doc >= 0) & (layout.positions >= start[layout.doc]), gap[layout.doc], 0)
 
     def _masked(self, layout: Layout, free: np.ndarray) -> np.ndarray:
@@ -259,11 +259,11 @@ class Noiser:
         ids = layout.ids[hit]
         digits = self._digits[rng.integers(0, 10, len(hit))]
         likely = np.where(self._is_digit[ids], digits, rng.integers(0, self._ordinary, len(hit)))
-        places = np.flatnonzero(free)
-        counts = np.bincount(layout.doc[places], minlength=documents)
+        candidates = np.flatnonzero(free)
+        counts = np.bincount(layout.doc[candidates], minlength=documents)
         starts = np.cumsum(counts) - counts
         of = layout.doc[hit]
-        own = layout.ids[places[starts[of] + (rng.random(len(hit)) * counts[of]).astype(np.int64)]]
+        own = layout.ids[candidates[starts[of] + (rng.random(len(hit)) * counts[of]).astype(np.int64)]]
         wrong = layout.ids.copy()
         wrong[hit] = np.where(rng.random(len(hit)) < 0.5, own, likely)
         return wrong
@@ -278,7 +278,7 @@ def batches(
     missed = 0  # one after the other
     for prompt, answer in documents:
         missed = 0 if packer.add(prompt, answer, noiser.block_size()) else missed + 1
-        if missed == MOST_MISSED:
+        if missed == MAX_MISSED:
             raise ValueError(
                 f"{missed} documents one after the other, the last of {len(prompt) + len(answer)} tokens, need more "
                 f"than a row's {length}: raise row_length in presets.py"

@@ -14,7 +14,7 @@ from training.demo.presets import Preset
 from training.demo.tokenizer import ChatEncoder
 
 Source = Callable[[str], Iterator[Batch]]  # endless batches that the seed decides; workers get it pickled
-_AHEAD = 3  # batches a worker may be ahead of the training
+_PREFETCHED = 3  # batches a worker may be ahead of the training
 
 
 def local_batches(preset: Preset, tokenizer_file: Path, seed: str, held_out: bool = False) -> Iterator[Batch]:
@@ -44,7 +44,7 @@ class Feed:
         self._turn = 0
         context = mp.get_context("spawn")
         for worker in range(workers):
-            made: mp.Queue[Batch] = context.Queue(_AHEAD)
+            made: mp.Queue[Batch] = context.Queue(_PREFETCHED)
             process = context.Process(target=_work, args=(source, f"{seed}/{worker}", made), daemon=True)
             process.start()
             self._queues.append(made)

@@ -73,11 +73,11 @@ class MLP(nn.Module):
 
 def _largest(x: torch.Tensor, count: int) -> torch.Tensor:
     """Places int64 [tokens, count] of each row's largest. For so few, maxima one by one fuse; `topk` cannot."""
-    places = []
+    indices = []
     for _ in range(count):
-        places.append(x.argmax(-1, keepdim=True))
-        x = x.masked_fill(_among(places[-1], x.shape[-1])[:, 0], -math.inf)
-    return torch.cat(places, dim=-1)
+        indices.append(x.argmax(-1, keepdim=True))
+        x = x.masked_fill(_among(indices[-1], x.shape[-1])[:, 0], -math.inf)
+    return torch.cat(indices, dim=-1)
 
 
 def _sum_of_two(x: torch.Tensor) -> torch.Tensor:
@@ -88,9 +88,9 @@ def _sum_of_two(x: torch.Tensor) -> torch.Tensor:
     return x.amax(-1) + x.masked_fill(first, -math.inf).amax(-1)
 
 
-def _among(places: torch.Tensor, count: int) -> torch.Tensor:
+def _among(indices: torch.Tensor, count: int) -> torch.Tensor:
     """Which of `count` places each is, bool [*places.shape, count]."""
-    return places.unsqueeze(-1) == torch.arange(count, device=places.device)
+    return indices.unsqueeze(-1) == torch.arange(count, device=indices.device)
 
 
 class Gate(nn.Module):
@@ -113,8 +113,8 @@ class Gate(nn.Module):
         with torch.no_grad():
             ranked = (scores + self.expert_bias).view(len(x), s.n_group, -1)
             groups = _largest(_sum_of_two(ranked), s.topk_group)
-            kept = _among(groups, s.n_group).any(1)
-            ranked = ranked.masked_fill(~kept.unsqueeze(-1), -math.inf).flatten(1)
+            group_mask = _among(groups, s.n_group).any(1)
+            ranked = ranked.masked_fill(~group_mask.unsqueeze(-1), -math.inf).flatten(1)
             chosen = _largest(ranked, s.num_experts_per_tok)
             among = _among(chosen, s.num_experts)
             if self.training:
@@ -147,9 +147,9 @@ class Experts(nn.Module):
     def _dense(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Every expert on every token, the unchosen with weight 0: as few, as large matrix products as possible."""
         experts, width, hidden = self.gate_proj.shape
-        share = (_among(chosen, experts) * weights.unsqueeze(-1)).sum(1)
+        expert_weights = (_among(chosen, experts) * weights.unsqueeze(-1)).sum(1)
         inner = F.silu(F.linear(x, self.gate_proj.flatten(0, 1))) * F.linear(x, self.up_proj.flatten(0, 1))
-        inner = inner.view(-1, experts, width) * share.to(inner.dtype).unsqueeze(-1)
+        inner = inner.view(-1, experts, width) * expert_weights.to(inner.dtype).unsqueeze(-1)
         return F.linear(inner.flatten(1), self.down_proj.permute(1, 0, 2).reshape(hidden, -1))
 
     def _sorted(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -23,9 +23,9 @@ class FewPassNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
         x, weight, scale = ctx.saved_tensors
-        product = grad * x
-        dot = (product * weight).sum(-1, keepdim=True)
-        weight_grad = product.mul_(scale).sum(0)
+        weighted = grad * x
+        dot = (weighted * weight).sum(-1, keepdim=True)
+        weight_grad = weighted.mul_(scale).sum(0)
         inner = (grad * weight).mul_(scale)
         return inner.addcmul_(x, scale.pow(3) * dot, value=-1 / x.shape[-1]), weight_grad, None
 

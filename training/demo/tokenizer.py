@@ -65,8 +65,8 @@ def make_tokenizer() -> Tokenizer:
     """Every byte, the whole words and signs of `vocabulary.py`, and the special tokens, in this order."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    whole = [level.pre_tokenize_str(piece)[0][0] for piece in PIECES]
-    vocab = {piece: number for number, piece in enumerate([*alphabet, *whole])}
+    encoded_pieces = [level.pre_tokenize_str(piece)[0][0] for piece in PIECES]
+    vocab = {piece: number for number, piece in enumerate([*alphabet, *encoded_pieces])}
     # No merges: a piece is a token where the vocabulary holds it (`ignore_merges`), and single bytes where not.
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from training.demo.batch import Ahead, Tensors, to_device
+from training.demo.batch import Prefetcher, Tensors, to_device
 from training.demo.decode import score_tasks
 from training.demo.export import export, load_checkpoint
 from training.demo.feed import Feed, local_batches
@@ -161,7 +161,9 @@ def train(trainer: Trainer, minutes: float, log_every: int = 100) -> None:
     preset, out, device = trainer.preset, trainer.out, trainer.device
     file = out / "tokenizer" / "tokenizer.json"
     encoder = ChatEncoder(Tokenizer.from_file(str(file)))
-    feed = Ahead(Feed(partial(local_batches, preset, file), preset.workers, f"{trainer.seed}/{trainer.calls}"), device)
+    feed = Prefetcher(
+        Feed(partial(local_batches, preset, file), preset.workers, f"{trainer.seed}/{trainer.calls}"), device
+    )
     trainer.calls += 1
     check = local_batches(preset, file, "loss", held_out=True)
     held_out = [to_device(next(check), device) for _ in range(4)]

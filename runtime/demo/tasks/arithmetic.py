@@ -23,7 +23,7 @@ _CORES = (
     "give me the result of {e}",
     "say what {e} makes",
 )
-_WHOLES = (
+_QUESTIONS = (
     "What is {e}?",
     "What is {e}?",
     "What's {e}?",
@@ -102,10 +102,10 @@ _SIGNS = {
 
 def wording(rng: random.Random, a: int, sign: str, b: int) -> str:
     """A question for `a` + `b`, `a` - `b` or `a` x `b`, whichever `sign` says."""
-    cores, wholes = _WORDED[sign]
+    cores, questions = _WORDED[sign]
     if rng.random() < 0.3:
-        return phrase(rng, cores, wholes, a=a, b=b)
-    return phrase(rng, _CORES, (*_WHOLES, *_WHOLES), e=rng.choice(_SIGNS[sign]).format(a=a, b=b))
+        return phrase(rng, cores, questions, a=a, b=b)
+    return phrase(rng, _CORES, (*_QUESTIONS, *_QUESTIONS), e=rng.choice(_SIGNS[sign]).format(a=a, b=b))
 
 
 def _number(rng: random.Random) -> int:
@@ -163,7 +163,7 @@ def worked(a: int, b: int) -> str:
 
 
 @task("product", "long")
-def product(rng: random.Random) -> Sample:
+def multiply_long(rng: random.Random) -> Sample:
     """Of two numbers with two or three digits: too much at once, so the working is part of the answer."""
     while True:
         a, b = (rng.randint(11, rng.choice((99, 999))) for _ in range(2))

@@ -8,8 +8,8 @@ from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase
 
 _LARGER, _SMALLER = ("larger", "bigger", "greater", "higher"), ("smaller", "less", "lower")
-_MOST = {"largest": "larger", "biggest": "bigger", "smallest": "smaller", "larger": "larger", "smaller": "smaller",
-         "bigger": "bigger", "greater": "greater"}  # fmt: skip
+_SUPERLATIVES = {"largest": "larger", "biggest": "bigger", "smallest": "smaller", "larger": "larger",
+                 "smaller": "smaller", "bigger": "bigger", "greater": "greater"}  # fmt: skip
 _WHICH = (
     "Which is {w}, {a} or {b}?",
     "Which number is {w}: {a} or {b}?",
@@ -72,9 +72,9 @@ def compare(rng: random.Random) -> Sample:
         word = "larger"
         prompt = phrase(rng, _COMPARE, (), a=a, b=b)
     elif kind < 0.68:
-        most = rng.choice(list(_MOST))
-        word = _MOST[most]
-        prompt = phrase(rng, _PICK, _PICKED, a=a, b=b, m=most)
+        superlative = rng.choice(list(_SUPERLATIVES))
+        word = _SUPERLATIVES[superlative]
+        prompt = phrase(rng, _PICK, _PICKED, a=a, b=b, m=superlative)
     else:
         prompt = phrase(rng, (), _WHICH, a=a, b=b, w=word)
     best = max(a, b) if word in _LARGER else min(a, b)

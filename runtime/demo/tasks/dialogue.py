@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from runtime.demo.tasks.base import Sample, all_tasks, task
 from runtime.demo.tasks.followup import recall
 
-_LEAST_CHARACTERS, _MOST_CHARACTERS, _VERY_MANY = (
+_MIN_CHARACTERS, _MAX_CHARACTERS, _VERY_MANY = (
     60,
     600,
     2400,
@@ -32,7 +32,7 @@ _NAMELESS = (
     "number_words",
     "about",
 )
-_ANY_WORDS = ("story_any",)  # long words turn wrong too often for a measure of what came before
+_ANY_TOPIC = ("story_any",)  # long words turn wrong too often for a measure of what came before
 _WITH_TOOLS = ("tool_call", "tool_answer", "tool_offered")  # these begin with a system's turn
 
 
@@ -47,21 +47,21 @@ def _right(sample: Sample, text: str) -> bool:
 
 def _exchanges(rng: random.Random, names: Sequence[str]) -> list[Mapping[str, str]]:
     """Questions of these tasks with their answers; most often few, since a row of training holds more short ones."""
-    room = _LEAST_CHARACTERS + round((_MOST_CHARACTERS - _LEAST_CHARACTERS) * rng.random() ** 1.5)
+    characters_left = _MIN_CHARACTERS + round((_MAX_CHARACTERS - _MIN_CHARACTERS) * rng.random() ** 1.5)
     more = 0.88
     if rng.random() < 0.04:
-        room, more = rng.randint(_MOST_CHARACTERS, _VERY_MANY), 1.0
+        characters_left, more = rng.randint(_MAX_CHARACTERS, _VERY_MANY), 1.0
     turns: list[Mapping[str, str]] = []
     while not turns or rng.random() < more:
         past = _any_sample(rng, names)
-        said = [*past.messages, {"role": "assistant", "content": past.answer}]
-        length = sum(len(m["content"]) for m in said)
-        if past.held_out or length > _MOST_CHARACTERS:
+        exchange = [*past.messages, {"role": "assistant", "content": past.answer}]
+        length = sum(len(m["content"]) for m in exchange)
+        if past.held_out or length > _MAX_CHARACTERS:
             continue
-        if turns and length > room:
+        if turns and length > characters_left:
             break
-        turns += said
-        room -= length
+        turns += exchange
+        characters_left -= length
     return turns
 
 
@@ -71,6 +71,6 @@ def dialogue(rng: random.Random) -> Sample:
         asked = recall(rng)
         meet, hello, question = asked.messages
         return Sample(_LAST, (meet, hello, *_exchanges(rng, _NAMELESS), question), asked.answer, asks=asked)
-    names = [name for name in all_tasks() if name not in (_LAST, *_WITH_TOOLS, *_ANY_WORDS)]
+    names = [name for name in all_tasks() if name not in (_LAST, *_WITH_TOOLS, *_ANY_TOPIC)]
     earlier, asked = _exchanges(rng, names), _any_sample(rng, names)
     return Sample(_LAST, (*earlier, *asked.messages), asked.answer, asks=asked)

@@ -159,12 +159,12 @@ def typed(rng: random.Random, prompt: str) -> str:
     return prompt
 
 
-def phrase(rng: random.Random, cores: Sequence[str], wholes: Sequence[str], **fields: object) -> str:
-    """Fill one of `cores`, requests in the imperative to be put in one of many ways, or of `wholes`, as they stand."""
-    at = rng.randrange(len(cores) + len(wholes))
+def phrase(rng: random.Random, cores: Sequence[str], complete: Sequence[str], **fields: object) -> str:
+    """Fills one of `cores`, imperatives that `ask` rephrases, or of `complete`, used unchanged."""
+    at = rng.randrange(len(cores) + len(complete))
     if at < len(cores):
         return ask(rng, cores[at].format(**fields))
-    return typed(rng, wholes[at - len(cores)].format(**fields))
+    return typed(rng, complete[at - len(cores)].format(**fields))
 
 
 def quoted(rng: random.Random, word: str) -> str:

@@ -40,17 +40,17 @@ def _lines(cells: str) -> str:
     return "\n".join(cells[i : i + 4] for i in range(0, 16, 4))
 
 
-def keeps_givens(givens: str, text: str) -> bool:
+def keeps_clues(clues: str, text: str) -> bool:
     """Four lines, a valid grid that keeps its givens (16 cells, "_" where empty)."""
     lines = text.strip().split("\n")
     if [len(line) for line in lines] != [4] * 4:
         return False
     cells = "".join(lines)
-    return is_solved(cells) and all(g in ("_", c) for g, c in zip(givens, cells, strict=True))
+    return is_solved(cells) and all(g in ("_", c) for g, c in zip(clues, cells, strict=True))
 
 
 def _check(sample: Sample, text: str) -> bool:
-    return keeps_givens(sample.facts["givens"], text)
+    return keeps_clues(sample.facts["givens"], text)
 
 
 _CORES = (
@@ -92,10 +92,10 @@ def sudoku(rng: random.Random) -> Sample:
     grid = rng.choice(solutions())
     fits = 0
     while fits.bit_count() != 1:  # few givens may leave several solutions: draw again until there is one
-        kept = set(rng.sample(range(16), rng.randint(5, 11)))
-        fits = functools.reduce(int.__and__, (_holding()[i, grid[i]] for i in kept))
-    givens = "".join(c if i in kept else "_" for i, c in enumerate(grid))
-    shown = _shown(rng, _lines(givens))
+        clue_cells = set(rng.sample(range(16), rng.randint(5, 11)))
+        fits = functools.reduce(int.__and__, (_holding()[i, grid[i]] for i in clue_cells))
+    clues = "".join(c if i in clue_cells else "_" for i, c in enumerate(grid))
+    shown = _shown(rng, _lines(clues))
     kind = rng.random()
     if kind < 0.5:
         prompt = typed(rng, rng.choice(_ASKS)) + ":\n" + shown
@@ -103,4 +103,4 @@ def sudoku(rng: random.Random) -> Sample:
         prompt = ask(rng, rng.choice(_CORES)) + "\n" + shown
     else:
         prompt = shown + "\n" + ask(rng, rng.choice(_CORES))
-    return single("sudoku", prompt, _lines(grid), givens=givens)
+    return single("sudoku", prompt, _lines(grid), givens=clues)

@@ -39,7 +39,7 @@ _CORES = (
     "write {n} {u} in {v}",
     "tell me how many {v} {n} {u} are",
 )
-_WHOLES = (
+_QUESTIONS = (
     "How many {v} are {n} {u}?",
     "How many {v} are in {n} {u}?",
     "How many {v} are there in {n} {u}?",
@@ -76,9 +76,9 @@ def units(rng: random.Random) -> Sample:
     if rng.random() < 0.25:
         before, after = after, before
     (n, u), (m, v) = before, after
-    said = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
+    amount = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
     one = _named(n, u)
-    if said in ("a", "an"):
-        said = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
-    prompt = phrase(rng, _CORES, _WHOLES, n=said, u=one, v=v)
+    if amount in ("a", "an"):
+        amount = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
+    prompt = phrase(rng, _CORES, _QUESTIONS, n=amount, u=one, v=v)
     return single("units", prompt, f"{n} {one} = {m} {_named(m, v)}.")

@@ -34,7 +34,7 @@ dog cat horse rabbit fox owl mouse bear duck goat dragon robot wizard giant wolf
 penguin squirrel frog pirate witch knight ghost unicorn whale
 """.split()
 
-PLACES = """
+LOCATIONS = """
 river forest village castle garden harbor market mountain lake bridge sea island desert valley lighthouse meadow cave
 tower beach mill
 """.split()
@@ -78,14 +78,14 @@ def made_up(rng: random.Random) -> str:
     return word if len(word) > 1 else word + rng.choice(_ENDS)
 
 
-def letters(rng: random.Random, least: int = 2, most: int = 9) -> str:
+def letters(rng: random.Random, low: int = 2, high: int = 9) -> str:
     """Any letters at all: what follows what says nothing, each has to be copied."""
-    return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(least, most)))
+    return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(low, high)))
 
 
-def _known_or_not(rng: random.Random, known: list[str], share: float) -> str:
-    """A word of the list, or with 1 - `share` an unknown one, written as the list's words are."""
-    if rng.random() < share:
+def _known_or_not(rng: random.Random, known: list[str], known_fraction: float) -> str:
+    """A word of the list, or with 1 - `known_fraction` an unknown one, written as the list's words are."""
+    if rng.random() < known_fraction:
         return rng.choice(known)
     word = made_up(rng) if rng.random() < 0.6 else letters(rng)
     return word.capitalize() if known[0][0].isupper() else word
