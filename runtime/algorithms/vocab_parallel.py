@@ -33,7 +33,7 @@ class PartedVocabulary(Vocabulary):
         size, whole = self.group.size, self.ids.whole
         counts = [whole * (rank + 1) // size - whole * rank // size for rank in range(size)]
         filled = torch.nn.functional.pad(logits, (0, max(counts) - logits.shape[1]))
-        parts = self.group.gather(filled)
+        parts = self.group.all_gather(filled)
         return torch.cat([part[:, :count] for part, count in zip(parts, counts, strict=True)], 1)
 
     def columns(self, ids: torch.Tensor) -> torch.Tensor:
@@ -85,14 +85,14 @@ class PartedVocabulary(Vocabulary):
         short = max(count - ids.shape[1], 0)
         ids = torch.nn.functional.pad(ids, (0, short)) + self.ids.here.start
         values = torch.nn.functional.pad(values, (0, short), value=NONE)
-        ids, values = self.group.gather(torch.stack([ids.to(values.dtype), values])).unbind(1)
+        ids, values = self.group.all_gather(torch.stack([ids.to(values.dtype), values])).unbind(1)
         ids, values = ids.transpose(0, 1).flatten(1), values.transpose(0, 1).flatten(1)  # [rows, ranks * count]
         values, order = values.sort(dim=1, descending=True, stable=True)
         ids = ids.gather(1, order)[:, :count].long()
         return Top(ids, (values[:, :count] - self._total(logits)[:, None]).exp())
 
     def probability(self, logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        values, totals = self.group.gather(torch.stack([self._mine(logits, token), logits.logsumexp(1)])).unbind(1)
+        values, totals = self.group.all_gather(torch.stack([self._mine(logits, token), logits.logsumexp(1)])).unbind(1)
         return (values.amax(0) - totals.logsumexp(0)).exp()
 
     def softmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ class PartedVocabulary(Vocabulary):
         if free < len(scaled):
             some = scaled[free:]
             if min_p is not None:
-                sampling.drop_unlikely(some, self.group.largest(some.amax(1)), min_p[free:])
+                sampling.drop_unlikely(some, self.group.all_reduce_max(some.amax(1)), min_p[free:])
             order = Ordered(keys(some), 8 * some.element_size())
             some.masked_fill_(~self._first(order, top_k[free:]), NONE)
             some.masked_fill_(~self._most(order, self.softmax(some), top_p[free:]), NONE)
@@ -118,18 +118,18 @@ class PartedVocabulary(Vocabulary):
         below = (before[:, None] + sums <= uniform[:, None]).sum(1)
         there = probs > 0
         last = probs.shape[1] - 1 - there.flip(1).int().argmax(dim=1) + self.ids.here.start
-        counts, lasts = self.group.gather(torch.stack([below, torch.where(there.any(1), last, -1)])).unbind(1)
+        counts, lasts = self.group.all_gather(torch.stack([below, torch.where(there.any(1), last, -1)])).unbind(1)
         token = torch.minimum(counts.sum(0), lasts.amax(0))
-        return Candidate(token, self.group.largest(self._mine(probs, token)))
+        return Candidate(token, self.group.all_reduce_max(self._mine(probs, token)))
 
     def margin(self, probs: torch.Tensor) -> torch.Tensor:
         two = probs.topk(min(2, probs.shape[1]), dim=1).values
         two = torch.nn.functional.pad(two, (0, 2 - two.shape[1]))
-        first, second = self.group.gather(two).transpose(0, 1).flatten(1).topk(2, dim=1).values.unbind(dim=1)
+        first, second = self.group.all_gather(two).transpose(0, 1).flatten(1).topk(2, dim=1).values.unbind(dim=1)
         return first - second
 
     def entropy(self, probs: torch.Tensor) -> torch.Tensor:
-        return self.group.sum(sampling.entropy(probs))
+        return self.group.all_reduce(sampling.entropy(probs))
 
     def _mine(self, numbers: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """[rows]: each row's number of `token`; -inf where another process has it."""
@@ -138,11 +138,11 @@ class PartedVocabulary(Vocabulary):
 
     def _total(self, logits: torch.Tensor) -> torch.Tensor:
         """[rows]: the logarithm of all exponentials' sum."""
-        return self.group.gather(logits.logsumexp(1)).logsumexp(0)
+        return self.group.all_gather(logits.logsumexp(1)).logsumexp(0)
 
     def _before(self, numbers: torch.Tensor) -> torch.Tensor:
         """[rows]: the sum of the lower ranks' numbers."""
-        return self.group.gather(numbers)[: self.group.rank].sum(0)
+        return self.group.all_gather(numbers)[: self.group.rank].sum(0)
 
     def _best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest id and its logit."""
@@ -154,15 +154,15 @@ class PartedVocabulary(Vocabulary):
         at = logits.argmax(1, keepdim=True)
         value, token = logits.gather(1, at)[:, 0], at[:, 0] + self.ids.here.start
         told = torch.stack([value, token.to(value.dtype), total])
-        values, tokens, totals = self.group.gather(told).unbind(1)
+        values, tokens, totals = self.group.all_gather(told).unbind(1)
         best = values.argmax(0, keepdim=True)
         return tokens.gather(0, best)[0].long(), values.gather(0, best)[0], totals.logsumexp(0)
 
     def _first(self, order: Ordered, count: torch.Tensor) -> torch.Tensor:
         """bool [rows, ids that are here]: the `count` [rows] first in descending order (ties: lowest id); all for 0."""
         count = count[:, None]
-        key = order.smallest_that(lambda key: self.group.sum(order.above(key)) < count)
-        above = self.group.sum(order.above(key))
+        key = order.smallest_that(lambda key: self.group.all_reduce(order.above(key)) < count)
+        above = self.group.all_reduce(order.above(key))
         same = order.keys == key
         place = self._before(same.sum(1))[:, None] + same.cumsum(1)
         return (order.keys > key) | (same & (above + place <= count)) | (count <= 0)
@@ -170,9 +170,9 @@ class PartedVocabulary(Vocabulary):
     def _most(self, order: Ordered, probs: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
         """The same in that order before which there is less than `most` [rows] of probability; all for 1 or more."""
         most, mass = most[:, None], order.mass(probs)
-        key = order.smallest_that(lambda key: self.group.sum(mass(key)) < most)
-        above = self.group.sum(mass(key))
+        key = order.smallest_that(lambda key: self.group.all_reduce(mass(key)) < most)
+        above = self.group.all_reduce(mass(key))
         same = order.keys == key
-        each = self.group.largest(torch.where(same, probs, 0).amax(1, keepdim=True)).double()
+        each = self.group.all_reduce_max(torch.where(same, probs, 0).amax(1, keepdim=True)).double()
         earlier = self._before(same.sum(1))[:, None] + same.cumsum(1) - 1
         return (order.keys > key) | (same & (above + earlier * each < most)) | (most >= 1)

@@ -1,4 +1,4 @@
-"""Plans as arrays for the wire, and back."""
+"""Converts step plans to arrays of messages, and back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from runtime.distributed.rpc import Arrays, Sample
 from runtime.engine.step_plan import BlockPlan, ConditionedRows, Drawing, MergedRows, RulePlan, ShapingPlan, StepPlan
 
-GEOMETRY = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
+LAYOUT = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
 MERGED = ("rows", "ids", "probs", "how")
 CONDITIONED = ("rows", "place")
-SHAPING = tuple(field.name for field in fields(ShapingPlan))
+LOGITS_PROCESSORS = tuple(field.name for field in fields(ShapingPlan))
 BLOCKS = (
     "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps", "post_edit_steps",
     "remasked", "noise", "place",
@@ -22,10 +22,10 @@ BLOCKS = (
 
 
 def step_arrays(plan: StepPlan, *, same: bool) -> Arrays:
-    """`same`: the geometry is the last step's, and left out."""
+    """Returns the arrays of a step. `same`: without the layout, which is that of the last step."""
     arrays: Arrays = {"tokens": plan.tokens}
     if not same:
-        arrays |= {name: getattr(plan, name) for name in GEOMETRY}
+        arrays |= {name: getattr(plan, name) for name in LAYOUT}
     if plan.adapters is not None:
         arrays["adapters"] = plan.adapters
     if plan.merged is not None:
@@ -57,7 +57,7 @@ def block_arrays(plan: BlockPlan | None) -> tuple[Sample, Arrays]:
     if plan.drawing is not None:
         arrays |= {"limits": plan.drawing.limits, "uniform": plan.drawing.uniform}
     if plan.shaping is not None:
-        arrays |= {f"shaped_{name}": getattr(plan.shaping, name) for name in SHAPING}
+        arrays |= {f"shaped_{name}": getattr(plan.shaping, name) for name in LOGITS_PROCESSORS}
     for i, group in enumerate(plan.groups):
         arrays |= {f"members{i}": group.members, f"params{i}": group.params}
         if group.kept is not None:
@@ -73,8 +73,8 @@ def block_plan(message: Sample, arrays: Arrays) -> BlockPlan | None:
         for i, (rule, wants) in enumerate(message.groups)
     )
     drawing = Drawing(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
-    shaping = None
+    processors = None
     if "shaped_ids" in arrays:
-        shaping = ShapingPlan(**{name: arrays[f"shaped_{name}"] for name in SHAPING})
+        processors = ShapingPlan(**{name: arrays[f"shaped_{name}"] for name in LOGITS_PROCESSORS})
     own: dict[str, np.ndarray[Any, Any] | None] = {name: arrays.get(name) for name in BLOCKS}
-    return BlockPlan(**own, drawing=drawing, groups=groups, shaping=shaping)  # type: ignore[arg-type]
+    return BlockPlan(**own, drawing=drawing, groups=groups, shaping=processors)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the runner needs this module's constants where the messages
     from runtime.engine.scheduled_request import Turn
     from runtime.engine.step_plan import Mixture
     from runtime.request.engine_messages import FinishReason, RequestSpec
-    from runtime.structured_output.grammar_matcher import Constraint
+    from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 # States of a position; they never follow from the token id (docs/decoding-rules.md#position-states).
 FIXED = 0  # prompt, or given: never written
@@ -175,7 +175,7 @@ class Request:
         self.ends = bool(spec.stop_ids) or not spec.ignore_eos  # some token ends the answer
         self.shaper = None if spec.shaping is None else Shaper(spec, spec.shaping, eos)
         self.told_of = None if spec.logprobs is None else Told(size, spec.logprobs)
-        self.constraint: Constraint | None = None  # the answer keeps to; has taken all of it that is FILLED
+        self.constraint: GrammarMatcher | None = None  # the answer keeps to; has taken all of it that is FILLED
         self.merge = agreed.merge  # how embeddings are made of its blocks' `mixture`
 
         self.adapter = spec.adapter

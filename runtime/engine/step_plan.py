@@ -14,7 +14,7 @@ from runtime.kernels.forward_batch import cut_tiles
 
 if TYPE_CHECKING:
     from runtime.engine.logprobs_request import Written
-    from runtime.structured_output.grammar_matcher import Constraint
+    from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
@@ -67,7 +67,7 @@ class Walk:
     first: int  # offset of its first MASKED position; all that follow are MASKED too
     size: int  # positions of the block
     threshold: float  # confidence above which a token is taken that is not the step's first
-    constraint: Constraint  # has taken all that comes before
+    constraint: GrammarMatcher  # has taken all that comes before
 
 
 class Recital(NamedTuple):

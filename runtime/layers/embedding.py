@@ -25,7 +25,7 @@ class Embedding(nn.Module):
         if self.ids is None:
             return self.weight.rows(ids)
         at, here = self.ids.at(ids)
-        return self.ids.group.sum(self.weight.rows(at).mul_(here[:, None]))
+        return self.ids.group.all_reduce(self.weight.rows(at).mul_(here[:, None]))
 
     def mean(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
         """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution.
@@ -33,7 +33,7 @@ class Embedding(nn.Module):
         See ``kernels.weighted_embedding``.
         """
         mine = self.kernels.mean(probs, self.weight.tensor, divisor)
-        return mine if self.ids is None else self.ids.group.sum(mine)
+        return mine if self.ids is None else self.ids.group.all_reduce(mine)
 
 
 def merged(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from runtime.distributed.process_group import ALONE, Group
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.errors import ConfigError
 from runtime.kernels.ops import Kernels, select_kernels
 from runtime.kernels.precision import wide
@@ -60,7 +60,7 @@ class Build:
     kernels: Kernels
     attn_impl: str
     quantization: str | None = field(default=None, kw_only=True)
-    group: Group = field(default=ALONE, kw_only=True)
+    group: TensorParallelGroup = field(default=SINGLE_RANK, kw_only=True)
     deals: bool = field(default=False, kw_only=True)
     joins: bool = field(default=True, kw_only=True)  # see `joined`
     lora: Lora | None = field(default=None, kw_only=True)
@@ -74,7 +74,7 @@ class Build:
         quantization: str | None = None,
         adapters: Room | None = None,
         *,
-        group: Group = ALONE,
+        group: TensorParallelGroup = SINGLE_RANK,
         deals: bool = False,
         deterministic: bool = False,
     ) -> Build:
@@ -97,7 +97,7 @@ class Build:
         """This process's even share of a weight's dimension: `times` as many places as the `length` that is shared
         out, of which each run of `length` is shared alike. None: it is alone. ConfigError where it does not divide;
         `what` is shared out, in words."""
-        if self.group.alone:
+        if self.group.is_single:
             return None
         mine = self.part(length, what)
         runs = tuple(range(mine.start + length * n, mine.stop + length * n) for n in range(times))
@@ -199,7 +199,7 @@ class Build:
     def ids(self, vocab_size: int) -> Ids | None:
         """Those whose rows of a table are kept here, if not all are; the shares may differ by one."""
         rank, size = self.group.rank, self.group.size
-        if self.group.alone:
+        if self.group.is_single:
             return None
         return Ids(range(vocab_size * rank // size, vocab_size * (rank + 1) // size), vocab_size, self.group)
 

@@ -39,8 +39,8 @@ class Linear(nn.Module):
         bias = None if self.bias is None else self.bias.tensor
         if self.group is None:
             return self.weight.matmul(x, bias)
-        room = self.group.room((len(x), self.weight.shape[-2]), x.dtype)
-        out = self.group.add_up(self.weight.into(x, room))
+        room = self.group.output_buffer((len(x), self.weight.shape[-2]), x.dtype)
+        out = self.group.all_reduce_out(self.weight.into(x, room))
         return out if bias is None else out.add_(bias)
 
     def add_normed(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +57,7 @@ def attention_shares(
     """How many query and key heads are here, and the shares that they are of the product before attention, of queries,
     keys and (`values`) values, and of the product behind it."""
     here = build.heads(heads, kv_heads, head_dim)
-    if build.group.alone:
+    if build.group.is_single:
         return heads, kv_heads, None, None
     runs = here.runs(heads, kv_heads, values=values)
     rows = Share(-2, (heads + (2 if values else 1) * kv_heads) * head_dim, runs)

@@ -88,7 +88,7 @@ class PlainHead:
             live=live,
         )  # fmt: skip
         numbers = torch.stack([peak, 1 / conf, (token + first).to(conf.dtype)])
-        peaks, sums, tokens = ids.group.gather(numbers).unbind(1)
+        peaks, sums, tokens = ids.group.all_gather(numbers).unbind(1)
         peak, best = peaks.max(0, keepdim=True)  # the first of equal values: the lowest ids
         there = peaks > -torch.inf  # where anything may be predicted; its sum is by its own peak
         total = torch.where(there, sums * (peaks - peak).exp(), 0).sum(0)

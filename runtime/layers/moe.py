@@ -50,7 +50,7 @@ class Stack(NamedTuple):
 
 def stack(build: Build, experts: int, hidden: int, width: int) -> Stack:
     """Unfilled. Every process gives its part of the result, and all are to be added up."""
-    if build.deals and not build.group.alone:
+    if build.deals and not build.group.is_single:
         here = build.part(experts, "experts")
         share = Share(-3, experts, (here,))
         gate_up = build.expert_gates(experts, 2 * width, hidden, share=share)
@@ -93,15 +93,15 @@ class MoE(nn.Module):
             ids = self.here.at(ids)
         if self.lora is not None and self.lora.in_pieces:
             return self._in_pieces(x, ids, weights, self.lora)
-        operands, room = self._operands(x), self.group.room(x.shape, x.dtype)
-        return self.group.add_up(self.kernels.moe(x, ids, weights, *operands, out=room))
+        operands, room = self._operands(x), self.group.output_buffer(x.shape, x.dtype)
+        return self.group.all_reduce_out(self.kernels.moe(x, ids, weights, *operands, out=room))
 
     def add_normed(
         self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What `norm.add` makes of what this gives, and `residual`."""
         in_pieces = self.lora is not None and self.lora.in_pieces
-        if self.kernels.moe_add_norm is None or in_pieces or not self.group.alone:
+        if self.kernels.moe_add_norm is None or in_pieces or not self.group.is_single:
             return norm.add(self(x, first), residual)
         ids, weights = self.router(x, first, None)
         after = residual, tensor_of(norm.weight), norm.eps
@@ -112,7 +112,7 @@ class MoE(nn.Module):
         k = self.top_k
         shared = None if self.shared is None else self.shared(x)
         made = adapted_experts(x, ids[:, :k], weights[:, :k], self.gate_up, self.down, shared, lora)
-        return self.group.add_up(made)
+        return self.group.all_reduce_out(made)
 
     def _operands(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """What the kernels take: both products' weights, and what is added."""

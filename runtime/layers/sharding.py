@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.distributed.process_group import Group
+from runtime.distributed.process_group import TensorParallelGroup
 
 Index = tuple[int | slice, ...]
 
@@ -98,7 +98,7 @@ class Ids:
 
     here: range
     whole: int
-    group: Group
+    group: TensorParallelGroup
 
     def at(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Where ids are among those that are here, somewhere for the others; and bool, whether they are."""

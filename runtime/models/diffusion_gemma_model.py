@@ -98,12 +98,12 @@ class Experts(nn.Module):
         weights = weights * self.expert_scale.tensor[ids]
         if self.here is not None:
             ids = self.here.at(ids)
-        operands, room = (self.gate_up.operand, self.down.operand), self.group.room(normed.shape, normed.dtype)
-        return self.group.add_up(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
+        operands, room = (self.gate_up.operand, self.down.operand), self.group.output_buffer(normed.shape, normed.dtype)
+        return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
 
     def choices(self, made: Fillings, sandwich: Sandwich) -> torch.Tensor | Choices:
         """What `sandwich` sums up itself, or the sum, where ranks share the experts."""
-        if not self.group.alone:
+        if not self.group.is_single:
             return self(made.total, made.experts, made.factor)
         ids, weights = self.router(made.total, None, made.factor)
         pairs = sandwich.products(made.experts, ids, self.gate_up.operand, self.down.operand, GELU)

@@ -9,7 +9,7 @@ from runtime.request.engine_messages import LEAST, EngineOutput, RequestSpec, To
 
 
 class AnswerText(Protocol):
-    """What turns token ids into text: ``runtime.tokenizer.Answer``, or `IdsOnly` without a tokenizer."""
+    """Turns token ids into text: ``runtime.tokenizer.IncrementalDetokenizer``, or `IdsOnly` without a tokenizer."""
 
     @property
     def stopped(self) -> bool: ...
@@ -27,14 +27,14 @@ class AnswerText(Protocol):
 
 
 class AnswerParts(Protocol):
-    """What tells a text's parts apart: ``runtime.parsers.Parts``."""
+    """What tells a text's parts apart: ``runtime.parsers.ChatOutputParser``."""
 
     @property
     def ended(self) -> bool: ...
     @property
     def called(self) -> bool: ...
     @property
-    def thought(self) -> int: ...
+    def reasoning_chars(self) -> int: ...
     def push(self, text: str) -> Sequence[Any]: ...
     def finish(self, cut: bool) -> Sequence[Any]: ...
 
@@ -169,7 +169,11 @@ class Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        return self.answer.tokens_within(self.parts.thought) if self.parts is not None and self.parts.thought else 0
+        return (
+            self.answer.tokens_within(self.parts.reasoning_chars)
+            if self.parts is not None and self.parts.reasoning_chars
+            else 0
+        )
 
     @property
     def stopped_by(self) -> str | None:

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
-from runtime.lora.adapter_checkpoint import Base, read_adapter
-from runtime.lora.merge_lora import Merge
+from runtime.lora.adapter_checkpoint import BaseModelInfo, read_adapter
+from runtime.lora.merge_lora import LoRAMerge
 from runtime.lora.peft_config import parse
 from runtime.models import resolve_family
 from tests.golden import GOLDEN
@@ -22,7 +22,7 @@ QKV = "model.layers.0.attention.query_key_value"
 def base():
     said = json.loads((GOLDEN / "llada2_tiny" / "config.json").read_text())
     family = resolve_family(None, said)
-    return Base.of(family, family.parse(said), torch.float32)
+    return BaseModelInfo.of(family, family.parse(said), torch.float32)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_one_above_the_rank(adapter, base):
         ({"lora_bias": True}, "lora_bias"),
         ({"target_parameters": ["x"]}, "target_parameters"),
         ({"use_qalora": True}, "use_qalora"),
-        ({"something_new": 3}, "something_new is 3: this is not built"),
+        ({"something_new": 3}, "something_new is 3: this is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base's weights"),
         ({"r": 0}, "r must be a whole number"),
         ({"lora_alpha": None}, "lora_alpha"),
@@ -160,7 +160,7 @@ def test_experts_that_a_file_holds_together(base, tmp_path):
     """Each of them is changed by its own pair."""
     path = random_adapter(tmp_path / "a", GOLDEN / "llada2_tiny", r".*layers.1.*experts\.\d+\.gate_proj", 0)
     adapter = read_adapter(path, base)
-    merge = Merge.of(adapter, base.weights, torch.device("cpu"))
+    merge = LoRAMerge.of(adapter, base.weights, torch.device("cpu"))
     name = "model.layers.1.mlp.experts.gate_proj"
     stack = torch.randn(8, 32, 64)
     made = merge(name, stack)

@@ -13,7 +13,7 @@ import pytest
 from runtime.errors import ConfigError
 from runtime.models import resolve_family
 from runtime.tokenizer import Tokenizer
-from runtime.weights import checkpoint_files, read_tokens, resolve_checkpoint
+from runtime.weights import checkpoint_files, resolve_checkpoint, resolve_token_ids
 from runtime.weights.checkpoint import resolve_text_files
 from tests.server.checkpoint import write_checkpoint
 from tests.wait import TIMEOUT
@@ -39,7 +39,7 @@ def read_all(model: Path) -> Tokenizer:
     """Everything that frontend and backend read of a checkpoint."""
     checkpoint = resolve_checkpoint(str(model))
     family = resolve_family(None, checkpoint.config)
-    read_tokens(checkpoint, family, family.facts(family.parse(checkpoint.config)))
+    resolve_token_ids(checkpoint, family, family.facts(family.parse(checkpoint.config)))
     for file in set(checkpoint.tensor_files().values()):
         with checkpoint.tensors(file) as handle:
             assert list(handle.keys())
