@@ -147,6 +147,7 @@ def test_one_that_takes_too_much_memory(trials: GrammarSandbox, monkeypatch: pyt
     assert trials.check(text(regex="b")) == OUT_OF_MEMORY
 
 
+@pytest.mark.matrix
 def test_one_that_stays_large_is_refused_however_many_came_before(trials: GrammarSandbox) -> None:
     """An engine keeps some dozens: of these each would be some 80 MB."""
     for i in range(2):
