@@ -158,5 +158,5 @@ def test_a_story_may_choose_but_must_keep_its_names() -> None:
         (999999, "nine hundred ninety-nine thousand nine hundred ninety-nine"),
     ],
 )
-def test_numbers_spell_out(number: int, words: str) -> None:
+def test_spell_out(number: int, words: str) -> None:
     assert spell_out(number) == words
