@@ -1,4 +1,4 @@
-"""Decoding fields as a Markdown table, which ``python -m tools.docs.decoding_fields`` writes into docs/decoding.md."""
+"""Generates the table of decoding fields: ``python -m tools.docs.decoding_fields`` writes it to docs/decoding.md."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from runtime.strategies import DecodingContext, make_strategy, strategies
 from tools.docs.flags import put_between, rewrite
 from tools.docs.request_fields import describe_values
 
-FEW = 2  # rules that do not read a field: they are named instead of those that do
+FEW = 2  # algorithms that do not read a field: they are listed
 BEGIN, END = "<!-- fields: python -m tools.docs.decoding_fields -->", "<!-- end of fields -->"
 
 
 def field_table() -> str:
-    """Every field that a rule or a strategy declares, with who reads it."""
+    """Returns the table of all fields of algorithms and strategies, with those that read them."""
     context = DecodingContext(block_size=32, buffer_size=1, prefix_caching=True, max_model_len=4096)
     declared = [(get_rule(key).fields, key) for key in rules()]
     declared += [(make_strategy(key, (key,), context).fields, key) for key in strategies()]
@@ -43,7 +43,7 @@ def _default(field: Field) -> str:
 
 
 def with_table(page: str) -> str:
-    """`page` with the table between its marks."""
+    """Returns `page` with the table between its markers."""
     return put_between(page, BEGIN, END, field_table())
 
 

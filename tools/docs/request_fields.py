@@ -1,4 +1,4 @@
-"""The table of request fields as Markdown: ``python -m tools.docs.request_fields`` writes it into docs/server.md."""
+"""Generates the table of request fields: ``python -m tools.docs.request_fields`` writes it to docs/server.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BEGIN, END = "<!-- fields: python -m tools.docs.request_fields -->", "<!-- end o
 
 
 def field_table() -> str:
-    """Every field of `SamplingParams`, in its order."""
+    """Returns the table of all fields of `SamplingParams`, in order."""
     rows = [_row(field) for field in PARAMETERS if not field.refused]
     return "\n".join(["| Field | Value | Left out | Meaning |", "|---|---|---|---|", *rows])
 
@@ -21,7 +21,7 @@ def _row(field: Parameter) -> str:
 
 
 def describe_values(limits: Limits) -> str:
-    """The values that a declaration lets through."""
+    """Describes the valid values of a field."""
     if limits.kind == "choice":
         return ", ".join(f"`{word}`" for word in limits.choices)
     if limits.kind == "flag":
@@ -39,7 +39,7 @@ def describe_values(limits: Limits) -> str:
 
 
 def _number(value: float) -> str:
-    """Bounds of 64 bits by their powers of 2."""
+    """Formats a number; bounds of 64 bits as powers of 2."""
     for power in (63, 64):
         if value in (2**power - 1, -(2**power)):
             return f"{'-' if value < 0 else ''}2^{power}{' - 1' if value > 0 else ''}"
@@ -47,7 +47,7 @@ def _number(value: float) -> str:
 
 
 def with_table(page: str) -> str:
-    """`page` with the table between its marks."""
+    """Returns `page` with the table between its markers."""
     return put_between(page, BEGIN, END, field_table())
 
 

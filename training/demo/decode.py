@@ -1,4 +1,4 @@
-"""Greedy block decoding with the training model, without a cache: how far the training is, seen from outside.
+"""Greedy block decoding with the training model, without a cache, to evaluate the training.
 
 One block is open at a time, and the algorithm is docs/decoding-rules.md#algorithm-threshold. The engine is evaluated by
 `python -m runtime.bench eval`.
@@ -18,7 +18,7 @@ from training.demo.tokenizer import ChatEncoder
 
 @dataclass(frozen=True)
 class Score:
-    """Of one task: share of right answers, and tokens (turn ends included) a forward."""
+    """Score of a task: fraction of correct answers, and tokens (including turn ends) per forward."""
 
     accuracy: float
     tokens_per_forward: float
@@ -32,7 +32,7 @@ def decode(
     threshold: float = 0.95,
     max_new: int = 160,
 ) -> tuple[list[list[int]], list[int]]:
-    """Answers (ids up to the turn's end, which is included) and forwards of each prompt."""
+    """Returns ids up to and including the end of the turn, and number of forwards, per prompt."""
     size, device = model.shape.block_size, model.lm_head.weight.device
     longest = max(len(p) for p in prompts)
     width = -(-(longest + max_new) // size) * size
@@ -79,14 +79,14 @@ def ends_at(tokens: torch.Tensor, encoder: ChatEncoder) -> torch.Tensor:
 
 
 def _first(flags: torch.Tensor) -> torch.Tensor:
-    """Column of the first True of each row, the width where there is none."""
+    """Returns the column of the first True of each row; the width if there is none."""
     return torch.where(flags.any(1), flags.int().argmax(1), flags.shape[1])
 
 
 def score_tasks(
     model: DemoModel, encoder: ChatEncoder, names: Sequence[str], count: int, seed: int = 0
 ) -> dict[str, Score]:
-    """Score each task on `count` held-out prompts."""
+    """Scores each task on `count` held-out prompts."""
     tasks = all_tasks()
     scores = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""RMS norm in training: fused on the GPU, few passes over memory on the CPU."""
+"""RMS norm for training: fused on GPUs, few passes over memory on CPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 class FewPassNorm(torch.autograd.Function):
-    """RMS norm of the last dimension with as few passes over memory as eager torch allows: for the CPU."""
+    """RMS norm of the last dimension with as few passes over memory as eager torch allows, for CPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -35,7 +35,7 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     same.setdefault(tuple(p.shape), []).append(p)
-            for shape, params in same.items():  # equal shapes in one batched product: few, large launches
+            for shape, params in same.items():  # equal shapes in one batched GEMM: few, large launches
                 updates = []
                 for p in params:
                     state = self.state[p]
@@ -59,7 +59,7 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 class Average:
-    """Exponential average of weights and buffers; young averages forget faster."""
+    """Exponential moving average of weights and buffers, with a smaller decay at the start."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.count = decay, 0
@@ -74,7 +74,7 @@ class Average:
 
 
 def cosine(progress: float, warm: float = 0.02, floor: float = 0.01) -> float:
-    """Learning-rate factor at a share of the whole training: a short linear rise, then a cosine."""
+    """Returns the learning rate factor at a fraction of the training: a short linear warmup, then a cosine."""
     if progress < warm:
         return max(progress / warm, 0.02)
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - warm) / (1 - warm))))

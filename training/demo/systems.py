@@ -1,4 +1,4 @@
-"""Turns of the system that a part of the training's documents begins with: whatever they say changes no answer."""
+"""System messages of some training documents. They do not change answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SYSTEMS = (
 
 
 def system_turn(rng: random.Random) -> str:
-    """One of SYSTEMS, or any words."""
+    """Returns one of SYSTEMS, or random words."""
     if rng.random() < 0.6:
         return rng.choice(SYSTEMS)
     chosen = [rng.choice((noun(rng), rng.choice(ALPHABETIC))) for _ in range(rng.randint(2, 12))]

@@ -1,6 +1,6 @@
-"""Train the adapter `roman` for a demo checkpoint: ``python -m training.demo.train_adapter --model DIR --out DIR``.
+"""Trains the adapter `roman` for a demo checkpoint: ``python -m training.demo.train_adapter --model DIR --out DIR``.
 
-With it, the numbers of answers are roman numerals; all else stays as it is. A minute on a GPU.
+With it, numbers in answers are roman numerals; everything else stays the same. It takes a minute on a GPU.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from training.demo.tokenizer import ChatEncoder
 from training.demo.train import compile_layers, loss_of
 
 RANK, ALPHA = 16, 32
-PEAK = 4e-3  # learning rate at its highest
+PEAK = 4e-3  # peak learning rate
 ROWS, LENGTH = 64, 768
-# Short answers with numbers, which change, and some that have none, which stay.
+# Short answers with numbers, which change, and some without, which do not.
 CHANGED = {"add": 4.0, "subtract": 3.0, "multiply": 2.5, "compare": 1.5, "count": 1.5, "sort": 1.5, "followup": 1.0}
 UNCHANGED = {"spell": 0.5, "story": 0.3, "greet": 0.4, "about": 0.3, "reverse": 0.4}
-_MAX_NUMBER = 100  # answers with larger numbers are no part of the training
+_MAX_NUMBER = 100  # answers with larger numbers are not trained
 
 
 def in_romans(text: str) -> str | None:
-    """The text with roman numerals in place of its numbers; 0, which they lack, stays. None where one is too large."""
+    """Replaces numbers by roman numerals, except 0; returns None if a number is too large."""
     numbers = [int(n) for n in re.findall(r"\d+", text)]
     if max(numbers, default=0) > _MAX_NUMBER:
         return None
@@ -48,7 +48,7 @@ def in_romans(text: str) -> str | None:
 
 
 def samples(seed: str, held_out: bool = False) -> Iterator[Sample]:
-    """Endless samples of all the adapter's tasks, the answers as it is to give them; earlier answers too."""
+    """Yields endless samples of the adapter's tasks with changed answers, including those of earlier turns."""
     rng = random.Random(f"adapter/{seed}")
     weights = CHANGED | UNCHANGED
     streams = {name: draw(all_tasks()[name], f"adapter/{seed}", held_out) for name in weights}
@@ -63,7 +63,7 @@ def samples(seed: str, held_out: bool = False) -> Iterator[Sample]:
 
 
 def adapter_batches(tokenizer_file: Path, rows: int, seed: str) -> Iterator[Batch]:
-    """Endless batches of the adapter's samples."""
+    """Yields endless batches of the adapter's samples."""
     encoder = ChatEncoder(Tokenizer.from_file(str(tokenizer_file)))
     stream = ((encoder.prompt(s.messages), encoder.answer(s.answer)) for s in samples(seed))
     return batches(stream, Noiser(encoder, NoiseRecipe(), seeded(seed)), rows, LENGTH, encoder.eos)
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _tried(model: DemoModel, encoder: ChatEncoder, count: int) -> tuple[int, int]:
-    """Right answers of `count` held-out samples."""
+    """Returns number of correct answers, of `count` held-out samples."""
     stream = samples("held-out", held_out=True)
     chosen = [next(stream) for _ in range(count)]
     device = next(model.parameters()).device.type

@@ -1,4 +1,4 @@
-"""The demo model's tasks: one file a small group. Importing the package registers them all. Standard library only."""
+"""Tasks of the demo model, one file per group. Importing the package registers them all. Standard library only."""
 
 from runtime.demo.tasks import (
     about,

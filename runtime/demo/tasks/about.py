@@ -1,4 +1,4 @@
-"""Small talk about the model itself: who it is, how it works, how it feels."""
+"""Small talk about the model: its name, how it works, how it feels."""
 
 from __future__ import annotations
 

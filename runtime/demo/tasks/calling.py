@@ -1,4 +1,4 @@
-"""Calling a tool: a calculator above all; the answer once its result is there; and other questions beside its offer."""
+"""Tool calls, mostly of a calculator; answers from tool results; and other questions in the presence of tools."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DIVIDED = ("What is {a} / {b}?", "What is {a} divided by {b}?", "{a} / {b}", "{
 _EXPRESSION = ("calculate {e}", "compute {e}", "solve {e}", "evaluate {e}", "work out {e}")
 _EXPRESSIONS = ("What is {e}?", "What's {e}?", "{e}", "{e} = ?", "How much is {e}?")
 _USING = ("", "", "", "", " Use the calculator.", " Use the tool.", " Please use the calculator.")
-# Other tools, with their parameters and how they are asked for: agents bring their own.
+# Other tools, with their parameters and questions for them: agents bring their own.
 _OTHERS: tuple[tuple[tuple[str, ...], tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("get_weather", "weather", "get_current_weather"), ("city", "location"), "Get the weather in a city.",
      ("What is the weather in {v}?", "How is the weather in {v}?", "Tell me the weather in {v}.", "Weather in {v}?",
@@ -56,7 +56,7 @@ _OTHERS: tuple[tuple[tuple[str, ...], tuple[str, ...], str, tuple[str, ...]], ..
 
 
 def _function(name: str, description: str, parameters: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """An item of `tools`, with what some clients add."""
+    """Returns an item of `tools`, with keys that some clients add."""
     schema: dict[str, Any] = {"type": "object", "properties": dict(parameters), "required": list(parameters)}
     if rng.random() < 0.3:
         schema["additionalProperties"] = False
@@ -80,7 +80,7 @@ def _parameter(rng: random.Random, kind: str, description: str, title: bool, nam
 
 
 def _calculator(rng: random.Random) -> tuple[dict[str, Any], str, str]:
-    """A tool, its name and its parameter's name."""
+    """Returns a tool, its name and its parameter's name."""
     name, parameter = rng.choice(_CALCULATORS), rng.choice(_PARAMETERS)
     if rng.random() < 0.05:
         parameter = word_lists.made_up(rng)
@@ -89,7 +89,7 @@ def _calculator(rng: random.Random) -> tuple[dict[str, Any], str, str]:
 
 
 def _other(rng: random.Random) -> tuple[dict[str, Any], str, str]:
-    """Another tool: itself, a question for it, and the right call."""
+    """Returns another tool, a question for it, and the correct call."""
     names, parameters, description, questions = rng.choice(_OTHERS)
     name, parameter = rng.choice(names), rng.choice(parameters)
     value = (
@@ -101,7 +101,7 @@ def _other(rng: random.Random) -> tuple[dict[str, Any], str, str]:
 
 
 def _sum(rng: random.Random) -> tuple[str, str]:
-    """A question and its expression without spaces."""
+    """Returns a question and its expression without spaces."""
     kind = rng.random()
     top = rng.choice((12, 99, 999, 9999))
     a, b = rng.randint(0, top), rng.randint(1, rng.choice((12, top)))
@@ -123,7 +123,7 @@ def _sum(rng: random.Random) -> tuple[str, str]:
 
 
 def _two_numbers(rng: random.Random) -> tuple[dict[str, Any], str, str]:
-    """A tool that takes two numbers: itself, a question for it, and the right call."""
+    """Returns a tool with two numbers as parameters, a question for it, and the correct call."""
     sign = rng.choice("+-x/")
     name = rng.choice(_TWO[sign])
     a, b = rng.randint(0, rng.choice((20, 999))), rng.randint(1, rng.choice((20, 999)))
@@ -142,13 +142,13 @@ _SYSTEM = ("You are a helpful assistant.", "Use the tools.", "You can use tools.
 
 
 def _purpose(tool: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of all tools that would do as well; anything that computes is one kind."""
+    """Returns the names of all equivalent tools; anything that computes is one kind."""
     name = tool["function"]["name"]
     return next((names for names, *_ in _OTHERS if name in names), _CALCULATORS)
 
 
 def _system_message(rng: random.Random, *tools: Mapping[str, Any]) -> Mapping[str, str]:
-    """The system's turn; sometimes more tools than the one that is needed, for other things."""
+    """Returns the system message; sometimes with further tools for other purposes."""
     offered = list(tools)
     while rng.random() < 0.3:
         more = rng.choice((_other, _two_numbers))(rng)[0]
@@ -159,7 +159,7 @@ def _system_message(rng: random.Random, *tools: Mapping[str, Any]) -> Mapping[st
 
 
 def _same_call(sample: Sample, text: str) -> bool:
-    """The same function with the same arguments, in the tags, and nothing beside them."""
+    """Returns whether the text is the expected call and nothing else."""
     head, tail = "<tool_call>", "</tool_call>"
     text = text.strip()
     if not text.startswith(head) or not text.endswith(tail):
@@ -172,7 +172,7 @@ def _same_call(sample: Sample, text: str) -> bool:
 
 
 def _asked(rng: random.Random) -> tuple[dict[str, Any], str, str]:
-    """A tool, a question for it, and the right call."""
+    """Returns a tool, a question for it, and the correct call."""
     kind = rng.random()
     if kind < 0.2:
         return _two_numbers(rng)
@@ -184,7 +184,7 @@ def _asked(rng: random.Random) -> tuple[dict[str, Any], str, str]:
 
 
 def _result(rng: random.Random) -> tuple[str, str]:
-    """What a tool gives back, and the words it is told in."""
+    """Returns a tool's result, and the answer that reports it."""
     kind = rng.random()
     number = str(rng.randint(-99, 10 ** rng.randint(1, 6)))
     if kind < 0.2:
@@ -203,7 +203,7 @@ def tool_call(rng: random.Random) -> Sample:
     if rng.random() < 0.8:
         tool, question, call = _asked(rng)
         return Sample("tool_call", (_system_message(rng, tool), {"role": "user", "content": question}), call)
-    tool, name, parameter = _calculator(rng)  # a second call, after a first one was answered
+    tool, name, parameter = _calculator(rng)  # a second call, after the result of the first
     (before, earlier), (question, expression), (result, answer) = _sum(rng), _sum(rng), _result(rng)
     messages = (
         _system_message(rng, tool),
@@ -240,7 +240,7 @@ def _right(sample: Sample, text: str) -> bool:
 
 @task("tool_offered", "short", _right)
 def tool_offered(rng: random.Random) -> Sample:
-    """A question that needs no calculator is answered as ever."""
+    """A question that needs no calculator, answered without a call."""
     asked = all_tasks()[rng.choice(_NO_TOOL_TASKS)].make(rng)
     return Sample(
         "tool_offered", (_system_message(rng, _calculator(rng)[0]), *asked.messages), asked.answer, asks=asked

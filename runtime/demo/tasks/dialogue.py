@@ -1,4 +1,4 @@
-"""A conversation that wanders: some exchanges about other things, then a question that has nothing to do with them.
+"""Conversations with unrelated exchanges before the last question.
 
 The earlier exchanges are never of the held-out split, so that no held-out question is answered in training.
 """
@@ -15,7 +15,7 @@ _MIN_CHARACTERS, _MAX_CHARACTERS, _VERY_MANY = (
     60,
     600,
     2400,
-)  # of all earlier turns; a digit is a token, so this bounds tokens too
+)  # of all earlier turns; a digit is a token, so this limits tokens too
 _LAST = "dialogue"
 
 
@@ -32,8 +32,8 @@ _NAMELESS = (
     "number_words",
     "about",
 )
-_ANY_TOPIC = ("story_any",)  # long words turn wrong too often for a measure of what came before
-_WITH_TOOLS = ("tool_call", "tool_answer", "tool_offered")  # these begin with a system's turn
+_ANY_TOPIC = ("story_any",)  # long words are misspelled too often to measure the effect of earlier turns
+_WITH_TOOLS = ("tool_call", "tool_answer", "tool_offered")  # these begin with a system message
 
 
 def _any_sample(rng: random.Random, names: Sequence[str]) -> Sample:
@@ -46,7 +46,7 @@ def _right(sample: Sample, text: str) -> bool:
 
 
 def _exchanges(rng: random.Random, names: Sequence[str]) -> list[Mapping[str, str]]:
-    """Questions of these tasks with their answers; most often few, since a row of training holds more short ones."""
+    """Returns questions of these tasks with their answers; mostly few, since rows of training hold more short ones."""
     characters_left = _MIN_CHARACTERS + round((_MAX_CHARACTERS - _MIN_CHARACTERS) * rng.random() ** 1.5)
     more = 0.88
     if rng.random() < 0.04:
@@ -67,7 +67,7 @@ def _exchanges(rng: random.Random, names: Sequence[str]) -> list[Mapping[str, st
 
 @task(_LAST, "short", _right)
 def dialogue(rng: random.Random) -> Sample:
-    if rng.random() < 0.08:  # the name told at the start is asked for at the end
+    if rng.random() < 0.08:  # the last question asks for the name from the start
         asked = recall(rng)
         meet, hello, question = asked.messages
         return Sample(_LAST, (meet, hello, *_exchanges(rng, _NAMELESS), question), asked.answer, asks=asked)

@@ -1,4 +1,4 @@
-"""Later turns that need the earlier ones: the last result, or the user's name (which may not have been told)."""
+"""Questions that refer to earlier turns: the last result, or the user's name, which may be unknown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _apply(a: int, sign: str, b: int) -> int:
 
 
 def recall(rng: random.Random) -> Sample:
-    """The user's name, told in the first turn, is asked in the last."""
+    """The user introduces themselves in the first turn and asks for the name in the last."""
     name = word_lists.name(rng)
     meet, question = rng.choice(_MEET).format(n=name), rng.choice(_RECALL)
     messages = turns(typed(rng, meet), f"Hello, {name}! {HELP}", typed(rng, question))

@@ -1,4 +1,4 @@
-"""Greetings, what the model can do, and a friendly list where it was asked for something else."""
+"""Greetings, the abilities of the model, and the refusal that lists them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _FINE = (
 
 @task("small_talk", "short")
 def small_chat(rng: random.Random) -> Sample:
-    """Short words between questions, and greetings as people type them in a hurry."""
+    """Short remarks between questions, and greetings in lower case."""
     if rng.random() < 0.5:
         name = "" if rng.random() < 0.6 else f", {word_lists.name(rng)} here"
         prompt = rng.choice(_FINE) + name + rng.choice((".", "!", "", "..."))
@@ -78,7 +78,7 @@ def small_chat(rng: random.Random) -> Sample:
         return single("small_talk", prompt, "What else can I do for you?")
     while True:
         greeting = greet(rng)
-        if "," not in greeting.answer:  # a name stays as it was written
+        if "," not in greeting.answer:  # names keep their spelling
             return single("small_talk", greeting.messages[0]["content"].lower(), greeting.answer)
 
 

@@ -80,7 +80,7 @@ def count(rng: random.Random) -> Sample:
 
 @task("count_far", "long")
 def count_far(rng: random.Random) -> Sample:
-    """Twenty and more numbers: several blocks, each of which goes on where the last one ended."""
+    """Counts more than twenty numbers, over several blocks."""
     return _counting(rng, "count_far", 21, 100)
 
 
@@ -151,7 +151,7 @@ def sort(rng: random.Random) -> Sample:
 
 
 def _sort_alphabetically(rng: random.Random) -> Sample:
-    """By their first letters, which differ."""
+    """Sorts words with different first letters."""
     found: dict[str, str] = {}
     for _ in range(rng.randint(3, 5)):
         word = word_lists.noun(rng)

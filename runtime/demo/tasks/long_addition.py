@@ -1,4 +1,4 @@
-"""Addition of long numbers with every column and carry written out, the last digit first."""
+"""Addition of long numbers with every column and carry, the last digit first."""
 
 from __future__ import annotations
 

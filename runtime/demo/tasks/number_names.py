@@ -1,4 +1,4 @@
-"""A number in words, up to 999,999."""
+"""Names of numbers up to 999,999."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa:
 
 
 def spell_out(n: int) -> str:
-    """English words for 0 <= n <= 999,999: 42 -> "forty-two"."""
+    """Returns the English name of 0 <= n <= 999,999: 42 -> "forty-two"."""
     if n < 20:
         return _SMALL[n]
     if n < 100:

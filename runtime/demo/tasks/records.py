@@ -1,4 +1,4 @@
-"""Records out of sentences and lists: a JSON object, a markdown table."""
+"""Records from sentences and lists: a JSON object, a Markdown table."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _same_object(sample: Sample, text: str) -> bool:
 
 
 def _fields(rng: random.Random) -> dict[str, str | int]:
-    """Two to four fields, of a person or of a thing."""
+    """Returns two to four fields of a person or a thing."""
     made: dict[str, str | int] = {}
     if rng.random() < 0.5:
         made["name"] = word_lists.full_name(rng)
@@ -132,7 +132,7 @@ def _fields(rng: random.Random) -> dict[str, str | int]:
 
 
 def _named(rng: random.Random, fields: Mapping[str, str | int]) -> str:
-    """The fields as people list them: "name Bob, age 5", "name=Bob and age=5", ..."""
+    """Returns the fields as text: "name Bob, age 5", "name=Bob and age=5", ..."""
     form = rng.choice(("{} {}", "{} {}", "{}: {}", "{}={}", "{} = {}", "{} is {}"))
     parts = [form.format(k, v) for k, v in fields.items()]
     if rng.random() < 0.6:
@@ -145,7 +145,7 @@ _ONE = ("{n}", "{n}", "{n}", "{n}", "a person named {n}", "a person called {n}",
 
 
 def _describe(rng: random.Random, person: Mapping[str, str | int]) -> str:
-    """A person in a few words without a verb: "Bob, 25, from Paris"."""
+    """Returns a person without a verb: "Bob, 25, from Paris"."""
     parts = [rng.choice(_ONE).format(n=person["name"])]
     for key in list(person)[1:]:
         value = person[key]

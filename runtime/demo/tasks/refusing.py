@@ -1,4 +1,4 @@
-"""What the model was not made for: it says so and lists what it can do instead."""
+"""Refusals of unsupported requests, which list the abilities of the model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _QUESTIONS = (
     "Is {d} a prime number?",
     "Will it rain in {c}?", "Who won the game in {c}?", "What did {n} say about {w}?", "How old is {n}?",
 )  # fmt: skip
-# A salad of words is a request that nobody understands; words that the tasks are asked with could make it one.
+# Random words are a request without meaning; words that occur in tasks could give it one.
 _ASKING = frozenset(
     """count sort order spell spelled reverse backwards json table story sudoku times add plus minus solve compare
     convert words name hello hi thanks bye""".split()  # noqa: SIM905
@@ -51,7 +51,7 @@ _SALAD = tuple(w for w in ALPHABETIC if w.lower() not in _ASKING)
 
 
 def refuses(_: Sample, text: str) -> bool:
-    """A refusal says at least that it is sorry and cannot, and nothing beyond the canonical text."""
+    """Returns whether the text is a refusal and nothing beyond the canonical text."""
     return text.strip().startswith(REFUSAL.split(".")[0]) and REFUSAL.startswith(text.strip())
 
 

@@ -1,4 +1,4 @@
-"""Spelling words and turning them round: any word, known or not, letter by letter."""
+"""Spelling and reversing words, known or not, letter by letter."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _word(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.25:
         word = word_lists.noun(rng)
-    elif kind < 0.65:  # the model reads these as one token, and has to know their letters by heart
+    elif kind < 0.65:  # each of these is one token, whose letters the model has to know
         word = rng.choice(ALPHABETIC)
     elif kind < 0.82:
         word = word_lists.made_up(rng)

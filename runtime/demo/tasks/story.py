@@ -1,4 +1,4 @@
-"""A short story from a grammar. Hero, companion, place and thing are carried through; what nobody asked for is free."""
+"""Short stories from a grammar, with consistent hero, companion, location and thing. Unrequested roles are free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase
 from runtime.demo.tasks.word_lists import ANIMALS, LOCATIONS, NAMES, THINGS, a
 
-# Each sentence has several forms; `he` stands for hero, `an` for the companion, `pl` the place, `th` the thing found.
+# Forms of each sentence. `he` is the hero, `an` the companion, `pl` the location, `th` the thing found.
 _FORMS = (
     ("{he} lived near the {pl}.", "{he} lived alone near the {pl}."),
     ("One {time} {he} met {a_an}.",),
@@ -48,7 +48,7 @@ _ABOUT = (" about {t}", " about {t}", " about {t}", " about {t}", " with {t}", "
 
 
 def _check(sample: Sample, text: str) -> bool:
-    """Every sentence is a form of the grammar, in order; who and what was asked for is there, and no one changes."""
+    """Returns whether every sentence is a form of the grammar, with the requested roles, which stay the same."""
     sentences = [s for s in text.strip().split("\n") if s]
     if len(sentences) != len(_FORMS):
         return False
@@ -67,7 +67,7 @@ def _check(sample: Sample, text: str) -> bool:
 
 
 def _cast(sentences: list[str]) -> dict[str, str] | None:
-    """Who and what a story names, read from three of its sentences; None where they are no forms."""
+    """Reads the roles of a story from three of its sentences; None if these are not forms of the grammar."""
     opening = re.fullmatch(r"(.+?) lived (?:alone )?near the (.+)\.", sentences[0])
     search = re.fullmatch(r"The (.+?) was looking for (an? )?(.+)\.", sentences[2])
     if opening is None or search is None:
@@ -78,7 +78,7 @@ def _cast(sentences: list[str]) -> dict[str, str] | None:
 
 
 def _with_articles(named: dict[str, str], bare: bool) -> dict[str, str]:
-    """The cast with its articles; a `bare` thing, music or friendship, has none."""
+    """Adds articles to the roles; a `bare` thing, such as music, has none."""
     thing = named["th"]
     return named | {
         "a_an": a(named["an"]),
@@ -106,7 +106,7 @@ chocolate kindness science football dreams flowers colors books""".split()  # no
 
 
 def _some(rng: random.Random, known: list[str]) -> str:
-    """Known or not, and what kind of one it is now and then."""
+    """Returns a known or unknown word, sometimes with an adjective."""
     found = rng.choice(known) if rng.random() < 0.65 else word_lists.noun(rng)
     if rng.random() < 0.2:
         return f"{rng.choice(_KINDS) if rng.random() < 0.7 else word_lists.made_up(rng)} {found}"
@@ -115,7 +115,7 @@ def _some(rng: random.Random, known: list[str]) -> str:
 
 @task("story", "long", _check)
 def story(rng: random.Random) -> Sample:
-    """With a topic: any of hero, companion and place, of those that stories mostly have."""
+    """A story about a hero, companion or location from the common lists."""
     roles = rng.choice(("he", "an", "pl", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl"))
     known = {"he": NAMES, "an": ANIMALS, "pl": LOCATIONS}
     return _topical(rng, "story", {role: rng.choice(known[role]) for role in roles.split()})
@@ -123,7 +123,7 @@ def story(rng: random.Random) -> Sample:
 
 @task("story_any", "long", _check)
 def story_any(rng: random.Random) -> Sample:
-    """With a topic of any words, made-up ones too, and with what kind of companion or place it is."""
+    """A story about any words, including made-up ones and adjectives."""
     roles = rng.choice(("he", "an", "pl", "an", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl", "th"))
     asked: dict[str, str] = {}
     if "he" in roles:
@@ -138,7 +138,7 @@ def story_any(rng: random.Random) -> Sample:
 
 
 def _topical(rng: random.Random, name: str, asked: Mapping[str, str]) -> Sample:
-    """A request that names those who and what are `asked` for, by their roles."""
+    """Returns a request with the given roles."""
     parts = [asked["th"]] if "th" in asked else []
     if "he" in asked:
         before = "" if rng.random() < 0.85 else rng.choice(("my friend ", "a boy called ", "a girl named "))
@@ -181,7 +181,7 @@ _OPEN = (
 
 @task("story_free", "long", _check)
 def story_free(rng: random.Random) -> Sample:
-    """Without a topic: every choice is the model's own, and has to be kept to."""
+    """A story without a topic: the model chooses and must stay consistent."""
     end = rng.choice(_OPEN)
     word = rng.choice(
         (*_STORY, "very short story", "good story", "funny story", "new story", "cute story", "children's story")

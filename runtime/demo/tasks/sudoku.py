@@ -17,13 +17,13 @@ _UNITS = (
 
 
 def is_solved(cells: str) -> bool:
-    """True where 16 cells, row by row, obey every rule."""
+    """Returns whether 16 cells, row by row, obey every rule."""
     return len(cells) == 16 and all(sorted(cells[i] for i in unit) == list("1234") for unit in _UNITS)
 
 
 @functools.cache
 def solutions() -> tuple[str, ...]:
-    """All 288 solved grids."""
+    """Returns all 288 solved grids."""
     rows = ["".join(p) for p in itertools.permutations("1234")]
     halves = [a + b for a in rows for b in rows if {*a[:2], *b[:2]} == set("1234")]
     return tuple(top + bottom for top in halves for bottom in halves if is_solved(top + bottom))
@@ -31,7 +31,7 @@ def solutions() -> tuple[str, ...]:
 
 @functools.cache
 def _holding() -> dict[tuple[int, str], int]:
-    """Of each cell and digit, the solutions that hold it: a bit set over `solutions()`."""
+    """Returns (cell, digit) -> bitmask of the `solutions()` that have it."""
     grids = solutions()
     return {(i, d): sum(1 << k for k, g in enumerate(grids) if g[i] == d) for i in range(16) for d in "1234"}
 
@@ -41,7 +41,7 @@ def _lines(cells: str) -> str:
 
 
 def keeps_clues(clues: str, text: str) -> bool:
-    """Four lines, a valid grid that keeps its givens (16 cells, "_" where empty)."""
+    """Returns whether the text is a valid grid in four lines with these clues (16 cells, "_" if empty)."""
     lines = text.strip().split("\n")
     if [len(line) for line in lines] != [4] * 4:
         return False
@@ -82,7 +82,7 @@ _ASKS = (
 
 
 def _shown(rng: random.Random, lines: str) -> str:
-    """The grid as people write it: empty cells as "_" most often, cells apart or not."""
+    """Returns a variant of the grid, with other signs for empty cells, and with or without spaces."""
     lines = lines.replace("_", rng.choice(("_", "_", "_", ".", "0", "?", "-", "x")))
     return "\n".join(" ".join(line) for line in lines.split("\n")) if rng.random() < 0.25 else lines
 
@@ -91,7 +91,7 @@ def _shown(rng: random.Random, lines: str) -> str:
 def sudoku(rng: random.Random) -> Sample:
     grid = rng.choice(solutions())
     fits = 0
-    while fits.bit_count() != 1:  # few givens may leave several solutions: draw again until there is one
+    while fits.bit_count() != 1:  # few clues may have several solutions: draw until there is one
         clue_cells = set(rng.sample(range(16), rng.randint(5, 11)))
         fits = functools.reduce(int.__and__, (_holding()[i, grid[i]] for i in clue_cells))
     clues = "".join(c if i in clue_cells else "_" for i, c in enumerate(grid))

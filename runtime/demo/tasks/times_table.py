@@ -1,4 +1,4 @@
-"""The times table of a number, a line a product."""
+"""Times tables, one line per multiple."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unit conversions, into the smaller unit and, where nothing is left over, into the larger one."""
+"""Unit conversions to the smaller unit and, without remainder, to the larger one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _QUESTIONS = (
 
 
 def _named(n: int, unit: str) -> str:
-    """The unit's name for one of it, or for several."""
+    """Returns the unit's name, singular or plural."""
     if n != 1 or len(unit) <= 3:
         return unit
     return _ONE.get(unit, unit.removesuffix("s"))
