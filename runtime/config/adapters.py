@@ -68,7 +68,7 @@ def check_adapter_name(name: str) -> str:
     """Returns the name of an adapter. Raises ConfigError if it is invalid."""
     if not name or not name.isprintable() or name != name.strip() or len(name) > MAX_NAME_CHARS:
         raise ConfigError(
-            f"{name[:80]!r} is no name of an adapter: it takes 1 to {MAX_NAME_CHARS} printable characters"
+            f"{name[:80]!r} is not the name of an adapter: use 1 to {MAX_NAME_CHARS} printable characters"
         )
     return name
 

@@ -50,7 +50,9 @@ def read_key_file(file: str) -> tuple[tuple[str, ...], Stamp]:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"{where} is no plain file; name one that stays, it is read again when it changes")
+                raise ConfigError(
+                    f"{where} is not a regular file; name one that stays, it is read again when it changes"
+                )
             with open(descriptor, "rb", closefd=False) as opened:
                 data = opened.read(KEY_FILE_BYTES + 1)
             stamp = _stamp(os.fstat(descriptor))

@@ -131,7 +131,7 @@ def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {})
                 continue
             raise ConfigError(f"{name}: no such variable" + _suggest(name, [f.env for f in FLAGS]))
         if flag.dest in found:
-            raise ConfigError(f"{name}: says the same flag as {found[flag.dest][1]}; set one of them")
+            raise ConfigError(f"{name}: sets the same flag as {found[flag.dest][1]}; set one of them")
         found[flag.dest] = (value, name)
     return found
 
@@ -170,7 +170,7 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
         if flag is None or flag.name in ("config", "print-config"):
             raise ConfigError(f"{where}: no such flag" + _suggest(str(key), list(BY_SPELLING)))
         if flag.dest in found:
-            raise ConfigError(f"{where}: says the same flag as {found[flag.dest][1]}; keep one of them")
+            raise ConfigError(f"{where}: sets the same flag as {found[flag.dest][1]}; keep one of them")
         if isinstance(value, dict) or (isinstance(value, list) and not flag.many):
             shown = "the given value" if flag.secret else repr(value)
             raise ConfigError(f"{where}: {shown} is not a single value")
@@ -187,7 +187,7 @@ def _build(sources: Mapping[str, tuple[Any, str]]) -> ServerConfig:
     if values["api_key_file"] is not None:
         values["keys_in_file"] = read_settled_key_file(values["api_key_file"])
         if not values["keys_in_file"]:
-            others = "only keys that are given otherwise open the server" if values["api_key"] else "nobody may enter"
+            others = "only keys of --api-key are accepted" if values["api_key"] else "all requests are rejected (401)"
             notes.append(f"--api-key-file {values['api_key_file']} is empty: {others}")
     if "api_key" in sources and sources["api_key"][1] == "--api-key":
         notes.append("--api-key: the process list shows these keys to every user of this machine; better use "

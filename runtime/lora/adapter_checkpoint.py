@@ -185,7 +185,7 @@ def _pairs(path: Path, handle: TensorFile, config: PeftConfig, base: BaseModelIn
         for tensor in (pair.down, pair.up):
             digest.update(canonical.encode() + repr(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())
     if not pairs:
-        raise ConfigError(f"{TENSORS} holds no tensor")
+        raise ConfigError(f"{TENSORS} has no tensors")
     return Adapter(path, pairs, digest.hexdigest())
 
 
@@ -195,10 +195,10 @@ def _modules(handle: TensorFile) -> dict[str, dict[str, str]]:
     for name in handle.keys():  # noqa: SIM118  # no dict
         match = _NAME.fullmatch(name)
         if match is None:
-            raise ConfigError(f"tensor {name!r} is no half of a LoRA pair; only such can be served")
+            raise ConfigError(f"tensor {name!r} is not half of a LoRA pair; only LoRA adapters are supported")
         module, half = match.groups()
         if half in modules.setdefault(module, {}):
-            raise ConfigError(f"tensor {name!r} stands there twice, under two names")
+            raise ConfigError(f"tensor {name!r} is there twice, under two names")
         modules[module][half] = name
     for module, halves in modules.items():
         for half in "AB":

@@ -176,8 +176,8 @@ def _layers(config: Mapping[str, Any]) -> Callable[[str], bool] | None:
 
 def _compiled(name: str, pattern: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
-        raise ConfigError(f"{FILE}: {name} holds what is no pattern of {MAX_PATTERN_CHARS} characters at most")
+        raise ConfigError(f"{FILE}: {name} must be a regular expression of at most {MAX_PATTERN_CHARS} characters")
     try:
         return re.compile(pattern)
     except (re.error, RecursionError) as error:
-        raise ConfigError(f"{FILE}: {name} holds {pattern!r}, which is no regular expression: {error}") from None
+        raise ConfigError(f"{FILE}: {name} has {pattern!r}, which is not a regular expression: {error}") from None

@@ -30,7 +30,7 @@ KERNEL_FILESYSTEMS = (
 
 _TRIES = 5  # links of a volume may be swapped between resolving a name and opening it
 _SWAPPED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-_NOT_REGULAR = "is no plain file; put one there"
+_NOT_REGULAR = "is not a regular file; put one there"
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -125,7 +125,7 @@ def read_flag_file(path: str | Path, flag: str, limit: int) -> str:
 
 def _open_inside(directory: Path, name: str) -> int | None:
     if name != os.path.normpath(name) or name.startswith((os.sep, os.pardir)) or "\0" in name:
-        raise _Refused("is no name inside the checkpoint; write the file's plain name, and put it there")
+        raise _Refused("is not a name inside the checkpoint; use a relative name, and put the file there")
     for _ in range(_TRIES):
         if not has(directory, name):
             return None
@@ -158,7 +158,7 @@ def _home(directory: Path, real: str) -> str:
 
 
 def _open_anywhere(real: str) -> int:
-    kernels = _Refused("is the kernel's, no plain file; name a file on disk")
+    kernels = _Refused("is the kernel's, not a regular file; name a file on disk")
     if any(real == folder or real.startswith(folder + "/") for folder in KERNEL_FILESYSTEMS):
         raise kernels
     descriptor = _walk(os.sep, real)

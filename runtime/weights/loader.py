@@ -103,8 +103,8 @@ def _unquantized_weights(
         unquantized = [name for name, slot in slots.items() if slot.param in wrong and sources[name].scheme is None]
         inside = [sources[name].name for name in unquantized]
         raise ConfigError(
-            f"{checkpoint.path} holds {summary(inside)} plain, but quantises what is one with them here; have it "
-            "quantise all of a model's experts, and queries, keys and values alike"
+            f"{checkpoint.path} holds {summary(inside)} unquantized, but quantizes other parts of the same weight; "
+            "quantize all of a model's experts, and queries, keys and values alike"
         )
     return {name: weight.shape for name, weight in packed.items() if found[name] == {True}}
 
@@ -212,7 +212,7 @@ def _reader(stored: StoredTensor, copies: Iterable[StoredTensor], *, full: bool)
                 raise _differing_copies(copy)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise ConfigError(
-                f"is {tensor.dtype}: quantised weights cannot be loaded where config.json has no quantization_config "
+                f"is {tensor.dtype}: quantized weights cannot be loaded where config.json has no quantization_config "
                 "that says how; use a checkpoint in bfloat16, float16 or float32"
             )
         return tensor

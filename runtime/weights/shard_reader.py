@@ -81,30 +81,30 @@ def group_tensors(names: Collection[str], scheme: Scheme | None) -> dict[str, di
     if scheme is None:
         return {name: {"": name} for name in names}
     own = [ending for ending in scheme.endings if ending != MAIN]
-    quantised: dict[str, dict[str, str]] = {}
+    quantized: dict[str, dict[str, str]] = {}
     for name in names:
         for ending in own:
             if name.endswith(ending):
-                quantised.setdefault(name.removesuffix(ending) + MAIN, {})[ending] = name
-    if not quantised:
-        raise ConfigError(f"holds no weight that is quantised, though config.json says that they are {scheme.label}")
-    taken = {name for parts in quantised.values() for name in parts.values()}
+                quantized.setdefault(name.removesuffix(ending) + MAIN, {})[ending] = name
+    if not quantized:
+        raise ConfigError(f"holds no weight that is quantized, though config.json says that they are {scheme.label}")
+    taken = {name for parts in quantized.values() for name in parts.values()}
     if MAIN in scheme.endings:
-        for main, parts in quantised.items():
+        for main, parts in quantized.items():
             if main in names:
                 parts[MAIN] = main
                 taken.add(main)
     lost = [
         main.removesuffix(MAIN) + ending
-        for main, parts in quantised.items()
+        for main, parts in quantized.items()
         for ending in scheme.endings
         if ending not in parts
     ]
     if lost:
-        raise ConfigError(f"lacks {summary(sorted(lost))}, parts of weights that are quantised as {scheme.label}")
-    taken |= {main.removesuffix(MAIN) + ending for main in quantised for ending in scheme.spare}
+        raise ConfigError(f"lacks {summary(sorted(lost))}, parts of weights that are quantized as {scheme.label}")
+    taken |= {main.removesuffix(MAIN) + ending for main in quantized for ending in scheme.spare}
     unquantized = {name: {"": name} for name in names if name not in taken}
-    twice = sorted(unquantized.keys() & quantised.keys())
+    twice = sorted(unquantized.keys() & quantized.keys())
     if twice:
-        raise ConfigError(f"holds {summary(twice)} both plain and quantised")
-    return unquantized | quantised
+        raise ConfigError(f"holds {summary(twice)} both quantized and unquantized")
+    return unquantized | quantized

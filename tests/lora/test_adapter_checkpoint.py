@@ -74,12 +74,15 @@ def rename(tensors, old, new):
             lambda t: [rename(t, name, name.replace("layers.0", "layers.9")) for name in (A, B)],
             r"has no module for '.*layers.9.*lora_A.weight'; is the adapter for another base",
         ),
-        (lambda t: t.update({"base_model.model.lm_head.weight": t[A]}), "'base_model.model.lm_head.weight' is no half"),
+        (
+            lambda t: t.update({"base_model.model.lm_head.weight": t[A]}),
+            "'base_model.model.lm_head.weight' is not half",
+        ),
         (
             lambda t: t.update({A.replace("lora_A", "lora_magnitude_vector"): t[A]}),
-            "lora_magnitude_vector.* is no half",
+            "lora_magnitude_vector.* is not half",
         ),
-        (lambda t: t.update({A.replace("lora_A.", "lora_A.default."): t[A]}), "stands there twice"),
+        (lambda t: t.update({A.replace("lora_A.", "lora_A.default."): t[A]}), "is there twice"),
     ],
 )
 def test_a_broken_one_is_refused_by_its_tensor(adapter, base, change, words):
@@ -110,7 +113,7 @@ def test_one_above_the_rank(adapter, base):
         ({"lora_alpha": None}, "lora_alpha"),
         ({"rank_pattern": {"x": 0}}, "rank_pattern gives 'x' 0"),
         ({"alpha_pattern": ["x"]}, "alpha_pattern must map"),
-        ({"target_modules": "("}, "no regular expression"),
+        ({"target_modules": "("}, "not a regular expression"),
         ({"target_modules": None}, "target_modules must be a list"),
         ({"layers_to_transform": "1"}, "layers_to_transform must be"),
         ({"layers_to_transform": [1], "target_modules": ".*"}, "goes with a list"),

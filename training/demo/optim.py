@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-def orthogonalise(matrix: torch.Tensor, rounds: int = 5) -> torch.Tensor:
+def orthogonalize(matrix: torch.Tensor, rounds: int = 5) -> torch.Tensor:
     """Newton-Schulz iteration towards the nearest matrix with equal singular values; [..., rows, columns]."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrix.bfloat16() if matrix.is_cuda else matrix
@@ -23,7 +23,7 @@ def orthogonalise(matrix: torch.Tensor, rounds: int = 5) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised per matrix; stacked matrices [n, rows, columns] are treated one by one, in a batch."""
+    """Momentum, orthogonalized per matrix; stacked matrices [n, rows, columns] are treated one by one, in a batch."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
                         state["momentum"] = torch.zeros_like(p)
                     state["momentum"].lerp_(p.grad, 1 - group["momentum"])
                     updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
-                stacked = orthogonalise(torch.stack(updates))
+                stacked = orthogonalize(torch.stack(updates))
                 scale = group["lr"] * max(1.0, shape[-2] / shape[-1]) ** 0.5
                 for p, update in zip(params, stacked, strict=True):
                     p.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-scale)

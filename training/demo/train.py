@@ -1,7 +1,7 @@
-"""Train the demo checkpoint: ``python -m training.demo.train --preset gpu --out DIR`` (see README.md beside this file).
+"""Trains the demo checkpoint: ``python -m training.demo.train --preset gpu --out DIR`` (see README.md in this folder).
 
-A run may be cut into calls: ``--minutes 9`` stops after that much training, ``--resume`` goes on from DIR/state.pt.
-The learning rate follows the share of the preset's whole training time that is over, whatever the calls.
+A run may be split: ``--minutes 9`` stops after that time of training, ``--resume`` continues from DIR/state.pt. The
+learning rate depends on the elapsed fraction of the preset's total training time, over all calls.
 """
 
 from __future__ import annotations
