@@ -38,7 +38,7 @@ class VocabParallelLogitsOps(LogitsOps):
         size, vocab = self.group.size, self.ids.vocab_size
         counts = [vocab * (rank + 1) // size - vocab * rank // size for rank in range(size)]
         padded = torch.nn.functional.pad(logits, (0, max(counts) - logits.shape[1]))
-        shards = self.group.gather(padded)
+        shards = self.group.all_gather(padded)
         return torch.cat([shard[:, :count] for shard, count in zip(shards, counts, strict=True)], 1)
 
     def local_columns(self, ids: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ class VocabParallelLogitsOps(LogitsOps):
         missing = max(count - ids.shape[1], 0)
         ids = torch.nn.functional.pad(ids, (0, missing)) + self.ids.local.start
         values = torch.nn.functional.pad(values, (0, missing), value=NEG_INF)
-        ids, values = self.group.gather(torch.stack([ids.to(values.dtype), values])).unbind(1)
+        ids, values = self.group.all_gather(torch.stack([ids.to(values.dtype), values])).unbind(1)
         ids, values = ids.transpose(0, 1).flatten(1), values.transpose(0, 1).flatten(1)  # [rows, ranks * count]
         values, order = values.sort(dim=1, descending=True, stable=True)
         ids = ids.gather(1, order)[:, :count].long()
@@ -100,7 +100,7 @@ class VocabParallelLogitsOps(LogitsOps):
 
     def probability(self, logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         local = torch.stack([self._local_values(logits, token), logits.logsumexp(1)])
-        values, totals = self.group.gather(local).unbind(1)
+        values, totals = self.group.all_gather(local).unbind(1)
         return (values.amax(0) - totals.logsumexp(0)).exp()
 
     def softmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ class VocabParallelLogitsOps(LogitsOps):
         if num_unfiltered < len(scaled):
             filtered = scaled[num_unfiltered:]
             if min_p is not None:
-                sampling.min_p_filter(filtered, self.group.largest(filtered.amax(1)), min_p[num_unfiltered:])
+                sampling.min_p_filter(filtered, self.group.all_reduce_max(filtered.amax(1)), min_p[num_unfiltered:])
             quantile = DistributedQuantile(sortable_keys(filtered), 8 * filtered.element_size())
             filtered.masked_fill_(~self._top_k_mask(quantile, top_k[num_unfiltered:]), NEG_INF)
             filtered.masked_fill_(
@@ -128,18 +128,18 @@ class VocabParallelLogitsOps(LogitsOps):
         below = (before[:, None] + sums <= uniform[:, None]).sum(1)
         possible = probs > 0
         last = probs.shape[1] - 1 - possible.flip(1).int().argmax(dim=1) + self.ids.local.start
-        counts, lasts = self.group.gather(torch.stack([below, torch.where(possible.any(1), last, -1)])).unbind(1)
+        counts, lasts = self.group.all_gather(torch.stack([below, torch.where(possible.any(1), last, -1)])).unbind(1)
         token = torch.minimum(counts.sum(0), lasts.amax(0))
-        return Candidate(token, self.group.largest(self._local_values(probs, token)))
+        return Candidate(token, self.group.all_reduce_max(self._local_values(probs, token)))
 
     def margin(self, probs: torch.Tensor) -> torch.Tensor:
         top = probs.topk(min(2, probs.shape[1]), dim=1).values
         top = torch.nn.functional.pad(top, (0, 2 - top.shape[1]))
-        first, second = self.group.gather(top).transpose(0, 1).flatten(1).topk(2, dim=1).values.unbind(dim=1)
+        first, second = self.group.all_gather(top).transpose(0, 1).flatten(1).topk(2, dim=1).values.unbind(dim=1)
         return first - second
 
     def entropy(self, probs: torch.Tensor) -> torch.Tensor:
-        return self.group.sum(sampling.entropy(probs))
+        return self.group.all_reduce(sampling.entropy(probs))
 
     def _local_values(self, numbers: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """Returns each row's number of `token`, [rows]; -inf if another rank has the token."""
@@ -148,11 +148,11 @@ class VocabParallelLogitsOps(LogitsOps):
 
     def _logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns the logsumexp over the full vocabulary, [rows]."""
-        return self.group.gather(logits.logsumexp(1)).logsumexp(0)
+        return self.group.all_gather(logits.logsumexp(1)).logsumexp(0)
 
     def _exclusive_rank_sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Returns the sum of the numbers [rows] of all lower ranks."""
-        return self.group.gather(numbers)[: self.group.rank].sum(0)
+        return self.group.all_gather(numbers)[: self.group.rank].sum(0)
 
     def _argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the argmax and its logit, [rows] each."""
@@ -166,7 +166,7 @@ class VocabParallelLogitsOps(LogitsOps):
         column = logits.argmax(1, keepdim=True)
         value, token = logits.gather(1, column)[:, 0], column[:, 0] + self.ids.local.start
         local = torch.stack([value, token.to(value.dtype), total])
-        values, tokens, totals = self.group.gather(local).unbind(1)
+        values, tokens, totals = self.group.all_gather(local).unbind(1)
         best = values.argmax(0, keepdim=True)
         return tokens.gather(0, best)[0].long(), values.gather(0, best)[0], totals.logsumexp(0)
 
@@ -176,8 +176,8 @@ class VocabParallelLogitsOps(LogitsOps):
         Of equal values, the lowest ids count first.
         """
         count = count[:, None]
-        key = quantile.smallest_key_where(lambda key: self.group.sum(quantile.count_above(key)) < count)
-        above = self.group.sum(quantile.count_above(key))
+        key = quantile.smallest_key_where(lambda key: self.group.all_reduce(quantile.count_above(key)) < count)
+        above = self.group.all_reduce(quantile.count_above(key))
         same = quantile.keys == key
         rank = self._exclusive_rank_sum(same.sum(1))[:, None] + same.cumsum(1)
         return (quantile.keys > key) | (same & (above + rank <= count)) | (count <= 0)
@@ -186,9 +186,9 @@ class VocabParallelLogitsOps(LogitsOps):
         """Returns whether the ids before each local id, in the order of `_top_k_mask`, have less than `top_p` [rows]
         of probability. Shape as there; all for 1 or more."""
         top_p, mass = top_p[:, None], quantile.mass_above(probs)
-        key = quantile.smallest_key_where(lambda key: self.group.sum(mass(key)) < top_p)
-        above = self.group.sum(mass(key))
+        key = quantile.smallest_key_where(lambda key: self.group.all_reduce(mass(key)) < top_p)
+        above = self.group.all_reduce(mass(key))
         same = quantile.keys == key
-        each = self.group.largest(torch.where(same, probs, 0).amax(1, keepdim=True)).double()
+        each = self.group.all_reduce_max(torch.where(same, probs, 0).amax(1, keepdim=True)).double()
         earlier = self._exclusive_rank_sum(same.sum(1))[:, None] + same.cumsum(1) - 1
         return (quantile.keys > key) | (same & (above + earlier * each < top_p)) | (top_p >= 1)

@@ -12,8 +12,8 @@ from runtime.engine.lora_manager import Adapters
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
-from runtime.lora.adapter_checkpoint import Adapter, Base, Pair
-from runtime.lora.adapter_weights import Bank
+from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, LoRAPair
+from runtime.lora.adapter_weights import LoRAWeights
 from runtime.models.base import Model, ModelFamily
 
 ATTENTION = ("self_attn.qkv_proj.weight", "self_attn.o_proj.weight")
@@ -38,8 +38,8 @@ def drawn(args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: 
     if build.lora is None:
         return Adapters()
     count, rank = args.loras, args.lora_rank
-    base = Base.of(family, arch, build.dtype)
-    bank = Bank(base, model, build.lora, rank, build.device)
+    base = BaseModelInfo.of(family, arch, build.dtype)
+    bank = LoRAWeights(base, model, build.lora, rank, build.device)
     adapters = Adapters(count, bank, build.lora.eager_modules)
     for n in range(count):
         random = torch.Generator().manual_seed(n)
@@ -48,7 +48,7 @@ def drawn(args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: 
             if slot.param.endswith(ATTENTION):
                 outputs, inputs = base.part(slot).shape
                 down, up = (torch.randn(shape, generator=random) * 0.02 for shape in ((rank, inputs), (outputs, rank)))
-                pairs[name] = Pair(slot, down, up)
+                pairs[name] = LoRAPair(slot, down, up)
         adapters.load(str(n), Adapter(Path(), pairs, str(n)))
         adapters.bring(str(n))
     return adapters

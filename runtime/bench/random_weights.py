@@ -91,9 +91,9 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     load = partial(load_random, pages=config.num_pages or 0)
     if config.tensor_parallel_size > 1:
         command = (sys.executable, "-m", "runtime.bench.random_rank")
-        made = LLM.around(*local_engine(config, load, command))
+        made = LLM.from_engine(*local_engine(config, load, command))
     else:
-        made = LLM.around(load_engine(config, load=load))
+        made = LLM.from_engine(load_engine(config, load=load))
     if model is not None and not config.skip_tokenizer:
         made.tokenizer = Tokenizer(model)
     return made

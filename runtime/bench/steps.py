@@ -26,7 +26,7 @@ from runtime.bench.steady import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
 from runtime.config.flag_definitions import BY_DEST
-from runtime.distributed.process_group import ALONE, Group
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.lora_manager import Adapters
 from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     return _run(args)
 
 
-def _run(args: argparse.Namespace, group: Group = ALONE) -> int:
+def _run(args: argparse.Namespace, group: TensorParallelGroup = SINGLE_RANK) -> int:
     """All cases; all ranks of a group do the same."""
     try:
         setup = _set_up(args, group)
@@ -163,7 +163,7 @@ class _Setup:
             tensor.normal_()
 
 
-def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
+def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
     if (args.arch is None) == (args.model is None):
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):

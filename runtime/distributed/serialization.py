@@ -1,4 +1,4 @@
-"""Plans as arrays for the wire, and back."""
+"""Converts step plans to arrays of messages, and back."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from runtime.engine.step_plan import (
     StepPlan,
 )
 
-GEOMETRY = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
+LAYOUT = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
 MERGED = ("rows", "ids", "probs", "params")
 CONDITIONED = ("rows", "req_slot")
-SHAPING = tuple(field.name for field in fields(LogitsProcessorBatch))
+LOGITS_PROCESSORS = tuple(field.name for field in fields(LogitsProcessorBatch))
 BLOCKS = (
     "rows", "tokens", "state", "sampled", "may_force", "num_steps_forcing", "initial_masks", "step_budget",
     "post_edit_steps", "remasked", "noise_uniforms", "req_slot",
@@ -30,10 +30,10 @@ BLOCKS = (
 
 
 def step_arrays(plan: StepPlan, *, same: bool) -> Arrays:
-    """`same`: the geometry is the last step's, and left out."""
+    """Returns the arrays of a step. `same`: without the layout, which is that of the last step."""
     arrays: Arrays = {"tokens": plan.tokens}
     if not same:
-        arrays |= {name: getattr(plan, name) for name in GEOMETRY}
+        arrays |= {name: getattr(plan, name) for name in LAYOUT}
     if plan.lora_slots is not None:
         arrays["adapters"] = plan.lora_slots
     if plan.soft_embeddings is not None:
@@ -65,7 +65,7 @@ def block_arrays(plan: DenoiseBlocks | None) -> tuple[Sample, Arrays]:
     if plan.sampling is not None:
         arrays |= {"limits": plan.sampling.limits, "uniform": plan.sampling.uniform}
     if plan.logits_processors is not None:
-        arrays |= {f"logits_processors_{name}": getattr(plan.logits_processors, name) for name in SHAPING}
+        arrays |= {f"logits_processors_{name}": getattr(plan.logits_processors, name) for name in LOGITS_PROCESSORS}
     for i, group in enumerate(plan.groups):
         arrays |= {f"members{i}": group.members, f"params{i}": group.params}
         if group.history is not None:
@@ -81,8 +81,8 @@ def block_plan(message: Sample, arrays: Arrays) -> DenoiseBlocks | None:
         for i, (rule, wants) in enumerate(message.groups)
     )
     drawing = SamplingInputs(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
-    shaping = None
+    processors = None
     if "logits_processors_ids" in arrays:
-        shaping = LogitsProcessorBatch(**{name: arrays[f"logits_processors_{name}"] for name in SHAPING})
+        processors = LogitsProcessorBatch(**{name: arrays[f"logits_processors_{name}"] for name in LOGITS_PROCESSORS})
     own: dict[str, np.ndarray[Any, Any] | None] = {name: arrays.get(name) for name in BLOCKS}
-    return DenoiseBlocks(**own, sampling=drawing, groups=groups, logits_processors=shaping)  # type: ignore[arg-type]
+    return DenoiseBlocks(**own, sampling=drawing, groups=groups, logits_processors=processors)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from runtime.engine.step_stats import Observed
 from runtime.errors import ReplicaLost
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, max_request_len
-from runtime.structured_output.grammar_cache import GrammarError, Grammars
+from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 from runtime.worker.input_builder import Planner
 from runtime.worker.model_runner import Runner
 
@@ -40,7 +40,7 @@ class Engine:
 
     def __init__(
         self, *, info: EngineInfo, runner: Runner, strategy: Strategy, adapters: Adapters | None = None,
-        grammars: Grammars | None = None,
+        grammars: GrammarCache | None = None,
     ) -> None:  # fmt: skip
         self.info = info
         self.runner = runner

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the runner needs this module's constants where the messages
     from runtime.engine.scheduled_request import ScheduledRequest
     from runtime.engine.step_plan import SoftTokens
     from runtime.request.engine_messages import FinishReason, RequestSpec
-    from runtime.structured_output.grammar_matcher import Constraint
+    from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 # States of a position. They do not follow from the token id (docs/decoding-rules.md#position-states).
 FIXED = 0  # prompt or prefilled: never changes
@@ -235,7 +235,7 @@ class Request:
             None if spec.logits_processors is None else LogitsProcessorState(spec, spec.logits_processors, eos_ids)
         )
         self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
-        self.constraint: Constraint | None = None
+        self.constraint: GrammarMatcher | None = None
         self.soft_embedding_params = resolved.soft_embedding_params
 
         self.adapter = spec.adapter

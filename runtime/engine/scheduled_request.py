@@ -13,8 +13,8 @@ class ForwardSpan:
     """Positions ``[first, last)`` of the open blocks that a step forwards, and the blocks to sample.
 
     The strategy sets `may_force` of each of these blocks: whether the algorithm may unmask the best position below its
-    threshold. ``Strategy.update`` counts such steps in `num_steps_forcing`. A span without blocks only writes K/V: it is
-    no denoising step and has no output.
+    threshold. ``Strategy.update`` counts such steps in `num_steps_forcing`. A span without blocks only writes K/V: it
+    is no denoising step and has no output.
     """
 
     first: int

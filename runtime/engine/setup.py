@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
-from runtime.distributed.process_group import ALONE, Group
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
 from runtime.engine.lora_setup import wanted
 from runtime.engine.request_defaults import offer, read_orders
@@ -22,9 +22,9 @@ from runtime.models.base import Model
 from runtime.quantization.checkpoint import quantization_of
 from runtime.request.engine_messages import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
-from runtime.structured_output.grammar_cache import Grammars
-from runtime.structured_output.grammar_cache_setup import grammars_of
-from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
+from runtime.structured_output.grammar_cache import GrammarCache
+from runtime.structured_output.grammar_cache_setup import create_grammar_cache
+from runtime.weights import Checkpoint, TokenIds, load_model, resolve_checkpoint, resolve_token_ids
 from runtime.weights.hub import Progress
 from runtime.worker.memory import make_runner
 
@@ -45,7 +45,10 @@ class LoadModel(Protocol):
 
 
 def load_engine(
-    config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model, group: Group = ALONE
+    config: EngineConfig,
+    progress: Progress | None = None,
+    load: LoadModel = load_model,
+    group: TensorParallelGroup = SINGLE_RANK,
 ) -> Engine:
     """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured.
 
@@ -61,7 +64,7 @@ def load_engine(
     facts = family.facts(arch)
     context = _context(config, facts)
     strategy = _strategy(config, family, context)
-    ids = read_tokens(
+    ids = resolve_token_ids(
         checkpoint,
         family,
         facts,
@@ -78,7 +81,7 @@ def load_engine(
         group=group, expert_parallel=deals,
     )  # fmt: skip
     if beside.change is not None:
-        load = partial(load_model, change=beside.change)
+        load = partial(load_model, transform=beside.change)
     model = load(checkpoint, family, arch, build, progress)
     adapters = beside.beside(model, build)
     if beside.room is not None:
@@ -98,9 +101,9 @@ def load_engine(
     return Engine(info=info, runner=runner, strategy=strategy, adapters=adapters, grammars=_grammars(checkpoint, info))
 
 
-def _grammars(checkpoint: Checkpoint, info: EngineInfo) -> Grammars | None:
+def _grammars(checkpoint: Checkpoint, info: EngineInfo) -> GrammarCache | None:
     """What answers can keep to, where they can; the tokenizer is read once one does."""
-    return None if info.structured_output_error else grammars_of(checkpoint.path, info)
+    return None if info.structured_output_error else create_grammar_cache(checkpoint.path, info)
 
 
 def _unstructured(config: EngineConfig, strategy: Strategy, key: str, ids: TokenIds) -> str:

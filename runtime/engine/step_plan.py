@@ -14,7 +14,7 @@ from runtime.kernels.forward_batch import make_query_tiles
 
 if TYPE_CHECKING:
     from runtime.engine.logprobs_request import BlockLogprobs
-    from runtime.structured_output.grammar_matcher import Constraint
+    from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
@@ -102,7 +102,7 @@ class GrammarBlock:
     first_masked: int
     size: int
     threshold: float
-    constraint: Constraint
+    constraint: GrammarMatcher
 
 
 class ForcedTokens(NamedTuple):
@@ -167,7 +167,7 @@ class DenoiseBlocks:
 
 @dataclass(frozen=True)
 class SoftEmbeddingRows:
-    """Input rows with soft embeddings (``runtime.layers.embedding.merged``).
+    """Input rows with soft embeddings (``runtime.layers.embedding.soft_token_embeddings``).
 
     Attributes:
         rows: [m].
@@ -321,7 +321,9 @@ def make_row_layout(counts: tuple[int, ...]) -> RowLayout:
     rows = np.array(counts, dtype=np.int64)
     request_index = np.arange(len(rows)).repeat(rows)
     starts = rows.cumsum() - rows
-    return RowLayout(request_index, starts, np.arange(len(request_index)) - starts[request_index], make_query_tiles(rows))
+    return RowLayout(
+        request_index, starts, np.arange(len(request_index)) - starts[request_index], make_query_tiles(rows)
+    )
 
 
 def block_causal_plan(

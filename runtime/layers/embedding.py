@@ -25,14 +25,14 @@ class Embedding(nn.Module):
         if self.ids is None:
             return self.weight.rows(ids)
         index, is_local = self.ids.local_index(ids)
-        return self.ids.group.sum(self.weight.rows(index).mul_(is_local[:, None]))
+        return self.ids.group.all_reduce(self.weight.rows(index).mul_(is_local[:, None]))
 
     def soft_embedding(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
         """[n, local ids] -> [n, hidden], the mean embedding under each distribution. See
         ``kernels.weighted_embedding``.
         """
         partial = self.kernels.soft_embedding(probs, self.weight.tensor, divisor)
-        return partial if self.ids is None else self.ids.group.sum(partial)
+        return partial if self.ids is None else self.ids.group.all_reduce(partial)
 
 
 def soft_token_embeddings(

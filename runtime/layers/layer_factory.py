@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from runtime.distributed.process_group import ALONE, Group
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.errors import ConfigError
 from runtime.kernels.ops import KernelSet, select_kernels
 from runtime.kernels.precision import wide
@@ -67,7 +67,7 @@ class LayerFactory:
     kernels: KernelSet
     attn_impl: str
     quantization: str | None = field(default=None, kw_only=True)
-    group: Group = field(default=ALONE, kw_only=True)
+    group: TensorParallelGroup = field(default=SINGLE_RANK, kw_only=True)
     expert_parallel: bool = field(default=False, kw_only=True)
     allow_fused_shared_expert: bool = field(default=True, kw_only=True)
     lora: LoRAContext | None = field(default=None, kw_only=True)
@@ -81,7 +81,7 @@ class LayerFactory:
         quantization: str | None = None,
         lora_config: LoRAConfig | None = None,
         *,
-        group: Group = ALONE,
+        group: TensorParallelGroup = SINGLE_RANK,
         expert_parallel: bool = False,
         deterministic: bool = False,
     ) -> LayerFactory:
@@ -118,7 +118,7 @@ class LayerFactory:
         Raises:
             ConfigError: the number of ranks does not divide `length`.
         """
-        if self.group.alone:
+        if self.group.is_single:
             return None
         own = self.local_range(length, what)
         ranges = tuple(range(own.start + length * n, own.stop + length * n) for n in range(repeat))
@@ -236,7 +236,7 @@ class LayerFactory:
     def vocab_shard(self, vocab_size: int) -> VocabShard | None:
         """Returns this rank's part of the vocabulary; sizes of ranks may differ by one. None if not sharded."""
         rank, size = self.group.rank, self.group.size
-        if self.group.alone:
+        if self.group.is_single:
             return None
         return VocabShard(range(vocab_size * rank // size, vocab_size * (rank + 1) // size), vocab_size, self.group)
 

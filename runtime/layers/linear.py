@@ -43,8 +43,8 @@ class Linear(nn.Module):
         bias = None if self.bias is None else self.bias.tensor
         if self.group is None:
             return self.weight.matmul(x, bias)
-        out = self.group.room((len(x), self.weight.shape[-2]), x.dtype)
-        out = self.group.add_up(self.weight.matmul_out(x, out))
+        out = self.group.output_buffer((len(x), self.weight.shape[-2]), x.dtype)
+        out = self.group.all_reduce_out(self.weight.matmul_out(x, out))
         return out if bias is None else out.add_(bias)
 
     def forward_add_norm(
@@ -71,7 +71,7 @@ def attention_shards(
     `values`: the QKV projection includes V.
     """
     local = factory.local_heads(heads, kv_heads, head_dim)
-    if factory.group.alone:
+    if factory.group.is_single:
         return heads, kv_heads, None, None
     ranges = local.qkv_ranges(heads, kv_heads, values=values)
     rows = Shard(-2, (heads + (2 if values else 1) * kv_heads) * head_dim, ranges)

@@ -99,7 +99,7 @@ class LMHead:
             allowed_ids=[token - first for token in allowed_ids if token in ids.local], num_valid=num_valid,
         )  # fmt: skip
         numbers = torch.stack([peak, 1 / conf, (token + first).to(conf.dtype)])
-        peaks, sums, tokens = ids.group.gather(numbers).unbind(1)
+        peaks, sums, tokens = ids.group.all_gather(numbers).unbind(1)
         peak, best = peaks.max(0, keepdim=True)  # the first of equal values: the lowest id
         has_allowed = peaks > -torch.inf  # whether the rank has an allowed id; its sum is relative to its own peak
         total = torch.where(has_allowed, sums * (peaks - peak).exp(), 0).sum(0)

@@ -52,7 +52,7 @@ class ExpertWeights(NamedTuple):
 
 def make_experts(factory: LayerFactory, experts: int, hidden: int, width: int) -> ExpertWeights:
     """Creates uninitialized weights. Ranks sum their partial results with all-reduce."""
-    if factory.expert_parallel and not factory.group.alone:
+    if factory.expert_parallel and not factory.group.is_single:
         expert_shard = factory.local_range(experts, "experts")
         shard = Shard(-3, experts, (expert_shard,))
         gate_up = factory.expert_gate_up(experts, 2 * width, hidden, shard=shard)
@@ -105,15 +105,15 @@ class MoE(nn.Module):
             ids = self.expert_shard.local_ids(ids)
         if self.lora is not None and self.lora.needs_eager:
             return self._forward_lora(x, ids, weights, self.lora)
-        kernel_args, out = self._kernel_args(x), self.group.room(x.shape, x.dtype)
-        return self.group.add_up(self.kernels.moe(x, ids, weights, *kernel_args, out=out))
+        kernel_args, out = self._kernel_args(x), self.group.output_buffer(x.shape, x.dtype)
+        return self.group.all_reduce_out(self.kernels.moe(x, ids, weights, *kernel_args, out=out))
 
     def forward_add_norm(
         self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns ``norm.add(self(x, first), residual)``, fused if possible."""
         needs_eager = self.lora is not None and self.lora.needs_eager
-        if self.kernels.moe_add_norm is None or needs_eager or not self.group.alone:
+        if self.kernels.moe_add_norm is None or needs_eager or not self.group.is_single:
             return norm.add(self(x, first), residual)
         ids, weights = self.gate(x, first, None)
         norm_args = residual, tensor_of(norm.weight), norm.eps
@@ -126,7 +126,7 @@ class MoE(nn.Module):
         k = self.top_k
         shared_experts = None if self.shared_experts is None else self.shared_experts(x)
         result = lora_experts(x, ids[:, :k], weights[:, :k], self.gate_up_proj, self.down_proj, shared_experts, lora)
-        return self.group.add_up(result)
+        return self.group.all_reduce_out(result)
 
     def _kernel_args(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Returns the kernels' gate_up and down weights, and what is added to the result."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.distributed.process_group import Group
+from runtime.distributed.process_group import TensorParallelGroup
 
 Index = tuple[int | slice, ...]
 
@@ -118,7 +118,7 @@ class VocabShard:
 
     local: range
     vocab_size: int
-    group: Group
+    group: TensorParallelGroup
 
     def local_index(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the local index of each id, in range also for ids of other ranks, and bool, whether it is local."""

@@ -100,15 +100,15 @@ class Experts(nn.Module):
             ids = self.expert_shard.local_ids(ids)
         operands, room = (
             (self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg),
-            self.group.room(normed.shape, normed.dtype),
+            self.group.output_buffer(normed.shape, normed.dtype),
         )
-        return self.group.add_up(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
+        return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
 
     def choices(self, norms: NormOutputs, sandwich_norms: SandwichNormOps) -> torch.Tensor | TopKOutputs:
         """Returns the outputs of each row's experts, to be summed by `sandwich_norms`; with tensor parallelism their
         sum.
         """
-        if not self.group.alone:
+        if not self.group.is_single:
             return self(norms.total, norms.experts, norms.factor)
         ids, weights = self.router(norms.total, None, norms.factor)
         pairs = sandwich_norms.fused_experts(

@@ -117,7 +117,9 @@ class ModelRunner:
         model, batch, logits_ops = self.model, self.batch(plan), self.step.logits_ops
         hidden_states = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
         parts = torch.split(hidden_states, 1024)
-        return torch.cat([logits_ops.all_gather(model.lm_head(model.final_hidden_states(part))).cpu() for part in parts])
+        return torch.cat(
+            [logits_ops.all_gather(model.lm_head(model.final_hidden_states(part))).cpu() for part in parts]
+        )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults | None:

@@ -132,7 +132,12 @@ class ModelStep:
         """
         group, lm_head = shape.groups[0], self.sampler.fused_lm_head
         algorithm = self.sampler.get_algorithm(group.algorithm)
-        if lm_head is None or lm_head.kernels.threshold_unmask is None or algorithm.fused_threshold is None or not shape.rows:
+        if (
+            lm_head is None
+            or lm_head.kernels.threshold_unmask is None
+            or algorithm.fused_threshold is None
+            or not shape.rows
+        ):
             return None
         if (
             len(shape.groups) > 1

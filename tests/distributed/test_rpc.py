@@ -6,14 +6,14 @@ import threading
 import numpy as np
 import pytest
 
-from runtime.distributed.rpc import Beat, Gone, Hello, Sample, Step, Wire
-from runtime.distributed.serialization import GEOMETRY, block_arrays, block_plan, step_arrays, step_plan
+from runtime.distributed.rpc import ConnectionClosed, Heartbeat, Hello, RpcConnection, Sample, Step
+from runtime.distributed.serialization import LAYOUT, block_arrays, block_plan, step_arrays, step_plan
 from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs, SoftEmbeddingRows, StepPlan
 
 
 @pytest.fixture
 def wires():
-    ours, theirs = map(Wire, socket.socketpair())
+    ours, theirs = map(RpcConnection, socket.socketpair())
     yield ours, theirs
     ours.close()
     theirs.close()
@@ -39,7 +39,7 @@ def test_arrays_come_as_they_went(wires):
 
 def test_several_threads_may_send(wires):
     ours, theirs = wires
-    threads = [threading.Thread(target=ours.send, args=(Beat(n), {"n": np.full(1000, n)})) for n in range(20)]
+    threads = [threading.Thread(target=ours.send, args=(Heartbeat(n), {"n": np.full(1000, n)})) for n in range(20)]
     for thread in threads:
         thread.start()
     seen = set()
@@ -52,10 +52,10 @@ def test_several_threads_may_send(wires):
 
 def test_an_end_is_told(wires):
     ours, theirs = wires
-    ended = threading.Thread(target=theirs.wait_for_the_end)
+    ended = threading.Thread(target=theirs.wait_closed)
     ended.start()
     ours.close()
-    with pytest.raises(Gone):
+    with pytest.raises(ConnectionClosed):
         theirs.receive()
     ended.join()
 
@@ -63,14 +63,14 @@ def test_an_end_is_told(wires):
 @pytest.mark.parametrize("data", [b"\xff" * 8, b"\x05\0\0\0\0\0\0\0hello"])
 def test_what_is_no_message(wires, data):
     ours, theirs = wires
-    ours.connection.sendall(data)
+    ours.socket.sendall(data)
     with pytest.raises(ValueError, match="not a message of this protocol"):
         theirs.receive()
 
 
 def test_plans_come_as_they_went(wires):
     ours, theirs = wires
-    numbers = {name: np.arange(4) + n for n, name in enumerate(GEOMETRY)}
+    numbers = {name: np.arange(4) + n for n, name in enumerate(LAYOUT)}
     merged = SoftEmbeddingRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
     fields = (
         "rows", "tokens", "state", "sampled", "may_force", "num_steps_forcing", "initial_masks", "step_budget",
@@ -93,8 +93,8 @@ def test_plans_come_as_they_went(wires):
     _, arrays = theirs.receive()
     sample, sampled = theirs.receive()
     assert isinstance(sample, Sample)
-    found = step_plan(arrays, {name: arrays[name] for name in GEOMETRY}, lambda: block_plan(sample, sampled))
-    same(found, plan, ("tokens", *GEOMETRY))
+    found = step_plan(arrays, {name: arrays[name] for name in LAYOUT}, lambda: block_plan(sample, sampled))
+    same(found, plan, ("tokens", *LAYOUT))
     same(found.soft_embeddings, merged, ("rows", "ids", "probs", "params"))
     same(found.blocks, blocks, (*fields, "req_slot"))
     same(found.blocks.sampling, blocks.sampling, ("limits", "uniform"))

@@ -24,7 +24,7 @@ from runtime.request.field_spec import Field
 from runtime.request.resolve import resolve
 from runtime.request.validation import preview
 from runtime.strategies import strategies, strategies_supporting
-from runtime.weights import Checkpoint, read_tokens
+from runtime.weights import Checkpoint, resolve_token_ids
 from tests.models.tiny import checkpoint_of
 from tests.oracle.spelling import KINDS
 from tests.request.test_decoding import out_of_range, spelt
@@ -211,7 +211,7 @@ def test_a_config_that_lacks_or_contradicts_a_field(key: str, directory: Path) -
     for fields, value, config in wrong_configs(right):
         try:
             facts = family.facts(family.parse(config))
-            read_tokens(Checkpoint(directory, config, {}), family, facts, mask_token_id=mask, skip_tokenizer=True)
+            resolve_token_ids(Checkpoint(directory, config, {}), family, facts, mask_token_id=mask, skip_tokenizer=True)
         except ConfigError as error:
             sentences.append((fields, value, str(error).replace("--mask-token-id", "mask_token_id")))
     assert len(sentences) > 100

@@ -15,7 +15,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
 from runtime.weights import resolve_checkpoint
-from runtime.weights.loader import fill
+from runtime.weights.loader import load_weights
 from tests.kernels import fp8_cases
 from tests.kernels.interpreted import dtypes, matrix_dtypes  # it mends the interpreter's loop bounds
 from tests.models.paged import logits_in_chunks
@@ -96,7 +96,7 @@ def test_whole_model(tmp_path, shared):
         if kernels is TRITON:
             model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
             assert (model.layers[2].mlp.fused_shared is not None) == (shared == 1)
-        fill(model, checkpoint, family.weights(arch))
+        load_weights(model, checkpoint, family.weights(arch))
         ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
         results.append(torch.cat(logits_in_chunks(model, ids, block_size=4, page_size=4, chunk_blocks=[2, 1])))
     pair_stride = (results[1] - results[0]).norm(dim=1) / results[0].norm(dim=1)

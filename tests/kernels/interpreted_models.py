@@ -15,7 +15,7 @@ from runtime.models import families, resolve_family
 from runtime.models.decoder import Decoder
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.loader import fill
+from runtime.weights.loader import load_weights
 from tests.distributed.threads import together
 from tests.golden import GOLDEN
 from tests.kernels import in_order, interpreting  # noqa: F401
@@ -43,7 +43,7 @@ def test_a_whole_model(tmp_path, key):
     expected_model = load_model(checkpoint, family, arch, build)
     model = Decoder(arch, replace(build, kernels=TRITON))
     model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
-    fill(model, checkpoint, family.weights(arch))
+    load_weights(model, checkpoint, family.weights(arch))
     ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
     plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
     layout = list(LAYOUTS)[len(key) % 2]
@@ -74,7 +74,7 @@ def test_a_model_that_ranks_share(tmp_path, key, deals):
     def share(group):
         model = Decoder(arch, replace(build, kernels=TRITON, group=group, expert_parallel=deals))
         model.attention = TritonAttention(model.attention.shape, grouped=True)
-        fill(model, checkpoint, family.weights(arch))
+        load_weights(model, checkpoint, family.weights(arch))
         return logits_in_chunks(model, ids, **plan), model.lm_head.argmax(hidden, **bans)
 
     parts = together(2, share)
@@ -100,7 +100,7 @@ def canvas_model(kernels, **own):
         TritonAttention(attention.shape, grouped=True, batch_invariant=kernels.batch_invariant)
         for attention in model.attentions
     ]
-    fill(model, checkpoint, family.weights(arch))
+    load_weights(model, checkpoint, family.weights(arch))
     return model
 
 

@@ -137,7 +137,7 @@ def test_loading_and_unloading(adapters, tmp_path):
             engine.load_adapter("x", str(adapters["a1"]))
         with pytest.raises(ConfigError, match=r"has rank 5, more than --max-lora-rank 4"):
             engine.load_adapter("y", str(adapters["a4"]))
-        with pytest.raises(ConfigError, match="is no name of an adapter"):
+        with pytest.raises(ConfigError, match="is not the name of an adapter"):
             engine.load_adapter("", str(adapters["a0"]))
         assert engine.engine.adapters.offered == ["x"]
         before = engine.logits([3, 4, 5], adapter="x")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.distributed.process_group import ALONE, Group
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.layers.kv_pool import LAYOUTS, PagedPool
 from runtime.layers.layer_factory import LayerFactory
@@ -113,7 +113,7 @@ def load(
     attn_impl: str | None = None,
     name: str | None = None,
     quantization: str | None = None,
-    group: Group = ALONE,
+    group: TensorParallelGroup = SINGLE_RANK,
     deals: bool = False,
 ) -> Model:
     """The model of a checkpoint, or a rank's share of it; `name`: as --model-name."""

@@ -18,7 +18,7 @@ from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
 from runtime.quantization.base import QuantizedWeight
 from runtime.weights import resolve_checkpoint
-from runtime.weights.loader import sketch
+from runtime.weights.loader import meta_model
 from tests.matrix import marked
 from tests.models import tiny
 from tests.models.paged import load
@@ -113,7 +113,7 @@ def test_a_sketch_has_the_weights_that_every_build_has(tmp_path, key):
     checkpoint = resolve_checkpoint(str(checkpoint_of(key, tmp_path)))
     family = resolve_family(key if key in KINDS and KINDS[key].named else None, checkpoint.config)
     arch = family.parse(checkpoint.config)
-    shapes = {name: weight.shape for name, weight in named_weights(sketch(family, arch, torch.bfloat16)).items()}
+    shapes = {name: weight.shape for name, weight in named_weights(meta_model(family, arch, torch.bfloat16)).items()}
     for quantization in (None, "fp8", "int4"):
         kernels = select_kernels(torch.device("cuda"), torch.bfloat16, quantization)
         build = LayerFactory(torch.device("cpu"), torch.bfloat16, kernels, "torch", quantization=quantization)

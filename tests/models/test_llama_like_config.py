@@ -8,7 +8,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.models import llada_config, resolve_family
 from runtime.models.decoder_config import EXPERTS_READ, LLAMA_IGNORED, LLAMA_READ, LLAMA_SUPPORTED
-from runtime.weights import Checkpoint, read_tokens
+from runtime.weights import Checkpoint, resolve_token_ids
 from tests.oracle.spelling import KINDS, config_of
 
 LLAMAS = [family for family in KINDS if family != "llada"]  # whose fields are Llama's; LLaDA's are its own
@@ -172,7 +172,7 @@ def test_what_a_config_may_leave_out(family, block, limit, mask, eos, tmp_path):
     assert facts.max_positions == limit
     assert (arch.kv_heads, arch.out_bias) == (4, False)
     assert arch.qkv_bias == (KINDS[family].theirs == "Qwen2")
-    ids = read_tokens(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
+    ids = resolve_token_ids(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
     assert (ids.mask, ids.eos) == (mask, eos)
 
 
@@ -181,7 +181,7 @@ def test_diffullama_has_its_tokenizers_mask(tmp_path):
     known = resolve_family("diffullama", config)
     facts = known.facts(known.parse(config))
     with pytest.raises(ConfigError, match="--mask-token-id"):
-        read_tokens(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
+        resolve_token_ids(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -200,7 +200,9 @@ def test_the_token_that_begins_text_of_llada(tmp_path):
     assert known.facts(known.parse(config_of("llada"))).bos_id is None
     config = config_of("llada", bos_token_id=40)
     with pytest.raises(ConfigError, match="bos_token_id 40 is outside the vocabulary"):
-        read_tokens(Checkpoint(tmp_path, config, {}), known, known.facts(known.parse(config)), skip_tokenizer=True)
+        resolve_token_ids(
+            Checkpoint(tmp_path, config, {}), known, known.facts(known.parse(config)), skip_tokenizer=True
+        )
 
 
 def test_newer_configs_of_sdar_keep_the_rotation_in_one_object():

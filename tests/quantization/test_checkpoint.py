@@ -95,7 +95,9 @@ def test_what_a_checkpoint_leaves_plain_stays_plain(tmp_path):
 def test_experts_are_kept_alike(tmp_path):
     for number, part in enumerate(("mlp.experts", "experts.3.up_proj")):
         kept, _ = write_both(INT4, TINY, tmp_path / str(number), lambda name, part=part: part in name)
-        with pytest.raises(ConfigError, match=r"holds 'model.layers.1.mlp.experts.*plain, but quantises what is one"):
+        with pytest.raises(
+            ConfigError, match=r"holds 'model.layers.1.mlp.experts.*unquantized, but quantizes other parts"
+        ):
             load(kept, torch.float32)
 
 
@@ -112,10 +114,13 @@ def test_a_quantised_head_is_made_whole(tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda t: t.pop(f"{QKV}.weight_scale"), f"lacks '{QKV}.weight_scale', parts of weights that are quantised"),
+        (lambda t: t.pop(f"{QKV}.weight_scale"), f"lacks '{QKV}.weight_scale', parts of weights that are quantized"),
         (lambda t: t.update({f"{QKV}.weight_g_idx": torch.zeros(64)}), f"1 unknown: '{QKV}.weight_g_idx'"),
         (lambda t: t.update({f"{QKV}.weight_zero_point": torch.zeros(4)}), f"1 unknown: '{QKV}.weight_zero_point'"),
-        (lambda t: t.update({f"{QKV}.weight": torch.zeros(128, 64)}), f"holds '{QKV}.weight' both plain and quantised"),
+        (
+            lambda t: t.update({f"{QKV}.weight": torch.zeros(128, 64)}),
+            f"holds '{QKV}.weight' both quantized and unquantized",
+        ),
         (
             lambda t: t.update({f"{QKV}.weight_shape": torch.tensor([128, 96])}),
             "is [128, 8] words, but says",
@@ -204,7 +209,7 @@ def test_a_config_that_says_so_of_plain_weights(tmp_path):
     config = json.loads((TINY / "config.json").read_text()) | {"quantization_config": LAYOUTS[INT4][0]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(load_file(TINY / "model.safetensors"), tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match="holds no weight that is quantised, though config"):
+    with pytest.raises(ConfigError, match="holds no weight that is quantized, though config"):
         load(tmp_path, torch.float32)
 
 

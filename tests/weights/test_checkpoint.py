@@ -182,8 +182,8 @@ def test_casting(tiny):
         (lambda t: t.update({GATE: torch.ones(8, 15)}), f"{GATE} is [8, 15], not [8, 16]"),
         (lambda t: t[GATE].view(-1)[5:6].fill_(float("nan")), f"'{GATE}' of"),
         (lambda t: t[GATE].view(-1)[5:6].fill_(float("inf")), "NaN or infinite"),
-        (lambda t: t.update({GATE: torch.ones(8, 16, dtype=torch.int8)}), "torch.int8: quantised"),
-        (lambda t: t.update({GATE: torch.ones(8, 16).to(torch.float8_e4m3fn)}), "quantised"),
+        (lambda t: t.update({GATE: torch.ones(8, 16, dtype=torch.int8)}), "torch.int8: quantized"),
+        (lambda t: t.update({GATE: torch.ones(8, 16).to(torch.float8_e4m3fn)}), "quantized"),
         (lambda t: t.update({"model.layers.1.mlp.gate.e_score_correction_bias": torch.ones(4)}), "more than once"),
     ],
 )

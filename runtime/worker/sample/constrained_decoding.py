@@ -43,19 +43,19 @@ class Walking:
 
     @property
     def goes_on(self) -> bool:
-        return not self.stopped and self.at < self.size and not self.walk.constraint.failed
+        return not self.stopped and self.at < self.size and not self.walk.constraint.error
 
     def take(self, token: int) -> None:
         """A token that comes next; behind an end of sequence the block is full of them."""
         constraint = self.walk.constraint
-        constraint.take(token)
+        constraint.accept_token(token)
         self.taken.append(token)
-        if constraint.ended:
+        if constraint.finished:
             self.taken += [token] * (self.size - self.at)
 
     def take_forced(self) -> None:
         while self.goes_on:
-            forced = self.walk.constraint.forced()
+            forced = self.walk.constraint.forced_tokens()
             if not forced:
                 return
             for token in forced[: self.size - self.at]:
@@ -113,9 +113,9 @@ def _go(batch: Sequence[Walking], logits: torch.Tensor, plan: DenoiseBlocks) -> 
         walking.take_forced()
     going = [walking for walking in batch if walking.goes_on]
     while going:
-        allowed = np.zeros((len(going), max(words, going[0].walk.constraint.facts.words)), dtype=np.int32)
+        allowed = np.zeros((len(going), max(words, going[0].walk.constraint.facts.mask_len)), dtype=np.int32)
         for walking, row in zip(going, allowed, strict=True):
-            walking.walk.constraint.fill(row[: walking.walk.constraint.facts.words])
+            walking.walk.constraint.fill_bitmask(row[: walking.walk.constraint.facts.mask_len])
         going, allowed = _alive(going, allowed[:, :words])
         if not going:
             return
@@ -131,7 +131,7 @@ def _go(batch: Sequence[Walking], logits: torch.Tensor, plan: DenoiseBlocks) -> 
 
 def _alive(going: list[Walking], allowed: np.ndarray) -> tuple[list[Walking], np.ndarray]:
     """Without those that have just failed."""
-    kept = [i for i, walking in enumerate(going) if not walking.walk.constraint.failed]
+    kept = [i for i, walking in enumerate(going) if not walking.walk.constraint.error]
     return [going[i] for i in kept], allowed[kept]
 
 

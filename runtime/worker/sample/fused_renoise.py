@@ -56,7 +56,8 @@ def fused_renoise_stats(
         part = slice(start, start + max_rows)
         rows: SampledRows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
         request = StatsRequest(
-            temperature=group.algorithm.temperature(rows), uniform=None if uniform is None else uniform[part], cap=head.cap,
+            temperature=group.algorithm.temperature(rows), uniform=None if uniform is None else uniform[part],
+            cap=head.cap,
             mask_id=mask_id, max_token_id=max_token_id, probs=hidden.dtype if returns_probs else None,
         )  # fmt: skip
         yield (block[part], at[part]), head.kernels.softmax_stats(head.uncapped(hidden[part]), request)
