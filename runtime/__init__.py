@@ -1,4 +1,4 @@
-"""Unmask's serving runtime for diffusion language models. Importing it loads nothing heavy: names resolve on use."""
+"""Unmask's serving runtime for diffusion language models. Names are imported on first use."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def wait_passively() -> None:
-    """Has OpenMP's threads sleep between parallel regions, unless the user has set OMP_WAIT_POLICY.
+    """Makes OpenMP's threads sleep between parallel regions, unless the user has set OMP_WAIT_POLICY.
 
     OpenMP reads the variable once, when torch loads it. On a busy host with two cores a model on two spinning threads
     took 25 times as long as on one thread, and twice as long with threads that sleep.

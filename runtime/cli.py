@@ -1,6 +1,6 @@
-"""``unmask``: one command for what ``python -m runtime.server``, ``runtime.chat`` and ``runtime.bench`` do.
+"""``unmask``: one command for ``python -m runtime.server``, ``runtime.chat`` and ``runtime.bench``.
 
-What a subcommand needs is imported once it is the one asked for, so that ``--help`` answers at once.
+Modules of a subcommand are imported when it is selected, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
 def model(named: str) -> str:
-    """The ``--model`` that is meant: a path where there is one, else a repository of the hub."""
+    """Returns the value of ``--model``: a path if it exists, else a hub repository."""
     if "://" in named or Path(named).exists() or not _ON_THE_HUB.fullmatch(named):
         return named
     return f"hf://{named}"
 
 
 def usage() -> str:
-    """How the command is used."""
+    """Returns the usage text."""
     lines = "\n".join(f"  unmask {text}" for _, text in COMMANDS.values())
     return f"usage:\n{lines}\n  unmask --version\n\nEach command's own --help tells more."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process's exit code."""
+    """Runs the command; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] in (["--version"], ["version"]):
         print(f"unmask {runtime.__version__}")

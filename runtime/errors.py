@@ -1,21 +1,21 @@
-"""The two kinds of mistake a user can make, in how the server is started and in a request; and the end of a replica."""
+"""Errors that users see: of configuration, of requests, and the loss of a replica."""
 
 from __future__ import annotations
 
 
 class ConfigError(ValueError):
-    """Start-up cannot go on. The message is one sentence that names the flag, file or tensor and the fix."""
+    """Invalid configuration. The message is one sentence that names the flag, file or tensor, and the fix."""
 
 
 class RequestError(ValueError):
     """A request that is refused before it reaches the engine.
 
     Attributes:
-        message: one sentence that names the field and the fix.
-        param: the field's path as the client wrote it (``"decoding.accept_threshold"``), or None.
+        message: One sentence that names the field and the fix.
+        param: Path of the field as the client wrote it (``"decoding.accept_threshold"``), or None.
         status: HTTP status (400, 401, 403, 404, 413, 429, 503, 504).
         code: OpenAI's machine-readable code (``"model_not_found"``), or None.
-        detail: the part of the message that a library or the client wrote without quotes. The log has its length.
+        detail: Part of the message that a library or the client wrote without quotes. The log has only its length.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class RequestError(ValueError):
         self.detail = detail
 
     def renamed(self, ours: str, theirs: str) -> RequestError:
-        """The same, of a field that the client knows under another name."""
+        """Returns the error with the field's name replaced by that of another API."""
         param, message = self.param, self.message
         if param is not None and (param == ours or param.startswith((f"{ours}.", f"{ours}["))):
             message = theirs + message.removeprefix(ours) if message.startswith(ours) else message
@@ -38,5 +38,7 @@ class RequestError(ValueError):
 
 
 class ReplicaLost(Exception):
-    """One of the processes that share a model has gone, hangs or failed, so that none of them can go on. The message is
-    one sentence that says which and how."""
+    """A process of a tensor parallel replica is gone, hangs or failed, so that the replica cannot continue.
+
+    The message is one sentence that names the process and the cause.
+    """

@@ -21,64 +21,64 @@ from runtime.request.resolve import expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import refuse
-from runtime.scoring import Scoring
+from runtime.scoring import ScoringMixin
 from runtime.structured_output.grammar_cache import GrammarError
-from runtime.structured_output.sandbox_on_demand import LateTrials
+from runtime.structured_output.sandbox_on_demand import LazyGrammarSandbox
 from runtime.weights import resolve_checkpoint
 
 if TYPE_CHECKING:
-    from runtime.distributed.executor import Ranks
+    from runtime.distributed.executor import MultiprocExecutor
     from runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
 
 
-class LLM(Scoring):
-    """A model in this process. Several may live side by side; none may be shared between threads.
+class LLM(ScoringMixin):
+    """A model in this process. A process may have several; none may be used by several threads.
 
-    Streams may be open at the same time, and `generate` may be called meanwhile: they share the engine's batches.
+    Streams may be open at the same time, and `generate` may be called meanwhile: they are batched together.
 
     Args:
-        model: directory, ``hf://org/name[@revision]``, or None for the demo checkpoint.
-        flags: any flag of the engine, with underscores (``device="cpu"``, ``block_size=8``, ``dtype="float64"`` ...).
-            ``skip_tokenizer=True``: ids in, ids out. With ``tensor_parallel_size=N`` it starts N - 1 processes, which
-            end with it.
+        model: Directory, ``hf://org/name[@revision]``, or None for the demo checkpoint.
+        flags: Any flag of the engine, with underscores (``device="cpu"``, ``block_size=8``, ``dtype="float64"`` ...).
+            ``skip_tokenizer=True``: token ids instead of text. ``tensor_parallel_size=N`` starts N - 1 processes, which
+            end with this object.
 
     Raises:
-        ConfigError: for flags or a checkpoint that cannot be honoured.
-        ReplicaLost: from any call, with ``tensor_parallel_size`` above 1, when one of its processes is gone, for good.
+        ConfigError: A flag or the checkpoint is invalid or not supported.
+        ReplicaLost: From any call, with ``tensor_parallel_size`` above 1, after one of its processes is gone.
     """
 
     tokenizer: Tokenizer | None
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         config = EngineConfig.from_flags(model=model, **flags)
-        self._begin(*_engine(config))
+        self._init(*_engine(config))
         path = resolve_checkpoint(config.model).path
         if not config.skip_tokenizer:
             from runtime.tokenizer import Tokenizer
 
             self.tokenizer = Tokenizer(path)
-        if self.engine.grammars is not None:  # no server has tried them before
-            self.engine.grammars.trial = LateTrials(path, self.engine.info)
+        if self.engine.grammars is not None:  # grammars were not checked by a server
+            self.engine.grammars.checker = LazyGrammarSandbox(path, self.engine.info)
 
     @classmethod
-    def around(cls, engine: Engine, ranks: Ranks | None = None) -> LLM:
-        """Of an engine that was made otherwise: ids in, ids out."""
+    def from_engine(cls, engine: Engine, ranks: MultiprocExecutor | None = None) -> LLM:
+        """Wraps an existing engine, without a tokenizer."""
         made = cls.__new__(cls)
-        made._begin(engine, ranks)
+        made._init(engine, ranks)
         return made
 
-    def _begin(self, engine: Engine, ranks: Ranks | None = None) -> None:
+    def _init(self, engine: Engine, ranks: MultiprocExecutor | None = None) -> None:
         self.engine = engine
-        self._ranks = ranks  # processes that end with it
+        self._ranks = ranks  # other ranks, which end with this object
         self.tokenizer = None
         self._ids = itertools.count()
-        self._inboxes = Inboxes(engine)
+        self._collector = Inboxes(engine)
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded and its limits."""
+        """Properties and limits of the loaded engine."""
         return self.engine.info
 
     def generate(
@@ -88,15 +88,15 @@ class LLM(Scoring):
         *,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[GenerationOutput]:
-        """Answer all prompts, in shared batches; outputs in their order.
+        """Generates completions for all prompts, batched together; returns them in order.
 
         Args:
-            prompts: texts (continued as they are), lists of ids, or lists of chat messages, in any mix.
-            params: one for all, or one each.
-            adapter: likewise, the name of one that is loaded; None: the base model.
+            prompts: Texts (continued as they are), lists of ids, or lists of chat messages, in any mix.
+            params: For all prompts, or one per prompt.
+            adapter: Name of a loaded adapter, for all prompts or per prompt; None: the base model.
 
         Raises:
-            RequestError: if any of them is wrong (nothing runs then), or the engine failed on one.
+            RequestError: A prompt is invalid (nothing runs then), or the engine failed on one.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
         each = self._params(params, len(prompts))
@@ -117,21 +117,22 @@ class LLM(Scoring):
         adapter: str | Sequence[str | None] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[GenerationOutput]:
-        """Answer a conversation, or several in shared batches, through the checkpoint's chat template.
+        """Generates answers to one or several conversations through the checkpoint's chat template.
 
         Args:
-            messages: of one conversation, or a list of conversations; each message with `role` and `content`.
-            params, adapter: as for `generate`.
-            chat_template_kwargs: further variables of the template.
+            messages: Messages of one conversation, or a list of conversations. A message has `role` and `content`.
+            params: As for `generate`.
+            adapter: As for `generate`.
+            chat_template_kwargs: Further variables of the template.
 
         Raises:
-            RequestError: as `generate` does, and for messages that the template cannot render.
+            RequestError: As `generate`, and for messages that the template cannot render.
         """
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
         encode = self._tokenizer("messages").encode_chat
         kwargs = dict(chat_template_kwargs or {})
-        prompts = [encode([dict(message) for message in talk], **kwargs) for talk in conversations]
+        prompts = [encode([dict(message) for message in conversation], **kwargs) for conversation in conversations]
         return self.generate(prompts, params, adapter=adapter)
 
     def stream(
@@ -151,24 +152,32 @@ class LLM(Scoring):
         report: StreamMode = "denoise" if stream_mode == "denoise" else "stable"
         (choice,) = self._choices(prompt, params, report, adapter)
         make = denoise_event if stream_mode == "denoise" else append_event
-        inbox = self._inboxes.open([choice.spec])
+        inbox = self._collector.open([choice.spec])
         try:
             while choice.finish_reason is None:
-                output = self._inboxes.next(inbox)
+                output = self._collector.next(inbox)
                 event = make(choice, output, self._absorb(choice, output))
                 if event is not None:
                     yield event
         finally:
-            self._inboxes.drop(choice.spec.id)
+            self._collector.drop(choice.spec.id)
         answer = GenerationOutput.from_completion(choice)
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
         yield {"event": "final", "id": choice.spec.id, **final}
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], block_size: int | None = None, *, adapter: str | None = None) -> torch.Tensor:
-        """float32 [len(ids), vocab] (float64 where the model is): one uncached forward under the family's attention.
+        """Returns logits of one uncached forward under the family's attention, before any shift or mask of tokens.
 
-        Same layers and kernels as serving; before any shift or ban.
+        Layers and kernels are those of serving.
+
+        Args:
+            ids: Token ids.
+            block_size: Block size of the attention; None: the engine's.
+            adapter: Name of an adapter.
+
+        Returns:
+            float32 [len(ids), vocab]; float64 if the model is.
         """
         from runtime.engine.forward_logits import sequence_logits
 
@@ -176,18 +185,18 @@ class LLM(Scoring):
         return sequence_logits(self.engine, list(ids), block_size, name)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """From now on `adapter` may name it. ConfigError, and nothing changes, where it cannot be served."""
+        """Loads an adapter that requests may name. Raises ConfigError, without changes, if it is not supported."""
         self.engine.adapters.load(name, self.engine.adapters.read(path))
 
     def unload_adapter(self, name: str) -> None:
-        """Forget it. RequestError while answers with it are under way."""
+        """Unloads an adapter. Raises RequestError while requests with it are running."""
         self.engine.settle()
         if not self.engine.unload_adapter(name):
             self.engine.adapters.leaving.discard(name)
             raise RequestError(f"adapter: answers with {name!r} are under way", param="adapter", status=409)
 
     def close(self) -> None:
-        """Free the model and the cache; the object cannot be used afterwards. Closing again does nothing."""
+        """Frees the model and the cache; the object cannot be used afterwards. Closing again does nothing."""
         self.engine.close()
         if self._ranks is not None:
             self._ranks.close()
@@ -237,31 +246,33 @@ class LLM(Scoring):
             adapter=self.engine.adapters.named(adapter),
         )
         if spec.grammar:
-            assert self.engine.grammars is not None  # else it was refused
-            self.engine.grammars.compiled(spec.grammar, path_of(params.structured_outputs, FIELD))
-        return [CompletionState(i, one, self._answer(stop)) for i, one in enumerate(expand_choices(spec, params.n))]
+            assert self.engine.grammars is not None  # otherwise it was refused
+            self.engine.grammars.compile(spec.grammar, path_of(params.structured_outputs, FIELD))
+        return [
+            CompletionState(i, one, self._detokenizer(stop)) for i, one in enumerate(expand_choices(spec, params.n))
+        ]
 
-    def _answer(self, stop: tuple[str, ...]) -> TextBuilder:
+    def _detokenizer(self, stop: tuple[str, ...]) -> TextBuilder:
         if self.tokenizer is None:
             return IdsOnly()
-        from runtime.tokenizer import Answer
+        from runtime.tokenizer import IncrementalDetokenizer
 
-        return Answer(self.tokenizer, stop, marks=part_marks())
+        return IncrementalDetokenizer(self.tokenizer, stop, marks=part_marks())
 
     def _finish(self, all_choices: list[CompletionState]) -> None:
         waiting = {choice.spec.id: choice for choice in all_choices}
-        inbox = self._inboxes.open(choice.spec for choice in all_choices)
+        inbox = self._collector.open(choice.spec for choice in all_choices)
         try:
             while waiting:
-                output = self._inboxes.next(inbox)
+                output = self._collector.next(inbox)
                 choice = waiting.get(output.id)
                 if choice is not None:
                     self._absorb(choice, output)
                     if choice.finish_reason is not None:
-                        self._inboxes.drop(waiting.pop(output.id).spec.id)
+                        self._collector.drop(waiting.pop(output.id).spec.id)
         finally:
             for request_id in waiting:
-                self._inboxes.drop(request_id)
+                self._collector.drop(request_id)
 
     def _absorb(self, choice: CompletionState, output: EngineOutput) -> str:
         if output.refused:
@@ -271,8 +282,8 @@ class LLM(Scoring):
         return choice.update(output)
 
 
-def _engine(config: EngineConfig) -> tuple[Engine, Ranks | None]:
-    """An engine, and the other processes that share its model."""
+def _engine(config: EngineConfig) -> tuple[Engine, MultiprocExecutor | None]:
+    """Loads an engine; returns it and the executor of its other ranks, if any."""
     if config.tensor_parallel_size == 1:
         return load_engine(config), None
     from runtime.distributed.local_executor import local_engine

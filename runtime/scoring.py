@@ -1,4 +1,4 @@
-"""What an ``LLM`` does beside answering: how probable a text is after a prompt."""
+"""Scoring of prompts by ``LLM``: log-probabilities of a text after a prompt."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from runtime.tokenizer import Tokenizer
 
 
-class Scores(Protocol):
-    """What it takes of an ``LLM``."""
+class SupportsScoring(Protocol):
+    """The parts of an ``LLM`` that scoring uses."""
 
     engine: Engine
     _ids: Iterator[int]
@@ -28,16 +28,22 @@ class Scores(Protocol):
     def _finish(self, all_choices: list[CompletionState]) -> None: ...
 
 
-class Scoring:
+class ScoringMixin:
     def score(
-        self: Scores, texts: Sequence[tuple[Any, str | Sequence[int]]], *, top: int = 0, stride: int = 1,
+        self: SupportsScoring, texts: Sequence[tuple[Any, str | Sequence[int]]], *, top: int = 0, stride: int = 1,
         adapter: str | None = None,
     ) -> list[list[TokenLogprob]]:  # fmt: skip
-        """Of pairs of a prompt and what follows it, the log-probability of each token that follows, with `top` of the
-        likeliest in its place; `stride` tokens a forward (docs/decoding.md, Log-probabilities of a prompt).
+        """Returns the log-probability of each token of a text after a prompt (docs/decoding.md, Log-probabilities of a
+        prompt).
+
+        Args:
+            texts: Pairs of a prompt and the text that follows it.
+            top: Number of alternatives per token.
+            stride: Tokens per forward.
+            adapter: Name of an adapter.
 
         Raises:
-            RequestError: for an empty one, and where prompts cannot be scored.
+            RequestError: A text is empty, or prompts cannot be scored.
         """
         integer("top", top, 0, MAX_LOGPROBS)
         integer("stride", stride, 1, MAX_TOKENS_PER_STEP)

@@ -12,7 +12,7 @@ from runtime.algorithms import base as algorithms
 from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
 from runtime.models import base as models
-from runtime.parsers import Parts, formats, reasoning_format, tool_format
+from runtime.parsers import ChatOutputParser, formats, reasoning_format, tool_format
 from runtime.strategies import base as strategies
 from runtime.weights import resolve_checkpoint
 from tests.golden import GOLDEN
@@ -95,7 +95,7 @@ def test_a_family(run, tmp_path):
 def test_a_format(run):
     assert tool_format("bracketed") is None
     run("runtime/parsers/bracketed.py")
-    parts = Parts(tools=tool_format("bracketed"), reasoning=reasoning_format("bracketed"))
+    parts = ChatOutputParser(tools=tool_format("bracketed"), reasoning=reasoning_format("bracketed"))
     for character in '[R]hm[/R]Look: [CALL]{"name": "f", "arguments": {"x": 1}}[/CALL]':
         parts.push(character)
     assert (parts.reasoning, parts.content) == ("hm", "Look:")

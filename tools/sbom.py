@@ -1,7 +1,7 @@
-"""The bill of materials of an image's Python packages, as CycloneDX: uv writes it, of what the constraints pin.
+"""Bill of materials of an image's Python packages, as CycloneDX, exported by uv from the constraints.
 
-uv exports what a project has locked, and so is given one for a moment, whose requirements are the constraints. What the
-base image brings is not in it.
+uv exports the locked packages of a project. A temporary project is created, whose requirements are the constraints. The
+packages of the base image are not included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIN = re.compile(r"^([a-z0-9][\w.-]*)==([^\s;]+)( ; [^\\\n]+?)? *\\?$", re.MULT
 
 
 def project(image: str, version: str, constraints: str) -> str:
-    """The pyproject.toml of a project with these requirements, for what images run on."""
+    """Returns the pyproject.toml of a project with these requirements, for the platform of the images."""
     pins = [f"{name}=={pin}{marker}" for name, pin, marker in _PIN.findall(constraints)]
     return (
         f'[project]\nname = "unmask-{image}"\nversion = "{version}"\nrequires-python = ">=3.11"\n'
@@ -28,7 +28,7 @@ def project(image: str, version: str, constraints: str) -> str:
 
 
 def differences(bill: str, constraints: str) -> list[str]:
-    """What the bill has beside the constraints, and what of them it lacks though they hold everywhere."""
+    """Returns packages of the bill that are not in the constraints, and unconditional constraints that it lacks."""
     listed = {(part["name"], part["version"]) for part in json.loads(bill)["components"]}
     pins = {(name, pin): marker for name, pin, marker in _PIN.findall(constraints)}
     wrong = (listed - pins.keys()) | {pin for pin, marker in pins.items() if not marker and pin not in listed}
@@ -36,7 +36,7 @@ def differences(bill: str, constraints: str) -> list[str]:
 
 
 def write(uv: Path, image: str, version: str, to: Path) -> None:
-    """Raises CalledProcessError where uv fails, as it does where no index answers."""
+    """Writes the bill. Raises CalledProcessError if uv fails, for example without an index."""
     constraints = (CONSTRAINTS / f"{image}.txt").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "pyproject.toml").write_text(project(image, version, constraints), encoding="utf-8")

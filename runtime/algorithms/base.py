@@ -149,11 +149,11 @@ class BlockUpdate:
     edited: torch.Tensor  # bool [n, B], unmasked positions before the step that were replaced, deleted or split
     remasked: torch.Tensor  # bool [n, B], unmasked positions that were masked again
     finished: torch.Tensor  # bool [n], the content is final
-    soft_tokens: TopTokens | None = None  # [n, B, count], for embeddings of unmasked positions until the block finishes
+    soft_tokens: TopTokens | None = None  # [n, B, count], for embeddings of unmasked positions in open block finishes
 
 
 class SoftEmbeddingParams(NamedTuple):
-    """Parameters of docs/decoding-rules.md#soft-embeddings, computed by ``runtime.layers.embedding.merged``."""
+    """Parameters of docs/decoding-rules.md#soft-embeddings, see ``runtime.layers.embedding.soft_token_embeddings``."""
 
     smooth: bool  # add the mixture to the token's embedding. False: the mask's embedding gets the remaining probability
     weight: float  # factor of the mixture if `smooth`

@@ -13,7 +13,7 @@ from runtime.algorithms import sampling
 from runtime.algorithms.distributed_quantile import DistributedQuantile, sortable_keys
 from runtime.algorithms.logits_ops import LogitsOps
 from runtime.algorithms.sampling import Candidate, TopTokens
-from runtime.layers.sharding import Ids
+from runtime.layers.sharding import VocabShard
 
 NEG_INF = float("-inf")
 
@@ -27,28 +27,28 @@ class VocabParallelLogitsOps(LogitsOps):
 
     is_sharded = True
 
-    def __init__(self, ids: Ids) -> None:
+    def __init__(self, ids: VocabShard) -> None:
         self.ids = ids
         self.group = ids.group
 
     def vocab_size(self, logits: torch.Tensor) -> int:
-        return self.ids.whole
+        return self.ids.vocab_size
 
     def all_gather(self, logits: torch.Tensor) -> torch.Tensor:
-        size, vocab = self.group.size, self.ids.whole
+        size, vocab = self.group.size, self.ids.vocab_size
         counts = [vocab * (rank + 1) // size - vocab * rank // size for rank in range(size)]
         padded = torch.nn.functional.pad(logits, (0, max(counts) - logits.shape[1]))
-        shards = self.group.gather(padded)
+        shards = self.group.all_gather(padded)
         return torch.cat([shard[:, :count] for shard, count in zip(shards, counts, strict=True)], 1)
 
     def local_columns(self, ids: torch.Tensor) -> torch.Tensor:
-        column, is_local = self.ids.at(ids)
+        column, is_local = self.ids.local_index(ids)
         return column[is_local]
 
     def mask_forbidden(
         self, logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_special_ids: Sequence[int] = ()
     ) -> None:
-        local = self.ids.here
+        local = self.ids.local
         sampling.mask_forbidden(
             logits,
             mask_id=local.index(mask_id) if mask_id in local else None,  # type: ignore[arg-type]
@@ -57,28 +57,28 @@ class VocabParallelLogitsOps(LogitsOps):
         )
 
     def scatter_add(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
-        column, is_local = self.ids.at(ids)
+        column, is_local = self.ids.local_index(ids)
         logits.scatter_add_(1, column, torch.where(is_local, values, 0))
 
     def gather(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return logits.gather(1, self.ids.at(ids)[0])
+        return logits.gather(1, self.ids.local_index(ids)[0])
 
     def scatter(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
-        column, is_local = self.ids.at(ids)
+        column, is_local = self.ids.local_index(ids)
         row = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
         logits[row[is_local], column[is_local]] = values[is_local]
 
     def argmax_excluding(self, logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
         allowed = logits.clone()
         for id in ids:
-            if id in self.ids.here:
-                allowed[:, self.ids.here.index(id)] = NEG_INF
+            if id in self.ids.local:
+                allowed[:, self.ids.local.index(id)] = NEG_INF
         return self._argmax(allowed)[0]
 
     def argmax_excluding_rows(
         self, logits: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        column, is_local = self.ids.at(ids)
+        column, is_local = self.ids.local_index(ids)
         allowed = logits.scatter_add(1, column, torch.where(is_local & mask, NEG_INF, 0.0).to(logits.dtype))
         best, value = self._argmax(allowed)
         return best, value > NEG_INF
@@ -90,9 +90,9 @@ class VocabParallelLogitsOps(LogitsOps):
     def top_tokens(self, logits: torch.Tensor, count: int) -> TopTokens:
         ids, values = sampling.topk(logits, min(count, logits.shape[1]))
         missing = max(count - ids.shape[1], 0)
-        ids = torch.nn.functional.pad(ids, (0, missing)) + self.ids.here.start
+        ids = torch.nn.functional.pad(ids, (0, missing)) + self.ids.local.start
         values = torch.nn.functional.pad(values, (0, missing), value=NEG_INF)
-        ids, values = self.group.gather(torch.stack([ids.to(values.dtype), values])).unbind(1)
+        ids, values = self.group.all_gather(torch.stack([ids.to(values.dtype), values])).unbind(1)
         ids, values = ids.transpose(0, 1).flatten(1), values.transpose(0, 1).flatten(1)  # [rows, ranks * count]
         values, order = values.sort(dim=1, descending=True, stable=True)
         ids = ids.gather(1, order)[:, :count].long()
@@ -100,7 +100,7 @@ class VocabParallelLogitsOps(LogitsOps):
 
     def probability(self, logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         local = torch.stack([self._local_values(logits, token), logits.logsumexp(1)])
-        values, totals = self.group.gather(local).unbind(1)
+        values, totals = self.group.all_gather(local).unbind(1)
         return (values.amax(0) - totals.logsumexp(0)).exp()
 
     def softmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ class VocabParallelLogitsOps(LogitsOps):
         if num_unfiltered < len(scaled):
             filtered = scaled[num_unfiltered:]
             if min_p is not None:
-                sampling.min_p_filter(filtered, self.group.largest(filtered.amax(1)), min_p[num_unfiltered:])
+                sampling.min_p_filter(filtered, self.group.all_reduce_max(filtered.amax(1)), min_p[num_unfiltered:])
             quantile = DistributedQuantile(sortable_keys(filtered), 8 * filtered.element_size())
             filtered.masked_fill_(~self._top_k_mask(quantile, top_k[num_unfiltered:]), NEG_INF)
             filtered.masked_fill_(
@@ -127,32 +127,32 @@ class VocabParallelLogitsOps(LogitsOps):
         before = self._exclusive_rank_sum(sums[:, -1])
         below = (before[:, None] + sums <= uniform[:, None]).sum(1)
         possible = probs > 0
-        last = probs.shape[1] - 1 - possible.flip(1).int().argmax(dim=1) + self.ids.here.start
-        counts, lasts = self.group.gather(torch.stack([below, torch.where(possible.any(1), last, -1)])).unbind(1)
+        last = probs.shape[1] - 1 - possible.flip(1).int().argmax(dim=1) + self.ids.local.start
+        counts, lasts = self.group.all_gather(torch.stack([below, torch.where(possible.any(1), last, -1)])).unbind(1)
         token = torch.minimum(counts.sum(0), lasts.amax(0))
-        return Candidate(token, self.group.largest(self._local_values(probs, token)))
+        return Candidate(token, self.group.all_reduce_max(self._local_values(probs, token)))
 
     def margin(self, probs: torch.Tensor) -> torch.Tensor:
         top = probs.topk(min(2, probs.shape[1]), dim=1).values
         top = torch.nn.functional.pad(top, (0, 2 - top.shape[1]))
-        first, second = self.group.gather(top).transpose(0, 1).flatten(1).topk(2, dim=1).values.unbind(dim=1)
+        first, second = self.group.all_gather(top).transpose(0, 1).flatten(1).topk(2, dim=1).values.unbind(dim=1)
         return first - second
 
     def entropy(self, probs: torch.Tensor) -> torch.Tensor:
-        return self.group.sum(sampling.entropy(probs))
+        return self.group.all_reduce(sampling.entropy(probs))
 
     def _local_values(self, numbers: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """Returns each row's number of `token`, [rows]; -inf if another rank has the token."""
-        column, is_local = self.ids.at(token)
+        column, is_local = self.ids.local_index(token)
         return torch.where(is_local, numbers.gather(1, column[:, None])[:, 0], NEG_INF)
 
     def _logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns the logsumexp over the full vocabulary, [rows]."""
-        return self.group.gather(logits.logsumexp(1)).logsumexp(0)
+        return self.group.all_gather(logits.logsumexp(1)).logsumexp(0)
 
     def _exclusive_rank_sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Returns the sum of the numbers [rows] of all lower ranks."""
-        return self.group.gather(numbers)[: self.group.rank].sum(0)
+        return self.group.all_gather(numbers)[: self.group.rank].sum(0)
 
     def _argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the argmax and its logit, [rows] each."""
@@ -164,9 +164,9 @@ class VocabParallelLogitsOps(LogitsOps):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the argmax, its logit, and the logsumexp of the `total` [rows] of all ranks, in one all-gather."""
         column = logits.argmax(1, keepdim=True)
-        value, token = logits.gather(1, column)[:, 0], column[:, 0] + self.ids.here.start
+        value, token = logits.gather(1, column)[:, 0], column[:, 0] + self.ids.local.start
         local = torch.stack([value, token.to(value.dtype), total])
-        values, tokens, totals = self.group.gather(local).unbind(1)
+        values, tokens, totals = self.group.all_gather(local).unbind(1)
         best = values.argmax(0, keepdim=True)
         return tokens.gather(0, best)[0].long(), values.gather(0, best)[0], totals.logsumexp(0)
 
@@ -176,8 +176,8 @@ class VocabParallelLogitsOps(LogitsOps):
         Of equal values, the lowest ids count first.
         """
         count = count[:, None]
-        key = quantile.smallest_key_where(lambda key: self.group.sum(quantile.count_above(key)) < count)
-        above = self.group.sum(quantile.count_above(key))
+        key = quantile.smallest_key_where(lambda key: self.group.all_reduce(quantile.count_above(key)) < count)
+        above = self.group.all_reduce(quantile.count_above(key))
         same = quantile.keys == key
         rank = self._exclusive_rank_sum(same.sum(1))[:, None] + same.cumsum(1)
         return (quantile.keys > key) | (same & (above + rank <= count)) | (count <= 0)
@@ -186,9 +186,9 @@ class VocabParallelLogitsOps(LogitsOps):
         """Returns whether the ids before each local id, in the order of `_top_k_mask`, have less than `top_p` [rows]
         of probability. Shape as there; all for 1 or more."""
         top_p, mass = top_p[:, None], quantile.mass_above(probs)
-        key = quantile.smallest_key_where(lambda key: self.group.sum(mass(key)) < top_p)
-        above = self.group.sum(mass(key))
+        key = quantile.smallest_key_where(lambda key: self.group.all_reduce(mass(key)) < top_p)
+        above = self.group.all_reduce(mass(key))
         same = quantile.keys == key
-        each = self.group.largest(torch.where(same, probs, 0).amax(1, keepdim=True)).double()
+        each = self.group.all_reduce_max(torch.where(same, probs, 0).amax(1, keepdim=True)).double()
         earlier = self._exclusive_rank_sum(same.sum(1))[:, None] + same.cumsum(1) - 1
         return (quantile.keys > key) | (same & (above + earlier * each < top_p)) | (top_p >= 1)

@@ -55,8 +55,8 @@ class Discarding:
             self._same = replace(
                 results, tokens=blocks.tokens.copy(), state=blocks.state.copy(),
                 remasked=np.zeros_like(masked), masks=masked.sum(1).tolist(),
-                first_masked=masked.argmax(1).tolist(), first_eos=[masked.shape[1]] * len(masked), written=none,
-                edits=none, remasks=none, forced=none, ended=none,
+                first_masked=masked.argmax(1).tolist(), first_eos=[masked.shape[1]] * len(masked), num_updated=none,
+                edits=none, remasks=none, forced=none, finished=none,
             )  # fmt: skip
         return self._same
 

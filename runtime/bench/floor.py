@@ -21,7 +21,7 @@ from runtime.engine.step_plan import StepPlan
 from runtime.kernels.fp8 import Fp8
 from runtime.layers.kv_pool import KVPool
 from runtime.layers.moe import Router
-from runtime.layers.parameter import weights_of
+from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, SelfConditioned
 from runtime.models.decoder import Decoder
 
@@ -79,16 +79,20 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     """Args:
     plan: of the step. experts: chosen in each layer that has some, in the layers' order.
 
-    What the last layer does after its attention is counted for those rows that it is done for (``Model.finish``).
+    What the last layer does after its attention is counted for those rows that it is done for
+    (``Model.final_hidden_states``).
     """
     rows = len(plan.tokens)
     sampled = 0 if plan.blocks is None else int(plan.blocks.sampled.sum())
     routers = {path: part for path, part in model.named_modules() if isinstance(part, Router)}
     chosen = {path.rpartition(".")[0]: (part, n) for (path, part), n in zip(routers.items(), experts, strict=True)}
-    weights = weights_of(model)
-    table = weights["embedding.weight"]
-    head = "lm_head" if "lm_head" in weights else "embedding.weight"
-    late = head, *([f"layers.{len(model.kv_shapes) - 1}.mlp."] if isinstance(model, Decoder) and model.cut else [])
+    weights = named_weights(model)
+    table = weights["embed_tokens.weight"]
+    head = "lm_head_weight" if "lm_head_weight" in weights else "embed_tokens.weight"
+    late = (
+        head,
+        *([f"layers.{len(model.kv_shapes) - 1}.mlp."] if isinstance(model, Decoder) and model.split_last_layer else []),
+    )
     parts: defaultdict[str, Part] = defaultdict(Part)
     parts["embedding"] = Part(min(1.0, rows / table.shape[0]) * table.nbytes)
     for path, weight in weights.items():
@@ -97,10 +101,10 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
             continue  # it is looked up, and no more
         if len(weight.shape) == 3:
             router, count = chosen[path.rpartition(".")[0]]
-            touched, uses = count / weight.shape[0], here * router.rule.top_k / weight.shape[0]
+            touched, uses = count / weight.shape[0], here * router.routing.top_k / weight.shape[0]
         else:
             touched, uses = float(here > 0), float(here) if len(weight.shape) == 2 else 0.0
-        rate = EIGHT_BITS if isinstance(weight.operand, Fp8) else 1.0
+        rate = EIGHT_BITS if isinstance(weight.kernel_arg, Fp8) else 1.0
         part = Part(touched * weight.nbytes, 2.0 * uses * weight.size / rate)
         parts["head" if path == head else _name(path, weights)] += part
         if path == head and isinstance(model, SelfConditioned):
@@ -110,7 +114,7 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     for index, shape in enumerate(shapes):
         kv, (keys, pairs) = pool.layer(index), read[shape.window]
         token = (kv.k.nbytes + kv.v.nbytes) / (pool.num_pages * pool.page_size)
-        width = weights[f"layers.{index}.attention.out.weight"].shape[-1]
+        width = weights[f"layers.{index}.self_attn.o_proj.weight"].shape[-1]
         # scores, and what they weigh
         parts[f"layers.{index}.attention"] = Part(keys * token, 4.0 * width * pairs)
     return Work(dict(parts))
@@ -122,9 +126,9 @@ def _name(path: str, weights: Container[str]) -> str:
     and up adds nothing there: of either side it has half of their bytes and half of their arithmetic."""
     if found := LAYER.match(path):
         layer, half = found.groups()
-        if half in ("dense", "experts"):
+        if half in ("mlp", "experts") and f"{layer}.experts.gate_up_proj" in weights:
             return f"{layer}.dense+experts"
-        if f"{layer}.{half}.shared.down.weight" in weights:
+        if f"{layer}.{half}.shared_experts.down_proj.weight" in weights:
             return f"{layer}.{half}"
     return path.removesuffix(".weight").removesuffix(".bias")
 

@@ -121,7 +121,7 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
     from runtime.bench.live import Live
     from runtime.bench.steady import SERVED, pages_of, steady
     from runtime.engine.lora_manager import Adapters
-    from runtime.models.base import Facts
+    from runtime.models.base import ModelInfo
 
     engine, info, strategy = llm.engine, llm.info, llm.engine.strategy
     block, runner = info.block_size, engine.runner
@@ -132,7 +132,7 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
         return None
     plain = {"check": False, "deterministic": False, "temperature": 0.0, "top_p": 1.0}
     wanted = argparse.Namespace(**vars(args) | plain | {"block_size": block})
-    facts = Facts(info.vocab_size, info.max_model_len, block, info.mask_token_id, ())
+    facts = ModelInfo(info.vocab_size, info.max_model_len, block, info.mask_token_id, ())
     pool = runner.pool.like(pages_of(step, strategy, block, info.page_size))
     live = Live(runner.model, pool, strategy, facts, info.mask_token_id, wanted, Adapters())
     found: float = live.case("commit", batch, context, [step])["wall_ms"]

@@ -18,8 +18,8 @@ from runtime.algorithms import get_algorithm
 from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
-from runtime.engine.request import FILLED, MASKED
-from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
+from runtime.engine.request import MASKED, UNMASKED
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
@@ -47,7 +47,7 @@ class FillingRunner:
     def set_overlap_callback(self, work: Callable[[], None]) -> bool:
         return False
 
-    def _fill(self, blocks: BlockPlan | None) -> BlockResults | None:
+    def _fill(self, blocks: DenoiseBlocks | None) -> BlockResults | None:
         if blocks is None:
             return None
         masked = blocks.state == MASKED
@@ -57,18 +57,18 @@ class FillingRunner:
         none = [0] * len(masked)
         return BlockResults(
             tokens=np.where(taken, 7, blocks.tokens),
-            state=np.where(taken, FILLED, blocks.state).astype(np.int8),
+            state=np.where(taken, UNMASKED, blocks.state).astype(np.int8),
             remasked=np.zeros_like(masked),
             masks=left.sum(1).tolist(),
             first_masked=np.where(left.any(1), left.argmax(1), size).tolist(),
             first_eos=[size] * len(masked),
-            written=taken.sum(1).tolist(),
+            num_updated=taken.sum(1).tolist(),
             edits=none,
             remasks=none,
             forced=none,
-            ended=(~left.any(1)).tolist(),
-            kept={},
-            mixtures={},
+            finished=(~left.any(1)).tolist(),
+            history={},
+            soft_tokens={},
         )
 
 

@@ -14,16 +14,16 @@ from torch import nn
 
 from runtime.engine.step_plan import StepPlan
 from runtime.kernels.activation import Activation
-from runtime.kernels.gemm_add_norm import product_add_norm_reference
-from runtime.kernels.interleave import gates_first
-from runtime.kernels.ops import TORCH, Kernels
+from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
+from runtime.kernels.interleave import deinterleave
+from runtime.kernels.ops import TORCH, KernelSet
 from runtime.kernels.precision import wide
-from runtime.kernels.sandwich_norm import after_reference
-from runtime.kernels.signatures import Sandwich
+from runtime.kernels.sandwich_norm import post_mlp_norms_reference
+from runtime.kernels.signatures import SandwichNormOps
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.parameter import weights_of
-from runtime.quantization.base import PackedWeight
+from runtime.layers.parameter import named_weights
+from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.fp8 import Fp8Weight
 from runtime.worker.model_runner import ModelRunner
 
@@ -56,12 +56,12 @@ def layer_error(runner: ModelRunner, plan: StepPlan) -> float:
 
     with _hooked(layers, None, listens):
         left = _forward(runner, plan)
-    finished = model.finish(left)
+    finished = model.final_hidden_states(left)
     with _references(model, runner.pool.dtype), _hooked(layers, gives, compares):
         errors.append(_apart(left, _forward(runner, plan)))
-        errors.append(_apart(finished, model.finish(left)))
+        errors.append(_apart(finished, model.final_hidden_states(left)))
     worst = max(range(len(errors)), key=errors.__getitem__)
-    of_eight_bits = any(isinstance(weight.current, Fp8Weight) for weight in weights_of(model).values())
+    of_eight_bits = any(isinstance(weight.active, Fp8Weight) for weight in named_weights(model).values())
     allowed = ALLOWED_FP8 if of_eight_bits else ALLOWED[runner.pool.dtype]
     if not errors[worst] <= allowed:
         raise RuntimeError(
@@ -107,14 +107,14 @@ def _references(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
     for part in model.modules():
         for name, held in list(vars(part).items()):
-            if isinstance(held, Kernels):
+            if isinstance(held, KernelSet):
                 put(part, name, _taking(held))
             elif isinstance(held, TritonAttention):
                 put(part, name, TorchAttention(held.shape, dtype))
             elif isinstance(held, list) and all(isinstance(each, TritonAttention) for each in held):
                 put(part, name, [TorchAttention(each.shape, dtype) for each in held])
-    for weight in weights_of(model).values():
-        if isinstance(weight, PackedWeight):
+    for weight in named_weights(model).values():
+        if isinstance(weight, QuantizedWeight):
             put(weight, "kernels", _Linear)
     try:
         yield
@@ -123,14 +123,14 @@ def _references(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def _taking(kernels: Kernels) -> Kernels:
+def _taking(kernels: KernelSet) -> KernelSet:
     """The references, taking what `kernels` take; weights of few bits as the numbers that they stand for."""
 
     def experts(
         x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, shared: Any, activation: Any = "silu", out: Any = None
     ) -> torch.Tensor:
         gate_up, down = _whole(gate_up, x.dtype), _whole(down, x.dtype)
-        gate_up = gates_first(gate_up) if kernels.turns else gate_up
+        gate_up = deinterleave(gate_up) if kernels.interleaved_gate_up else gate_up
         return TORCH.moe(x, ids, weights, gate_up, down, shared, activation, out)
 
     def scores(x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
@@ -142,13 +142,17 @@ def _taking(kernels: Kernels) -> Kernels:
         return experts(alone, ids.reshape(-1, 1), ones, gate_up, down, None, activation)
 
     # the router sees the very same rows: where two experts are all but equal, others would choose the other one
-    sandwich = None if kernels.sandwich is None else Sandwich(kernels.sandwich.before, after_reference, pairs)
-    added = None if kernels.product_add_norm is None else product_add_norm_reference  # which rounds as often
-    return replace(TORCH, moe=experts, router_logits=scores, sandwich=sandwich, product_add_norm=added)
+    sandwich_norms = (
+        None
+        if kernels.sandwich_norms is None
+        else SandwichNormOps(kernels.sandwich_norms.pre_mlp_norms, post_mlp_norms_reference, pairs)
+    )
+    added = None if kernels.gemm_add_norm is None else gemm_add_norm_reference  # which rounds as often
+    return replace(TORCH, moe=experts, router_logits=scores, sandwich_norms=sandwich_norms, gemm_add_norm=added)
 
 
-def _whole(operand: Any, dtype: torch.dtype) -> torch.Tensor:
-    made: torch.Tensor = operand if isinstance(operand, torch.Tensor) else operand.whole(dtype)
+def _whole(kernel_arg: Any, dtype: torch.dtype) -> torch.Tensor:
+    made: torch.Tensor = kernel_arg if isinstance(kernel_arg, torch.Tensor) else kernel_arg.dequantize(dtype)
     return made
 
 
@@ -157,4 +161,4 @@ class _Linear:
 
     @staticmethod
     def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x, weight.whole(x.dtype), bias)
+        return F.linear(x, weight.dequantize(x.dtype), bias)

@@ -25,9 +25,9 @@ from runtime.bench.layers import layer_error
 from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
 from runtime.engine.engine import Engine
 from runtime.engine.lora_manager import Adapters
-from runtime.engine.request import FILLED, MASKED, Request
+from runtime.engine.request import MASKED, UNMASKED, Request
 from runtime.layers.kv_pool import KVPool
-from runtime.models.base import Facts, Model
+from runtime.models.base import Model, ModelInfo
 from runtime.models.decoder import Decoder
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
@@ -71,7 +71,7 @@ class Live:
     model: Model
     pool: KVPool
     strategy: Strategy
-    facts: Facts
+    facts: ModelInfo
     mask_id: int | None
     args: argparse.Namespace
     adapters: Adapters
@@ -149,7 +149,9 @@ class Live:
         """Of the last step."""
         model, plan, args = cast(torch.nn.Module, self.model), discarding.plan, self.args
         experts = experts_chosen(model, discarding.runner, plan)
-        whole = experts[:-1] if isinstance(model, Decoder) and model.cut else experts  # of layers that see all rows
+        whole = (
+            experts[:-1] if isinstance(model, Decoder) and model.split_last_layer else experts
+        )  # of layers that see all rows
         found: dict[str, Any] = {"experts": round(statistics.mean(whole), 1)} if whole else {}
         if self.pool.device.type == "cuda":  # the rates are a GPU's
             found |= work_of(model, self.pool, plan, experts).told(wall, args)
@@ -159,7 +161,7 @@ class Live:
 
     def _half_fill(self, request: Request, random: np.random.Generator, ids: tuple[int, int]) -> None:
         for block in request.blocks:
-            block.state[:] = np.where(random.random(block.size) < 0.5, MASKED, FILLED)
+            block.state[:] = np.where(random.random(block.size) < 0.5, MASKED, UNMASKED)
             block.tokens[:] = np.where(block.state == MASKED, self.mask_id, random.integers(*ids, block.size))
             block.masks = int((block.state == MASKED).sum())
             block.first_masked = int((block.state == MASKED).argmax())

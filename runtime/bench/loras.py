@@ -10,13 +10,13 @@ import torch
 
 from runtime.engine.lora_manager import Adapters
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import Build
-from runtime.layers.lora import Room
-from runtime.lora.adapter_checkpoint import Adapter, Base, Pair
-from runtime.lora.adapter_weights import Bank
-from runtime.models.base import Family, Model
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.lora import LoRAConfig
+from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, LoRAPair
+from runtime.lora.adapter_weights import LoRAWeights
+from runtime.models.base import Model, ModelFamily
 
-ATTENTION = ("attention.qkv.weight", "attention.out.weight")
+ATTENTION = ("self_attn.qkv_proj.weight", "self_attn.o_proj.weight")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,23 +24,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lora-rank", type=int, default=16, help="their rank, on attention's projections")
 
 
-def room(args: argparse.Namespace) -> Room | None:
+def room(args: argparse.Namespace) -> LoRAConfig | None:
     """For the adapters that the flags ask for. ConfigError for what they cannot."""
     if args.loras is None:
         return None
     if args.loras < 1 or args.lora_rank < 1 or not args.live:
         raise ConfigError("--loras and --lora-rank must be at least 1, and go with --live")
-    return Room(args.loras, args.lora_rank)
+    return LoRAConfig(args.loras, args.lora_rank)
 
 
-def drawn(args: argparse.Namespace, family: Family[Any], arch: Any, model: Model, build: Build) -> Adapters:
+def drawn(args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: Model, build: LayerFactory) -> Adapters:
     """They, named "0", "1" ..., all on the device."""
     if build.lora is None:
         return Adapters()
     count, rank = args.loras, args.lora_rank
-    base = Base.of(family, arch, build.dtype)
-    bank = Bank(base, model, build.lora, rank, build.device)
-    adapters = Adapters(count, bank, build.lora.apart)
+    base = BaseModelInfo.of(family, arch, build.dtype)
+    bank = LoRAWeights(base, model, build.lora, rank, build.device)
+    adapters = Adapters(count, bank, build.lora.eager_modules)
     for n in range(count):
         random = torch.Generator().manual_seed(n)
         pairs = {}
@@ -48,7 +48,7 @@ def drawn(args: argparse.Namespace, family: Family[Any], arch: Any, model: Model
             if slot.param.endswith(ATTENTION):
                 outputs, inputs = base.part(slot).shape
                 down, up = (torch.randn(shape, generator=random) * 0.02 for shape in ((rank, inputs), (outputs, rank)))
-                pairs[name] = Pair(slot, down, up)
+                pairs[name] = LoRAPair(slot, down, up)
         adapters.load(str(n), Adapter(Path(), pairs, str(n)))
         adapters.bring(str(n))
     return adapters

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
-from runtime.layers.sharding import Part
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
+from runtime.layers.sharding import WeightSlice
 from runtime.models.base import Model, resolve_family
 
 PIECE = 1 << 24  # elements that are drawn at once
@@ -241,7 +241,10 @@ def architecture(name: str) -> Mapping[str, Any]:
 
 
 def random_model(
-    config: Mapping[str, Any], build: Build, seed: int = 0, check: Callable[[Model, Build], None] | None = None
+    config: Mapping[str, Any],
+    build: LayerFactory,
+    seed: int = 0,
+    check: Callable[[Model, LayerFactory], None] | None = None,
 ) -> Model:
     """A model of `config`'s shape whose weights are drawn on the device, scaled so that activations stay of order 1
     and routing spreads over the experts. `check`: raises for a model that is not to be drawn."""
@@ -257,18 +260,18 @@ def random_model(
 def fill_random(model: nn.Module, generator: torch.Generator, own: torch.Generator | None = None) -> None:
     """Matrices: normal, variance 1/inputs (embeddings 1). Vectors: norm weights near 1, biases near 0. Drawn a piece at
     a time, as a checkpoint comes. `own`: draws what this process has a share of; the rest is alike in all of them."""
-    for name, weight in weights_of(model).items():
+    for name, weight in named_weights(model).items():
         first, *others = weight.shape
-        draws = generator if weight.share is None or own is None else own
-        if name.startswith("embedding"):
+        draws = generator if weight.shard is None or own is None else own
+        if name.startswith("embed_tokens"):
             mean, spread = 0.0, 1.0
         elif others:
-            mean, spread = 0.0, weight.whole[-1] ** -0.5
+            mean, spread = 0.0, weight.full_shape[-1] ** -0.5
         else:
             mean, spread = 0.0 if name.endswith("bias") else 1.0, 0.1
         step = max(1, PIECE // math.prod(others))
         for start in range(0, first, step):
             stop = min(start + step, first)
             drawn = torch.empty(stop - start, *others, dtype=weight.dtype, device=generator.device)
-            part = Part.of(weight.shape, (slice(start, stop),))
-            weight.take(part, drawn.normal_(mean, spread, generator=draws))
+            part = WeightSlice.of(weight.shape, (slice(start, stop),))
+            weight.load_slice(part, drawn.normal_(mean, spread, generator=draws))

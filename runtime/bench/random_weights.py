@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.sizes import check_memory, check_weights
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.layer_factory import Build
-from runtime.models.base import Family, Model
+from runtime.layers.layer_factory import LayerFactory
+from runtime.models.base import Model, ModelFamily
 from runtime.weights import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress
 
@@ -62,16 +62,16 @@ def _words() -> Iterator[str]:
 
 def load_random(
     checkpoint: Checkpoint,
-    family: Family[Any],
+    family: ModelFamily[Any],
     arch: Any,
-    build: Build,
+    build: LayerFactory,
     progress: Progress | None = None,
     *,
     pages: int = 0,
 ) -> Model:
     """In place of `runtime.weights.load_model`. `pages`: of the KV cache, if it is known how many there will be."""
 
-    def check(model: Model, build: Build) -> None:
+    def check(model: Model, build: LayerFactory) -> None:
         check_weights(model, build)
         size = pages * UnifiedPool.page_bytes(model.kv_shapes, PAGE_SIZE, build.dtype)
         check_memory(build.device, size, "the KV pages", "choose smaller --batch, --context or --max-tokens")
@@ -91,9 +91,9 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     load = partial(load_random, pages=config.num_pages or 0)
     if config.tensor_parallel_size > 1:
         command = (sys.executable, "-m", "runtime.bench.random_rank")
-        made = LLM.around(*local_engine(config, load, command))
+        made = LLM.from_engine(*local_engine(config, load, command))
     else:
-        made = LLM.around(load_engine(config, load=load))
+        made = LLM.from_engine(load_engine(config, load=load))
     if model is not None and not config.skip_tokenizer:
         made.tokenizer = Tokenizer(model)
     return made

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
 from runtime.models.base import Model
 
 NOTED = 4e9  # bytes from which a note says how much is drawn
@@ -28,14 +28,14 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
 
 
-def check_weights(model: Model, build: Build) -> None:
+def check_weights(model: Model, build: LayerFactory) -> None:
     """Raises ConfigError if this host has no memory for the weights of a model on the CPU, before they are drawn.
 
     Args:
         model: Its weights are allocated, but the system has given no memory to them yet.
         build: What made it. All ranks of its group are on this host.
     """
-    size = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values()) * build.group.size
+    size = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values()) * build.group.size
     name = str(build.dtype).removeprefix("torch.")
     check_memory(build.device, size, f"the weights in {name}", "choose a smaller --arch, --dtype or --quantization")
     if size > NOTED and build.group.rank == 0:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 
 from runtime.distributed import process_group as groups
-from runtime.distributed.process_group import Group
+from runtime.distributed.process_group import TensorParallelGroup
 
 SECONDS = 600.0
-Run = Callable[[argparse.Namespace, Group], int]
+Run = Callable[[argparse.Namespace, TensorParallelGroup], int]
 
 
 def spread(args: argparse.Namespace, run: Run) -> int:
@@ -22,7 +22,7 @@ def spread(args: argparse.Namespace, run: Run) -> int:
     if args.live:
         print("error: --live is the wall clock of one process; leave --tensor-parallel-size out")
         return 1
-    store = groups.meeting("127.0.0.1", SECONDS)
+    store = groups.make_store("127.0.0.1", SECONDS)
     size, context = args.tensor_parallel_size, multiprocessing.get_context("spawn")
     others = [
         context.Process(target=_other, args=(args, run, rank, store.port), daemon=True) for rank in range(1, size)
@@ -39,12 +39,12 @@ def spread(args: argparse.Namespace, run: Run) -> int:
 def _other(args: argparse.Namespace, run: Run, rank: int, port: int) -> None:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the process's life
     args.json = None
-    os._exit(run(args, _join(args, rank, groups.meeting("127.0.0.1", SECONDS, port))))
+    os._exit(run(args, _join(args, rank, groups.make_store("127.0.0.1", SECONDS, port))))
 
 
-def _join(args: argparse.Namespace, rank: int, store: object) -> Group:
+def _join(args: argparse.Namespace, rank: int, store: object) -> TensorParallelGroup:
     device = torch.device("cpu")
     if args.device != "cpu" and torch.cuda.is_available():
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    return groups.join(rank, args.tensor_parallel_size, store, device, SECONDS)
+    return groups.init_process_group(rank, args.tensor_parallel_size, store, device, SECONDS)

@@ -39,8 +39,8 @@ class Member:
 
     def rewind(self, request: Request) -> None:
         if self.cached is not None:
-            request.cached = self.cached
-            request.kept = []
+            request.num_computed_tokens = self.cached
+            request.reused_kv_spans = []
 
 
 @dataclass(frozen=True)

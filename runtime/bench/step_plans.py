@@ -10,8 +10,8 @@ import numpy as np
 
 from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.engine.page_table import PageTable
-from runtime.engine.request import FILLED, Block, Request
-from runtime.engine.scheduled_request import Feed, Turn
+from runtime.engine.request import UNMASKED, Block, Request
+from runtime.engine.scheduled_request import ForwardSpan, ScheduledRequest
 from runtime.engine.step_plan import StepPlan
 from runtime.request.field_spec import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
@@ -82,21 +82,21 @@ class StepPlans:
         `threshold`, `filled` of a block's positions, drawn at random, hold random ids and the others are masked; noise
         is random throughout. A strategy that feeds more, or less, of its first step is timed on the block alone."""
         random = np.random.default_rng(batch)
-        turns = []
+        scheduled = []
         last = context + self.block_size
         for request in self._requests(batch, context, self.block_size):
             block = Block(request, context, last)
-            block.advanced = request.nfe = 1
-            if request.rule.history_fields:
-                block.kept = np.ones((self.block_size, 1, len(request.rule.history_fields)))
+            block.num_steps_forcing = request.nfe = 1
+            if request.algorithm.history_fields:
+                block.history = np.ones((self.block_size, 1, len(request.algorithm.history_fields)))
             ids = random.integers(0, self.vocab_size if self.mask_id is None else self.mask_id, self.block_size)
             some = np.arange(self.block_size)
             if self.mask_id is not None:
                 some = random.permutation(self.block_size)[: round(filled * self.block_size)]
-                request.state[context + some] = FILLED
+                request.state[context + some] = UNMASKED
             request.tokens[context + some] = ids[some]
-            turns.append(Turn(request, context, last, Feed(context, last, [block])))
-        return self._plan(turns, last)
+            scheduled.append(ScheduledRequest(request, context, last, ForwardSpan(context, last, [block])))
+        return self._plan(scheduled, last)
 
     def prefill(self, batch: int, length: int, *, budget: int) -> list[StepPlan]:
         """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. Where
@@ -109,7 +109,7 @@ class StepPlans:
             requests = self._requests(min(each, batch - first), length - answer, answer or self.block_size)
             for request in requests:
                 request.tokens[:length] = random.integers(0, self.vocab_size, length)
-            plans.append(self._plan([Turn(request, 0, length, None) for request in requests], length))
+            plans.append(self._plan([ScheduledRequest(request, 0, length, None) for request in requests], length))
         return plans
 
     def _requests(self, count: int, prompt: int, answer: int) -> list[Request]:
@@ -124,19 +124,19 @@ class StepPlans:
             request = Request(
                 cast("RequestSpec", asked),
                 size=self.strategy.total_len(prompt, answer),
-                settled=self.strategy.initial_final_len(prompt),
+                num_final_tokens=self.strategy.initial_final_len(prompt),
                 mask_id=self.mask_id or 0,
-                seq=n,
+                arrival_index=n,
             )
             made.append(request)
         return made
 
-    def _plan(self, turns: list[Turn], tokens: int) -> StepPlan:
+    def _plan(self, batch: list[ScheduledRequest], tokens: int) -> StepPlan:
         """Each request's first `tokens` positions lie in pages drawn at random."""
         units = pages_needed(tokens, self.page_size)
-        table = PageTable(rows=len(turns), units=units, pages_per_unit=1, page_size=self.page_size)
-        drawn = np.random.default_rng(7).permutation(self.pages)[: len(turns) * units].reshape(len(turns), units)
-        for turn, pages in zip(turns, drawn.tolist(), strict=True):
-            turn.request.row = table.take_row()
-            table.append(turn.request.row, 0, pages)
-        return Planner(table, self.strategy).plan(turns)
+        table = PageTable(rows=len(batch), units=units, pages_per_unit=1, page_size=self.page_size)
+        drawn = np.random.default_rng(7).permutation(self.pages)[: len(batch) * units].reshape(len(batch), units)
+        for scheduled, pages in zip(batch, drawn.tolist(), strict=True):
+            scheduled.request.req_slot = table.take_row()
+            table.append(scheduled.request.req_slot, 0, pages)
+        return Planner(table, self.strategy).plan(batch)

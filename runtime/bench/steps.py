@@ -26,15 +26,15 @@ from runtime.bench.steady import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
 from runtime.config.flag_definitions import BY_DEST
-from runtime.distributed.process_group import ALONE, Group
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.lora_manager import Adapters
 from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
-from runtime.models.base import Facts, Family, Model, resolve_family
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
+from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
 from runtime.quantization.checkpoint import quantization_of
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
 from runtime.weights import load_model, resolve_checkpoint
@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     return _run(args)
 
 
-def _run(args: argparse.Namespace, group: Group = ALONE) -> int:
+def _run(args: argparse.Namespace, group: TensorParallelGroup = SINGLE_RANK) -> int:
     """All cases; all ranks of a group do the same."""
     try:
         setup = _set_up(args, group)
@@ -120,7 +120,13 @@ class _Setup:
     """A runner over one pool large enough for every case, its plans, and the facts that make the figures comparable."""
 
     def __init__(
-        self, model: Model, strategy: Strategy, known: Facts, args: argparse.Namespace, build: Build, adapters: Adapters
+        self,
+        model: Model,
+        strategy: Strategy,
+        known: ModelInfo,
+        args: argparse.Namespace,
+        build: LayerFactory,
+        adapters: Adapters,
     ) -> None:
         device, dtype, self.adapters = build.device, build.dtype, adapters
         decode = max(args.batch) * pages_needed(max(args.context) + 2 * args.block_size, args.page_size)
@@ -144,11 +150,11 @@ class _Setup:
             max_num_reqs=max(args.batch), batch_invariant=args.deterministic,
         )  # fmt: skip
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
-        weights = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
+        weights = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
             "quantization": build.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
-            "ranks": build.group.size, "experts_dealt": build.deals,
+            "ranks": build.group.size, "experts_dealt": build.expert_parallel,
         } | {name: getattr(args, name) for name in _TOLD}  # fmt: skip
 
     def fill_pool(self) -> None:
@@ -157,7 +163,7 @@ class _Setup:
             tensor.normal_()
 
 
-def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
+def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
     if (args.arch is None) == (args.model is None):
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):
@@ -172,7 +178,7 @@ def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
     quantization, deals = quantization_of(config, args.quantization), args.expert_parallel_size > 1
-    build = Build.choose(
+    build = LayerFactory.create(
         device,
         dtype,
         args.attn_impl,
@@ -180,7 +186,7 @@ def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
         loras.room(args),
         deterministic=args.deterministic,
         group=group,
-        deals=deals,
+        expert_parallel=deals,
     )
     family = resolve_family(None, config)
     arch = family.parse(config)
@@ -195,7 +201,7 @@ def _set_up(args: argparse.Namespace, group: Group) -> _Setup:
     return _Setup(model, strategy, known, args, build, adapters)
 
 
-def _strategy(family: Family[Any], known: Facts, args: argparse.Namespace) -> Strategy:
+def _strategy(family: ModelFamily[Any], known: ModelInfo, args: argparse.Namespace) -> Strategy:
     """The family's first one; settles what `args` leaves to it. ConfigError for what does not fit it."""
     if args.block_size is None:
         args.block_size = known.block_size
@@ -225,7 +231,7 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
 
     def forward() -> torch.Tensor:
         left = runner.model.forward(runner.model.embed(on_device.tokens), on_device, setup.pool)
-        return runner.model.finish(left)
+        return runner.model.final_hidden_states(left)
 
     _check_finite(runner, plan)
     row: dict[str, Any] = {"case": "decode", "batch": batch, "context": context}
@@ -266,7 +272,7 @@ def _prefill_case(setup: _Setup, batch: int, length: int, args: argparse.Namespa
 def _check_finite(runner: ModelRunner, plan: StepPlan) -> None:
     model, batch = runner.model, runner.batch(plan)
     left = model.forward(model.embed(batch.tokens), batch, runner.pool)
-    logits = model.head(model.finish(left[:256]))
+    logits = model.lm_head(model.final_hidden_states(left[:256]))
     if not bool(torch.isfinite(left).all() & torch.isfinite(logits).all()):
         raise RuntimeError("the model's outputs are not finite: these times would mean nothing")
 

@@ -22,16 +22,16 @@ from runtime.bench.sizes import check_positive
 from runtime.errors import ConfigError
 from runtime.kernels.fused_moe.down import run_down
 from runtime.kernels.fused_moe.gate_up import run_gate_up
-from runtime.kernels.fused_moe.moe_align import sort_by_expert
+from runtime.kernels.fused_moe.moe_align import moe_align_block_size
 from runtime.kernels.fused_moe.tile_config import (
-    Cut,
-    Product,
-    by_rule,
-    fitted,
-    key,
-    name_of,
-    path_of,
-    table_of,
+    FusedMoEConfig,
+    GemmConfig,
+    clamp_to_shape,
+    default_config,
+    device_name,
+    load_table,
+    shape_key,
+    table_path,
     write_table,
 )
 from runtime.models.base import resolve_family
@@ -44,15 +44,16 @@ STACKS = 3  # of weights, in turns, so that none stays in the cache
 
 # columns, depth, stages, warps, turned
 GATE_UP = [
-    Product(32, 64, (5, 4, 3), 4), Product(32, 128, (5, 3, 2), 4), Product(64, 64, (5, 4, 3), 4),
-    Product(64, 64, (4, 3, 3), 8), Product(128, 64, (3, 3, 3), 8), Product(128, 64, (3, 3, 3), 8, turned=False),
-    Product(128, 64, (3, 4, 4), 8, turned=False), Product(64, 64, (3, 3, 3), 8),
-    Product(64, 64, (5, 4, 3), 8, turned=False),
+    GemmConfig(32, 64, (5, 4, 3), 4), GemmConfig(32, 128, (5, 3, 2), 4), GemmConfig(64, 64, (5, 4, 3), 4),
+    GemmConfig(64, 64, (4, 3, 3), 8), GemmConfig(128, 64, (3, 3, 3), 8),
+    GemmConfig(128, 64, (3, 3, 3), 8, swap_ab=False), GemmConfig(128, 64, (3, 4, 4), 8, swap_ab=False),
+    GemmConfig(64, 64, (3, 3, 3), 8), GemmConfig(64, 64, (5, 4, 3), 8, swap_ab=False),
 ]  # fmt: skip
 DOWN = [
-    Product(128, 64, (5, 4, 3), 4), Product(128, 64, (4, 3, 3), 8), Product(64, 64, (5, 4, 4), 4),
-    Product(128, 64, (3, 3, 3), 4, turned=False), Product(128, 64, (3, 3, 3), 8, turned=False),
-    Product(128, 128, (3, 2, 2), 4), Product(64, 128, (3, 3, 2), 4), Product(64, 64, (4, 4, 4), 4, turned=False),
+    GemmConfig(128, 64, (5, 4, 3), 4), GemmConfig(128, 64, (4, 3, 3), 8), GemmConfig(64, 64, (5, 4, 4), 4),
+    GemmConfig(128, 64, (3, 3, 3), 4, swap_ab=False), GemmConfig(128, 64, (3, 3, 3), 8, swap_ab=False),
+    GemmConfig(128, 128, (3, 2, 2), 4), GemmConfig(64, 128, (3, 3, 2), 4),
+    GemmConfig(64, 64, (4, 4, 4), 4, swap_ab=False),
 ]  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
     experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
     half_masked = masks(args.arch)
     rows, device = sorted(set(args.rows)), torch.device("cuda", torch.cuda.current_device())
-    name = name_of(device)
+    name = device_name(device)
     assert name is not None
     found = []
     for count in rows:
@@ -81,8 +82,8 @@ def main(args: argparse.Namespace) -> int:
         chosen = _best(ids, experts, hidden, width, args.repeats)
         found.append((count * top_k / experts, chosen))
         print(f"{count:6} rows: {chosen}", flush=True)
-    path = args.out or path_of(name)
-    write_table(path, table_of(name) | {key(experts, hidden, width): between(found)})
+    path = args.out or table_path(name)
+    write_table(path, load_table(name) | {shape_key(experts, hidden, width): between(found)})
     print(path)
     return 0
 
@@ -102,7 +103,7 @@ def _whole(arch: str) -> tuple[int, int, int, int]:
     mixture = getattr(parsed, "mixture", None)
     if mixture is not None:
         more = int(mixture.shared_width == mixture.width)
-        return mixture.experts + more, parsed.hidden, mixture.width, mixture.rule.top_k + more
+        return mixture.experts + more, parsed.hidden, mixture.width, mixture.routing.top_k + more
     if hasattr(parsed, "expert_width"):
         return parsed.experts, parsed.hidden, parsed.expert_width, parsed.top_k
     raise ConfigError(f"--arch {arch} has no experts")
@@ -117,7 +118,7 @@ def masks(arch: str) -> bool:
     return not make_strategy(family.strategies[0], family.strategies, context).uniform_noise
 
 
-def between(found: list[tuple[float, Cut]]) -> list[tuple[float, Cut]]:
+def between(found: list[tuple[float, FusedMoEConfig]]) -> list[tuple[float, FusedMoEConfig]]:
     """Each of these cuts up to half way, in ratio, to the next; the last beyond."""
     limits = [round(math.sqrt(a * b), 2) for (a, _), (b, _) in itertools.pairwise(found)]
     return [(limit, chosen) for limit, (_, chosen) in zip([*limits, 1e9], found, strict=True)]
@@ -134,38 +135,38 @@ def choices(rows: int, experts: int, top_k: int, device: torch.device, *, half_m
     return scores.topk(top_k, dim=1).indices.int()
 
 
-def _best(ids: torch.Tensor, experts: int, hidden: int, width: int, repeats: int) -> Cut:
+def _best(ids: torch.Tensor, experts: int, hidden: int, width: int, repeats: int) -> FusedMoEConfig:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=ids.device)
 
     rows, top_k = ids.shape
     x, inner, out = drawn(rows, hidden), drawn(rows * top_k, width), drawn(rows * top_k, hidden)
-    plan = sort_by_expert(ids, experts, HEIGHT)
+    plan = moe_align_block_size(ids, experts, HEIGHT)
     gate_ups, downs = (
         [drawn(*shape) for _ in range(STACKS)] for shape in ((experts, 2 * width, hidden), (experts, hidden, width))
     )
 
-    def first(how: Product) -> None:
+    def first(how: GemmConfig) -> None:
         for weights in gate_ups:
             run_gate_up(x, weights, inner, plan.order, plan.tiles, top_k, HEIGHT, how, "silu")
 
-    def second(how: Product) -> None:
+    def second(how: GemmConfig) -> None:
         for weights in downs:
             run_down(inner, weights, out, plan, how)
 
-    default = by_rule(rows * top_k / experts, 2, hidden, width)
+    default = default_config(rows * top_k / experts, 2, hidden, width)
     picked = []
     for run, some, given, sides in (
         (first, GATE_UP, default.gate_up, (width, hidden)), (second, DOWN, default.down, (hidden, width)),
     ):  # fmt: skip
-        candidates = dict.fromkeys([given, *(fitted(how, *sides) for how in some)])
+        candidates = dict.fromkeys([given, *(clamp_to_shape(how, *sides) for how in some)])
         (own, _), *others = zip(_timed(run, list(candidates), repeats), candidates, strict=True)
         best, how = min(others)
         picked.append(how if best < own * (1 - GAIN) else given)
-    return Cut(HEIGHT, *picked)
+    return FusedMoEConfig(HEIGHT, *picked)
 
 
-def _timed(run: Callable[[Product], None], candidates: list[Product], repeats: int) -> list[float]:
+def _timed(run: Callable[[GemmConfig], None], candidates: list[GemmConfig], repeats: int) -> list[float]:
     """Milliseconds of each, as a replayed graph; they take turns."""
     graphs = []
     for how in candidates:

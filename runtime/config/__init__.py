@@ -1,4 +1,4 @@
-"""Configuration: the flag table, how its sources combine, and the typed result. Loads no torch."""
+"""Configuration: flags, their sources, and the typed result. Imports no torch."""
 
 from runtime.config.config import DEMO_NAME, EngineConfig, ServerConfig, default_model_name
 from runtime.config.flag_definitions import BY_DEST, FLAGS

@@ -1,4 +1,4 @@
-"""Adapters: their flags, and how these name them (NAME=PATH)."""
+"""Flags of LoRA adapters, and their values NAME=PATH."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from functools import partial
 from runtime.config.flags import Flag
 from runtime.errors import ConfigError
 
-DEFAULT_LORAS = 8  # slots of a server whose adapters come later
-MOST_NAME = 200  # characters
+DEFAULT_MAX_LORAS = 8  # slots of a server whose adapters are loaded later
+MAX_NAME_CHARS = 200  # characters
 
 _lora = partial(Flag, group="adapters", engine=True)
 _served = partial(Flag, group="adapters")
 
 ADAPTER_FLAGS = (
-    _lora(name="use-lora", type="bool", default=False, help="serve with one adapter, which --lora-path names"),
-    _lora(name="lora-path", metavar="DIR|hf://ORG/NAME[@REV]|demo://NAME", help="that adapter, as PEFT saves it"),
+    _lora(name="use-lora", type="bool", default=False, help="serve with the one adapter of --lora-path"),
+    _lora(
+        name="lora-path",
+        metavar="DIR|hf://ORG/NAME[@REV]|demo://NAME",
+        help="the adapter of --use-lora, in PEFT's format",
+    ),
     _lora(
         name="pre-merge-lora",
         type="bool",
         default=False,
-        help="merge it into the weights while they are loaded: it is then part of the model, and costs nothing",
+        help="merge the adapter of --lora-path into the weights at load, without cost per request",
     ),
     _lora(
         name="lora",
@@ -35,8 +39,7 @@ ADAPTER_FLAGS = (
         type="int",
         low=1,
         high=256,
-        help="adapters that the device holds at once, others wait in the host's memory; default: 8, of a server that "
-        "has adapters",
+        help="adapters on the device at once, others stay in host memory; default: 8, of a server that has adapters",
     ),
     _lora(
         name="max-lora-rank",
@@ -48,28 +51,30 @@ ADAPTER_FLAGS = (
     _served(
         name="lora-config",
         metavar="DIR|FILE",
-        help="adapters that requests name: a YAML or JSON file that maps names to where they are, or a directory with "
+        help="adapters that requests name: a YAML or JSON file that maps names to paths, or a directory with "
         "a file for each name; read before the server is ready, and again when it changes",
     ),
     _served(
         name="lora-routes",
         type="bool",
         default=False,
-        help="POST /v1/load_lora_adapter and /v1/unload_lora_adapter; whoever may send them has any path of the "
-        "server's read",
+        help="enable POST /v1/load_lora_adapter and /v1/unload_lora_adapter; their clients may make the server read "
+        "any path",
     ),
 )
 
 
 def check_adapter_name(name: str) -> str:
-    """ConfigError for what cannot be an adapter's name."""
-    if not name or not name.isprintable() or name != name.strip() or len(name) > MOST_NAME:
-        raise ConfigError(f"{name[:80]!r} is no name of an adapter: it takes 1 to {MOST_NAME} printable characters")
+    """Returns the name of an adapter. Raises ConfigError if it is invalid."""
+    if not name or not name.isprintable() or name != name.strip() or len(name) > MAX_NAME_CHARS:
+        raise ConfigError(
+            f"{name[:80]!r} is not the name of an adapter: use 1 to {MAX_NAME_CHARS} printable characters"
+        )
     return name
 
 
 def named_adapters(values: Iterable[str], flag: str = "--lora") -> dict[str, str]:
-    """Name -> where it is. ConfigError for what is no NAME=PATH, and for a name given twice."""
+    """Parses NAME=PATH values; returns name -> URI. Raises ConfigError for other forms and duplicate names."""
     found: dict[str, str] = {}
     for value in values:
         name, sign, uri = value.partition("=")

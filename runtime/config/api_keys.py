@@ -1,4 +1,4 @@
-"""Keys of clients: how they are written in a file, which are refused, and how a file that may be changing is read."""
+"""API keys: their format in a file, checks, and reading a file that may be changing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import time
 
 from runtime.errors import ConfigError
 
-MIN_KEY_CHARACTERS = 16  # below that a key can be guessed, or is the beginning of one that was still being written
+MIN_KEY_CHARACTERS = 16  # shorter keys can be guessed, or are the beginning of a key that is being written
 KEY_FILE_BYTES = 1 << 20  # of a file of keys
-SETTLE_SECONDS = 1.0  # a file that has stayed the same for so long is not being written any more
-_TRIES = 10  # at start, of so many seconds
+SETTLE_SECONDS = 1.0  # unchanged for this time, a file is complete
+_TRIES = 10  # at start, of SETTLE_SECONDS each
 
-Stamp = tuple[int, int, int, int]  # of a file's content: it changes with every writing
+Stamp = tuple[int, int, int, int]  # changes with every write of a file
 
 
 def check_keys(keys: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """The keys, each once. ConfigError, without any of them in it, if one is none."""
+    """Checks keys and removes duplicates. Raises ConfigError, without the key, for an invalid one."""
     for number, key in enumerate(keys, 1):
         which = f"{where}: key {number} of {len(keys)}"
         if not key.isascii() or not key.isprintable() or " " in key:
@@ -32,7 +32,7 @@ def check_keys(keys: tuple[str, ...], where: str) -> tuple[str, ...]:
 
 
 def key_file_stamp(file: str) -> Stamp | None:
-    """What changes when the file does; None while there is none."""
+    """Returns a value that changes with the file; None without a file."""
     try:
         return _stamp(os.stat(file))
     except OSError:
@@ -40,17 +40,19 @@ def key_file_stamp(file: str) -> Stamp | None:
 
 
 def read_key_file(file: str) -> tuple[tuple[str, ...], Stamp]:
-    """The keys in the file, none where it is empty, and its stamp when they were read.
+    """Returns the keys in the file, possibly none, and the file's stamp.
 
     Raises:
-        ConfigError: it cannot be read, is no plain file, too large, no text, or holds what is no key.
+        ConfigError: The file is not readable, not a regular file, too large, or not text, or a key is invalid.
     """
     where = f"--api-key-file: {file}"
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"{where} is no plain file; name one that stays, it is read again when it changes")
+                raise ConfigError(
+                    f"{where} is not a regular file; name one that stays, it is read again when it changes"
+                )
             with open(descriptor, "rb", closefd=False) as opened:
                 data = opened.read(KEY_FILE_BYTES + 1)
             stamp = _stamp(os.fstat(descriptor))
@@ -67,7 +69,7 @@ def read_key_file(file: str) -> tuple[tuple[str, ...], Stamp]:
 
 
 def read_settled_key_file(file: str) -> tuple[str, ...]:
-    """The keys in the file, as `read_key_file` gives them, once nobody writes it any more."""
+    """Returns the keys in the file, as `read_key_file`, once the file is complete."""
     for _ in range(_TRIES):
         before = key_file_stamp(file)
         if before is None or abs(time.time() - before[0] / 1e9) > SETTLE_SECONDS:

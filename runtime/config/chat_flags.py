@@ -1,4 +1,4 @@
-"""Flags of how answers of a chat are told apart: reasoning, calls of tools, text."""
+"""Flags of the parsers of chat output: reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from runtime.config.flags import Flag
 
 OFF = "off"
 
-TALKING_FLAGS = (
+CHAT_FLAGS = (
     Flag(
         name="tool-call-parser",
         group="model",

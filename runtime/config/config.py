@@ -1,4 +1,4 @@
-"""The typed configuration, checked as far as that is possible without opening the checkpoint."""
+"""Typed configuration, validated as far as possible without opening the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.config.adapters import named_adapters
 from runtime.config.api_keys import check_keys
 from runtime.config.flag_definitions import BY_DEST, BY_SPELLING
 from runtime.config.flags import check
-from runtime.config.validation import check_together
+from runtime.config.validation import validate_combinations
 from runtime.errors import ConfigError
 
 # A name, an IPv4 address or an IPv6 address without brackets, as `--allowed-hosts` takes it.
@@ -22,9 +22,9 @@ DEMO_NAME = "unmask-demo"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One engine. ``None`` means "decided at start" (from the checkpoint, the device or decoding.md's default).
+    """Configuration of one engine. ``None`` means "decided at start" (by checkpoint, device or docs/decoding.md).
 
-    Values are checked and brought to their final types on construction; ConfigError names the flag.
+    Values are checked and converted on construction; a ConfigError names the flag.
     """
 
     model: str | None = None
@@ -62,7 +62,7 @@ class EngineConfig:
     torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = None
     disable_prefix_caching: bool = False
     skip_tokenizer: bool = False  # Python API only: ids in, ids out
-    # the server's own decoding defaults; None: the family's, else decoding.md's
+    # decoding defaults of the server; None: the family's, else those of docs/decoding.md
     add_block_threshold: float | None = None
     semi_complete_threshold: float | None = None
     accept_threshold: float | None = None
@@ -91,38 +91,39 @@ class EngineConfig:
             object.__setattr__(self, name, check(BY_DEST[name], value))
         if not isinstance(self.skip_tokenizer, bool):
             raise ConfigError(f"skip_tokenizer: {self.skip_tokenizer!r} is not true or false")
-        check_together(self)
+        validate_combinations(self)
 
     @property
     def compile_mode(self) -> str | None:
-        """What `torch.compile` is asked for; None: nothing is compiled."""
+        """Mode of `torch.compile`; None: nothing is compiled."""
         return None if self.disable_torch_compile else self.torch_compile_mode
 
     @property
     def default_adapter(self) -> str:
-        """The name of the adapter that all requests have, "" where it is merged or there is none."""
+        """The name of the adapter of all requests; "" if it is merged or there is none."""
         return (self.lora_path or "").rstrip("/").rsplit("/", 1)[-1] if not self.pre_merge_lora else ""
 
     @property
     def adapters(self) -> dict[str, str]:
-        """Those that are served beside the model from the start: name -> where it is."""
+        """Name -> URI of the adapters that are served unmerged from the start."""
         if self.default_adapter and self.lora_path is not None:
             return {self.default_adapter: self.lora_path}
         return named_adapters(self.lora)
 
     @property
     def serves_adapters(self) -> bool:
-        """Whether there is room for adapters beside the model."""
+        """Whether the model has slots for unmerged adapters."""
         return bool(self.adapters) or self.max_loras is not None
 
     @classmethod
     def from_flags(cls, **values: Any) -> EngineConfig:
-        """From flags as ``LLM(**flags)`` takes them: underscores or dashes, any flag of the engine.
+        """Creates a configuration from arguments of ``LLM``: any flag of the engine, with underscores or dashes.
 
-        Raises ConfigError for names that are no flag, flags of the server alone, and values that cannot be honoured.
+        Raises:
+            ConfigError: A name is not a flag, or a flag of the server only, or a value is not supported.
         """
         fields = {f.name for f in dataclasses.fields(cls)}
-        given: dict[str, Any] = {}
+        values_by_field: dict[str, Any] = {}
         for name, value in values.items():
             key = name.replace("-", "_")
             if key not in fields:
@@ -132,17 +133,17 @@ class EngineConfig:
                 if not flag.engine:
                     raise ConfigError(f"{name}: a flag of the server, not of an engine in this process")
                 key = flag.dest
-            if key in given:
+            if key in values_by_field:
                 raise ConfigError(f"{name}: given twice, under two names")
             if key == "lora" and isinstance(value, Mapping):
                 value = tuple(f"{name}={uri}" for name, uri in value.items())
-            given[key] = value
-        return cls(**given)
+            values_by_field[key] = value
+        return cls(**values_by_field)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """A server: its engine (the same for every replica) and everything around it. Times are in seconds."""
+    """Configuration of a server and its engine, which is the same for every replica. Times are in seconds."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     served_model_name: tuple[str, ...] = ()  # see model_names
@@ -152,7 +153,7 @@ class ServerConfig:
     lora_config: str | None = None
     lora_routes: bool = False
     data_parallel_size: int = 1
-    device_ids: tuple[int, ...] | None = None  # those of replica 0 first, one a process
+    device_ids: tuple[int, ...] | None = None  # those of replica 0 first, one per process
     num_nodes: int = 1
     node_rank: int = 0
     master_addr: str = "localhost"
@@ -165,7 +166,7 @@ class ServerConfig:
     zmq_event_addr: str | None = None
     api_key: tuple[str, ...] = field(default=(), repr=False)
     api_key_file: str | None = None
-    keys_in_file: tuple[str, ...] = field(default=(), repr=False)  # at start; without keys and file, none is needed
+    keys_in_file: tuple[str, ...] = field(default=(), repr=False)  # at start; without keys and file, clients need none
     cors_allow_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     strict_fields: bool = False
@@ -177,7 +178,7 @@ class ServerConfig:
     drain_delay: float = 0.0
     drain_timeout: float = 30.0
     request_timeout: float = 600.0  # 0: no limit
-    notes: tuple[str, ...] = field(default=(), compare=False)  # what the log should say first
+    notes: tuple[str, ...] = field(default=(), compare=False)  # messages for the log at start
 
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
@@ -238,24 +239,24 @@ class ServerConfig:
 
     @property
     def devices_of_replica(self) -> int:
-        """On this host."""
+        """Number of GPUs of a replica on this host."""
         return self.engine.tensor_parallel_size // self.num_nodes
 
     def devices_of(self, replica: int) -> tuple[int, ...]:
-        """The logical GPUs of a replica here."""
+        """Returns the logical GPUs of a replica on this host."""
         count = self.devices_of_replica
         ids = self.device_ids or range((replica + 1) * count)
         return tuple(ids[replica * count : (replica + 1) * count])
 
     @property
     def fetches_adapters(self) -> bool:
-        """Whether a backend may have to fetch adapters from the hub."""
+        """Whether a backend may have to download adapters from the hub."""
         uris = [*self.engine.adapters.values(), self.engine.lora_path or ""]
         return self.lora_config is not None or self.lora_routes or any(uri.startswith("hf://") for uri in uris)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The ids under which clients ask for the model, the first being the one that answers carry."""
+        """Model ids that clients may use; responses have the first."""
         return self.served_model_name or (default_model_name(self.engine.model),)
 
     def replace(self, **changes: Any) -> Self:
@@ -263,7 +264,7 @@ class ServerConfig:
 
 
 def default_model_name(model: str | None) -> str:
-    """The directory's name, the repository's ``org/name``, or the demo's name."""
+    """Returns the name of the directory, the repository's ``org/name``, or the demo's name."""
     if model is None:
         return DEMO_NAME
     if model.startswith("hf://"):

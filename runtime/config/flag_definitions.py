@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from runtime.config.adapters import ADAPTER_FLAGS
-from runtime.config.chat_flags import TALKING_FLAGS
+from runtime.config.chat_flags import CHAT_FLAGS
 from runtime.config.decoding import DECODING_FLAGS
 from runtime.config.flags import Flag
 
@@ -37,7 +37,7 @@ FLAGS: tuple[Flag, ...] = (
         metavar="FILE",
         help="jinja file, of 1 MiB at most, used instead of the checkpoint's own",
     ),
-    *TALKING_FLAGS,
+    *CHAT_FLAGS,
     _model(
         name="decoding-strategy",
         metavar="STRATEGY",
@@ -62,14 +62,16 @@ FLAGS: tuple[Flag, ...] = (
         metavar="ID,...",
         help="ids that end an answer; default: the union of what the checkpoint's files name, else the family's own",
     ),
-    _parallel(name="data-parallel-size", type="int", default=1, low=1, help="replicas, a backend process each"),
+    _parallel(
+        name="data-parallel-size", type="int", default=1, low=1, help="replicas, one backend process per replica"
+    ),
     _parallel(
         name="tensor-parallel-size",
         type="int",
         default=1,
         low=1,
         engine=True,
-        help="devices that share a replica's heads, vocabulary and experts, a process each",
+        help="devices over which a replica's weights are sharded, one process per device",
     ),
     _parallel(
         name="expert-parallel-size",
@@ -77,23 +79,23 @@ FLAGS: tuple[Flag, ...] = (
         default=1,
         low=1,
         engine=True,
-        help="1: the devices of a replica share each expert's width; --tensor-parallel-size: the experts are dealt out",
+        help="1: shard every expert; --tensor-parallel-size: distribute full experts over the devices",
     ),
-    _parallel(name="num-nodes", type="int", default=1, low=1, help="hosts that the devices of a replica are on, alike"),
+    _parallel(name="num-nodes", type="int", default=1, low=1, help="hosts of a replica, with equally many devices"),
     _parallel(
         name="node-rank",
         type="int",
         default=0,
         low=0,
-        help="which of them this is; 0 serves, the others only lend their devices",
+        help="index of this host; 0 serves, the others only run ranks",
     ),
     _parallel(
         name="master-addr",
         default="localhost",
         metavar="HOST",
-        help="address of node 0 where the others reach it, as can anybody: for trusted networks",
+        help="address of node 0; connections are not authenticated, so use trusted networks only",
     ),
-    _parallel(name="master-port", type="int", low=1, high=65535, help="its port; needed with --num-nodes"),
+    _parallel(name="master-port", type="int", low=1, high=65535, help="port of node 0; required with --num-nodes"),
     _parallel(
         name="distributed-timeout-seconds",
         type="float",
@@ -155,7 +157,7 @@ FLAGS: tuple[Flag, ...] = (
         low=0,
         high=1,
         above_low=True,
-        help="share of the GPU memory free at start that may be used",
+        help="fraction of the GPU memory free at start that may be used",
     ),
     _memory(name="num-pages", type="int", low=1, help="KV pages; default: as many as the memory allows"),
     _memory(
@@ -176,28 +178,26 @@ FLAGS: tuple[Flag, ...] = (
         name="disable-full-static-runner",
         type="bool",
         default=False,
-        help="CUDA graphs of the model's forward alone; head and rules are launched anew in each step",
+        help="CUDA graphs of the model's forward only; the LM head and unmasking algorithms run eagerly",
     ),
-    _speed(
-        name="enforce-eager", type="bool", default=False, help="no CUDA graphs: everything is launched in each step"
-    ),
+    _speed(name="enforce-eager", type="bool", default=False, help="no CUDA graphs"),
     _speed(
         name="disable-torch-compile",
         type="bool",
         default=False,
-        help="no --torch-compile-mode, whoever asks for it",
+        help="ignore --torch-compile-mode",
     ),
     _speed(
         name="torch-compile-mode",
         choices=("default", "max-autotune-no-cudagraphs"),
-        help="compile what is asked of whole logits (likeliest tokens, entropies) with torch.compile, in this mode; "
-        "left out: compile nothing",
+        help="compile operations on full logits (argmax, entropy) with torch.compile, in this mode; default: compile "
+        "nothing",
     ),
     _speed(
         name="deterministic",
         type="bool",
         default=False,
-        help="a request's bits depend on it alone, not on what runs beside it; slower, on a CPU many times",
+        help="batch-invariant kernels: results do not depend on other requests; slower, on CPUs many times",
     ),
     *ADAPTER_FLAGS,
     *DECODING_FLAGS,
@@ -211,7 +211,7 @@ FLAGS: tuple[Flag, ...] = (
         name="log-level",
         default="info",
         choices=("critical", "error", "warning", "info", "debug"),
-        help="reaches every logger of every process",
+        help="log level of all processes",
     ),
     _server(name="log-format", default="text", choices=("text", "json"), help="json for log collectors"),
     _server(
@@ -233,7 +233,7 @@ FLAGS: tuple[Flag, ...] = (
     _server(
         name="api-key-file",
         metavar="FILE",
-        help="file of such keys, one a line or comma-separated; read again when it changes",
+        help="file of API keys, one per line or comma-separated; read again when it changes",
     ),
     _server(
         name="cors-allow-origins",
@@ -263,8 +263,8 @@ FLAGS: tuple[Flag, ...] = (
         type="int",
         default=1024,
         low=1,
-        help="waiting requests at which new ones get 429; one HTTP request with several answers (with several keys: "
-        "one key) never holds more of --max-queue and --max-num-reqs than it leaves to the others",
+        help="maximum number of waiting requests, 429 beyond; one HTTP request with several completions (with several "
+        "keys: one key) gets at most half of --max-queue and --max-num-reqs",
     ),
     _server(
         name="frontend-processes",
@@ -272,7 +272,7 @@ FLAGS: tuple[Flag, ...] = (
         default=1,
         low=1,
         high=64,
-        help="processes that speak HTTP, all over the same backends: for many short answers a second",
+        help="processes that serve HTTP for the same backends: for many short requests per second",
     ),
     _server(
         name="max-connections",
@@ -280,14 +280,20 @@ FLAGS: tuple[Flag, ...] = (
         low=1,
         help="connections open at once; default: 4096, or what the limit of open files leaves",
     ),
-    _server(name="drain-delay", type="float", default=0.0, low=0, help="seconds of normal service after SIGTERM"),
-    _server(name="drain-timeout", type="float", default=30.0, low=0, help="seconds that running requests then have"),
+    _server(
+        name="drain-delay",
+        type="float",
+        default=0.0,
+        low=0,
+        help="seconds to keep serving after SIGTERM before the listener closes",
+    ),
+    _server(name="drain-timeout", type="float", default=30.0, low=0, help="seconds to let running requests finish"),
     _server(
         name="request-timeout",
         type="float",
         default=600.0,
         low=0,
-        help="seconds a request may take, waiting included; 0: no limit",
+        help="maximum seconds per request, including waiting; 0: no limit",
     ),
     _server(
         name="profiler",
@@ -298,9 +304,9 @@ FLAGS: tuple[Flag, ...] = (
     _server(
         name="torch-profiler-dir",
         metavar="DIR",
-        help="where its traces go, a file for each backend",
+        help="directory of the profiler's traces, one file per backend",
     ),
-    _server(name="config", metavar="FILE.yaml", help="file of flags, one `name: value` a line"),
+    _server(name="config", metavar="FILE.yaml", help="file of flags, one `name: value` per line"),
     _server(name="print-config", type="bool", default=False, help="print the resolved values and exit"),
 )
 

@@ -1,6 +1,6 @@
-"""Declaration of a flag, read by command line, environment, YAML, ``--help`` and the operator.
+"""Declaration of a flag, for command line, environment, YAML, ``--help`` and the operator.
 
-docs/server.md#flags lists all flags. This module holds plain data and the checks of one value. It reads no file and no
+docs/server.md#flags lists all flags. This module has plain data and checks of single values. It reads no file and no
 environment variable, and imports no torch.
 """
 
@@ -15,17 +15,19 @@ from typing import Any, Literal
 from runtime.errors import ConfigError
 
 ENV_PREFIX = "UNMASK_"
-DECODING = "decoding defaults (a request may override them)"  # a group
+DECODING = "decoding defaults (a request may override them)"  # name of a group
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One flag. `name` is its spelling without dashes in front; ``None`` as default means "decided at start".
+    """A flag.
 
     Attributes:
-        many: the value is a tuple; the flag repeats, and `comma` says that one value may hold several.
-        low, high: inclusive bounds of a number; `above_low` makes the lower one exclusive.
-        synonyms: other spellings of values, each with the value it stands for.
+        name: Its name without leading dashes.
+        default: ``None`` means "decided at start".
+        many: The value is a tuple, and the flag may be repeated. With `comma` one value may have several elements.
+        low, high: Inclusive bounds of a number; `above_low` makes the lower bound exclusive.
+        synonyms: Other spellings of values, each with the value that it stands for.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Flag:
 
     @property
     def dest(self) -> str:
-        """The name in Python and, in upper case, in the environment."""
+        """Name in Python and, in upper case, in the environment."""
         return self.name.replace("-", "_")
 
     @property
@@ -60,14 +62,17 @@ class Flag:
 
     @property
     def optional(self) -> bool:
-        """Whether ``auto`` and ``none`` stand for the default."""
+        """Whether ``auto`` and ``none`` mean the default."""
         return self.default is None
 
 
 def check(flag: Flag, value: Any, where: str | None = None) -> Any:
-    """The value of `flag` in its final type, whether it came as text or as a Python or YAML value.
+    """Converts a value to the flag's type, from text or a Python or YAML value.
 
-    `where` names the source in the sentence of a ConfigError ("UNMASK_PORT"); by default the flag itself.
+    Args:
+        flag: The flag.
+        value: Its value.
+        where: Source that a ConfigError names ("UNMASK_PORT"); by default the flag.
     """
     where = where or f"--{flag.name}"
     if flag.many:
@@ -115,11 +120,20 @@ def _check_one(flag: Flag, value: Any, where: str) -> Any:
 
 
 def _to_bool(value: Any, wrong: ConfigError) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    spellings = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in words:
-        return words[value.lower()]
+    if isinstance(value, str) and value.lower() in spellings:
+        return spellings[value.lower()]
     raise wrong
 
 
@@ -153,7 +167,7 @@ def _to_text(flag: Flag, value: Any, where: str, shown: str, wrong: ConfigError)
 
 
 def _describe(flag: Flag) -> str:
-    """What a value must be, in words that fit after "is not"."""
+    """Describes valid values, as text that follows "is not"."""
     if flag.choices:
         return "one of " + ", ".join(flag.choices)
     if flag.type == "bool":

@@ -1,4 +1,4 @@
-"""Where values come from and which wins: command line, then environment, then ``--config`` file, then default."""
+"""Combines the sources of flags by precedence: command line, environment, ``--config`` file, default."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runtime.config.adapters import DEFAULT_LORAS
+from runtime.config.adapters import DEFAULT_MAX_LORAS
 from runtime.config.api_keys import read_settled_key_file
 from runtime.config.config import EngineConfig, ServerConfig
 from runtime.config.flag_definitions import BY_SPELLING, FLAGS
 from runtime.config.flags import ENV_PREFIX, Flag, check
 from runtime.errors import ConfigError
 
-# What Kubernetes puts into every pod for a Service whose name begins with "unmask".
-TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # of the variables that say where a test cluster is: no flags
+# Variables that Kubernetes sets in every pod for a Service whose name begins with "unmask".
+TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # prefix of variables of a test cluster, which are not flags
 _INJECTED = re.compile(
     r"UNMASK(_\w+)?_SERVICE_(HOST|PORT(_\w+)?)|UNMASK(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )
@@ -34,13 +34,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Collects text only; meaning is given to it in one place, `check`, whatever the source."""
+    """Returns a parser that collects text only; `check` converts values of all sources."""
     parser = _Parser(
         prog="python -m runtime.server",
         usage="%(prog)s [--flag VALUE ...]",
         description="Serve a diffusion language model over HTTP.",
-        epilog=f"Every flag has an environment form ({ENV_PREFIX}MAX_NUM_REQS=64) and may stand in the --config file; "
-        "the command line wins over the environment, the environment over the file.",
+        epilog=f"Every flag has an environment form ({ENV_PREFIX}MAX_NUM_REQS=64) and may be in the --config file; "
+        "the command line takes precedence over the environment, the environment over the file.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -67,24 +67,30 @@ def _help(flag: Flag) -> str:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
-    """The configuration of a server started with `argv` (without the program's name) in `environ`.
+    """Returns the configuration of a server.
 
-    ``--help`` and ``--print-config`` print and raise SystemExit(0). Everything wrong raises ConfigError.
+    Args:
+        argv: The command line without the program's name.
+        environ: The environment.
+
+    Raises:
+        SystemExit: After printing, for ``--help`` and ``--print-config``.
+        ConfigError: A value is invalid.
     """
-    line = vars(build_parser().parse_args(list(argv)))
-    given: dict[str, tuple[Any, str]] = {}  # dest -> value, where it came from
-    env = from_environment(environ, ignore=line)
+    command_line = vars(build_parser().parse_args(list(argv)))
+    sources: dict[str, tuple[Any, str]] = {}  # dest -> value, source
+    env = from_environment(environ, ignore=command_line)
     file_flag = next(flag for flag in FLAGS if flag.name == "config")
-    path = line.get("config") or (env["config"][0] if "config" in env else None)
+    path = command_line.get("config") or (env["config"][0] if "config" in env else None)
     if path is not None:
-        given |= from_file(Path(check(file_flag, path)))
-    given |= env
-    given |= {dest: (value, f"--{dest.replace('_', '-')}") for dest, value in line.items()}
-    return _build(given)
+        sources |= from_file(Path(check(file_flag, path)))
+    sources |= env
+    sources |= {dest: (value, f"--{dest.replace('_', '-')}") for dest, value in command_line.items()}
+    return _build(sources)
 
 
 def log_format(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Returns the value of --log-format from the source that wins, also if `parse` raises for the same arguments.
+    """Returns the value of --log-format, even if `parse` raises for the same arguments.
 
     Args:
         argv: The command line without the program's name.
@@ -108,7 +114,7 @@ def log_format(argv: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {}) -> dict[str, tuple[Any, str]]:
-    """The flags that UNMASK_ variables give; `ignore` holds the dests that the command line gives anyway."""
+    """Returns the flags in UNMASK_ variables. `ignore`: dests that the command line overrides."""
     found: dict[str, tuple[Any, str]] = {}
     for name in sorted(n for n in environ if n.startswith(ENV_PREFIX) and not n.startswith(TEST_CLUSTER_PREFIX)):
         value = environ[name]
@@ -125,13 +131,13 @@ def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {})
                 continue
             raise ConfigError(f"{name}: no such variable" + _suggest(name, [f.env for f in FLAGS]))
         if flag.dest in found:
-            raise ConfigError(f"{name}: says the same flag as {found[flag.dest][1]}; set one of them")
+            raise ConfigError(f"{name}: sets the same flag as {found[flag.dest][1]}; set one of them")
         found[flag.dest] = (value, name)
     return found
 
 
 def from_file(path: Path) -> dict[str, tuple[Any, str]]:
-    """The flags of a YAML file: a mapping of names, with dashes or underscores, to values."""
+    """Returns the flags in a YAML file, a mapping of names, with dashes or underscores, to values."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -150,7 +156,7 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: {path} cannot be read: {_reason(error)}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config: {path} is not YAML{_place(error)}") from None
+        raise ConfigError(f"--config: {path} is not YAML{_yaml_location(error)}") from None
     except RecursionError:
         raise ConfigError(f"--config: {path} is not YAML of flags: it is nested too deeply") from None
     if data is None:
@@ -164,7 +170,7 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
         if flag is None or flag.name in ("config", "print-config"):
             raise ConfigError(f"{where}: no such flag" + _suggest(str(key), list(BY_SPELLING)))
         if flag.dest in found:
-            raise ConfigError(f"{where}: says the same flag as {found[flag.dest][1]}; keep one of them")
+            raise ConfigError(f"{where}: sets the same flag as {found[flag.dest][1]}; keep one of them")
         if isinstance(value, dict) or (isinstance(value, list) and not flag.many):
             shown = "the given value" if flag.secret else repr(value)
             raise ConfigError(f"{where}: {shown} is not a single value")
@@ -172,35 +178,35 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def _build(given: Mapping[str, tuple[Any, str]]) -> ServerConfig:
+def _build(sources: Mapping[str, tuple[Any, str]]) -> ServerConfig:
     values: dict[str, Any] = {f.dest: f.default for f in FLAGS}
     for flag in FLAGS:
-        if flag.dest in given:
-            values[flag.dest] = check(flag, *given[flag.dest])
+        if flag.dest in sources:
+            values[flag.dest] = check(flag, *sources[flag.dest])
     notes = []
     if values["api_key_file"] is not None:
         values["keys_in_file"] = read_settled_key_file(values["api_key_file"])
         if not values["keys_in_file"]:
-            others = "only keys that are given otherwise open the server" if values["api_key"] else "nobody may enter"
+            others = "only keys of --api-key are accepted" if values["api_key"] else "all requests are rejected (401)"
             notes.append(f"--api-key-file {values['api_key_file']} is empty: {others}")
-    if "api_key" in given and given["api_key"][1] == "--api-key":
+    if "api_key" in sources and sources["api_key"][1] == "--api-key":
         notes.append("--api-key: the process list shows these keys to every user of this machine; better use "
                      "--api-key-file, or UNMASK_API_KEY")  # fmt: skip
     values["notes"] = tuple(notes)
     later = values["lora_config"] is not None or values["lora_routes"]
     if later and not values["lora"] and values["max_loras"] is None:
-        values["max_loras"] = DEFAULT_LORAS  # room for those that come while it serves
+        values["max_loras"] = DEFAULT_MAX_LORAS  # room for those that come while it serves
     engine = EngineConfig(**{f.name: values[f.name] for f in dataclasses.fields(EngineConfig) if f.name in values})
     own = {f.name: values[f.name] for f in dataclasses.fields(ServerConfig) if f.name in values}
     config = ServerConfig(engine=engine, **own)
     if values["print_config"]:
-        sys.stdout.write(printed(values, given))
+        sys.stdout.write(printed(values, sources))
         raise SystemExit(0)
     return config
 
 
-def printed(values: Mapping[str, Any], given: Mapping[str, tuple[Any, str]]) -> str:
-    """The resolved values as YAML that --config reads again, each with its source; secrets are hidden."""
+def printed(values: Mapping[str, Any], sources: Mapping[str, tuple[Any, str]]) -> str:
+    """Returns the resolved values as YAML for --config, each with its source; secrets are hidden."""
     lines = []
     for flag in FLAGS:
         value = values[flag.dest]
@@ -209,13 +215,13 @@ def printed(values: Mapping[str, Any], given: Mapping[str, tuple[Any, str]]) -> 
         if flag.secret:
             lines.append(f"# {flag.name}: {len(value)} hidden")
             continue
-        source = given[flag.dest][1] if flag.dest in given else "default"
+        source = sources[flag.dest][1] if flag.dest in sources else "default"
         lines.append(f"{flag.name}: {json.dumps(value)}  # {source}")
     return "\n".join(lines) + "\n"
 
 
-def _place(error: Any) -> str:
-    """What a YAML parser says, without the lines that it quotes: they may hold a key."""
+def _yaml_location(error: Any) -> str:
+    """Returns location and problem of a YAML error, without the quoted lines: they may contain a key."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
     return where + (f": {problem}" if problem else "")

@@ -1,4 +1,4 @@
-"""Flags of an engine that do not go together."""
+"""Validates combinations of engine flags."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _ROUNDED = "are rounded may depend on how many rows there are"
 
 
-def check_together(config: EngineConfig) -> None:
-    """ConfigError names those that do not, and what to leave out."""
+def validate_combinations(config: EngineConfig) -> None:
+    """Raises ConfigError, with the flags and the fix, for unsupported combinations."""
     if config.use_lora != (config.lora_path is not None):
         raise ConfigError("--use-lora and --lora-path go together; give both, or leave both out")
     if config.pre_merge_lora and not config.use_lora:

@@ -1,6 +1,6 @@
-"""Three hundred everyday prompts with checkers: what people type, worded apart from the training's templates.
+"""Three hundred everyday prompts with checkers, phrased differently from the templates of the training.
 
-`everyday.tsv` has a line each: how the answer is judged, what it has to be, and the prompt. Training never reads it.
+Each line of `everyday.tsv` has the kind of checker, the expected answer and the prompt. Training never reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.demo.tasks.base import Sample, Task
-from runtime.demo.tasks.sudoku import keeps_givens
+from runtime.demo.tasks.sudoku import keeps_clues
 from runtime.demo.tasks.tool_format import tools_text
 
 NAME = "everyday"
@@ -56,7 +56,7 @@ def _letters(text: str) -> str:
 
 
 def _spells(expected: str, text: str) -> bool:
-    """Every letter by itself; the answer may begin a sentence of its own with a capital."""
+    """Returns whether all letters are separate. The answer may begin with a capital."""
     return len(re.findall(r"[-\s,]", text.strip())) >= len(expected) - 1 and _letters(text).lower() == expected.lower()
 
 
@@ -72,14 +72,14 @@ def _is_json(expected: str, text: str) -> bool:
 
 
 def _tabulates(expected: str, text: str) -> bool:
-    """The header, a line of dashes, and every row, cell by cell."""
+    """Returns whether the text has the header, a line of dashes, and every row, cell by cell."""
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.strip().split("\n")]
-    wanted = [row.split(",") for row in expected.split(";")]
-    return len(rows) > 1 and all(set(c) == {"-"} for c in rows[1]) and [rows[0], *rows[2:]] == wanted
+    expected_rows = [row.split(",") for row in expected.split(";")]
+    return len(rows) > 1 and all(set(c) == {"-"} for c in rows[1]) and [rows[0], *rows[2:]] == expected_rows
 
 
-def _tells(expected: str, text: str) -> bool:
-    """Some sentences, with all that was asked for in them."""
+def _is_story(expected: str, text: str) -> bool:
+    """Returns whether the text has some sentences with all requested names."""
     found = text.lower()
     return text.count(".") >= 4 and all(word.lower() in found for word in expected.split(",") if word)
 
@@ -100,8 +100,8 @@ CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
     "reversed": _reverses,
     "json": _is_json,
     "table": _tabulates,
-    "sudoku": keeps_givens,
-    "story": _tells,
+    "sudoku": keeps_clues,
+    "story": _is_story,
     "says": lambda expected, text: expected in text,
     "calls": _calls,
 }
@@ -109,7 +109,7 @@ CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
 
 @functools.cache
 def prompts() -> tuple[Sample, ...]:
-    """All of the file, in its order."""
+    """Returns all prompts of the file, in order."""
     found = []
     for line in FILE.read_text(encoding="utf-8").splitlines():
         kind, expected, prompt = (part.replace("\\n", "\n") for part in line.split("\t"))
@@ -125,7 +125,7 @@ def check(sample: Sample, text: str) -> bool:
 
 
 def chosen(count: int, seed: int | str = 0) -> list[Sample]:
-    """`count` of the prompts, or all where there are no more."""
+    """Returns `count` random prompts, or all if there are fewer."""
     every = list(prompts())
     return random.Random(f"{NAME}/{seed}").sample(every, min(count, len(every)))
 

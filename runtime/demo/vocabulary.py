@@ -1,5 +1,7 @@
-"""The tokens that are longer than a byte: the words and signs that the tasks are worded in, most often met first to
-be chosen. Whoever changes the wording of a task much counts anew."""
+"""Tokens that are longer than a byte: the most frequent words and signs of the tasks.
+
+Large changes of the tasks' wording require a new count.
+"""
 
 from __future__ import annotations
 
@@ -75,5 +77,5 @@ PIECES: tuple[str, ...] = (
 )
 # fmt: on
 
-WHOLE_WORDS = tuple(sorted({piece.strip() for piece in PIECES if piece.strip().isalpha()}))
-"""Words that the model sees as one token, and whose letters it has to know by heart."""
+ALPHABETIC = tuple(sorted({piece.strip() for piece in PIECES if piece.strip().isalpha()}))
+"""Words that are one token, whose letters the model has to know."""

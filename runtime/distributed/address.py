@@ -1,4 +1,4 @@
-"""Hosts and addresses of both families, as flags spell them and as sockets take them."""
+"""Host names and addresses of IPv4 and IPv6, as in flags and for sockets."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import socket
 
 
 def without_brackets(host: str) -> str:
-    """The name or address without the brackets that an IPv6 address has in a URL."""
+    """Removes the brackets that an IPv6 address has in a URL."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def endpoint(host: str, port: int) -> str:
-    """``HOST:PORT`` as in a URL: an IPv6 address has brackets, and its zone is escaped (RFC 6874)."""
+    """Returns ``HOST:PORT`` as in a URL: an IPv6 address has brackets, and its zone is escaped (RFC 6874)."""
     return f"[{host.replace('%', '%25')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def resolve(host: str) -> str:
-    """The address of a name, an IPv4 address if it has one.
+    """Resolves a name, to an IPv4 address if it has one.
 
     Raises:
         OSError: The name has no address.
@@ -27,7 +27,7 @@ def resolve(host: str) -> str:
 
 
 def loopback() -> str:
-    """127.0.0.1, or ::1 in a network namespace whose loopback interface has no IPv4 address."""
+    """Returns 127.0.0.1, or ::1 in a network namespace whose loopback interface has no IPv4 address."""
     try:
         create_listener("127.0.0.1", 0).close()
     except OSError:
@@ -36,9 +36,9 @@ def loopback() -> str:
 
 
 def create_listener(address: str, port: int) -> socket.socket:
-    """Returns a socket that listens at this address alone, which may be of either family.
+    """Returns a socket that listens only on this address, IPv4 or IPv6.
 
     Raises:
-        OSError: The address does not exist here or is in use.
+        OSError: The address does not exist on this host or is in use.
     """
     return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)

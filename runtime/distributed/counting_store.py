@@ -1,4 +1,4 @@
-"""A store where processes that have done different things before agree on numbers."""
+"""A torch store that renumbers groups, so that ranks with different histories agree on numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch.distributed as dist
 
 
-class CountingStore(dist.Store):  # type: ignore[name-defined,misc]
-    """Over another store, whose keys end in NUMBER/RANK: each number that is new here takes the next place.
+class RenumberingStore(dist.Store):  # type: ignore[name-defined,misc]
+    """Wraps a store whose keys end in NUMBER/RANK. Each new number gets the next number from 0 on.
 
-    Torch numbers what processes tell each other about shared memory by how often each has done so in its life. One that
-    shared memory with others before would wait for its new peers under keys that these never write.
+    Torch numbers exchanges about shared memory per process. A process that shared memory with other ranks before would
+    wait for its new peers under keys that these never write.
     """
 
     def __init__(self, store: Any) -> None:

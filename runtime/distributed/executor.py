@@ -1,4 +1,4 @@
-"""The rank that leads: it starts those of its host, brings all of them together, and tells them each step."""
+"""Rank 0 of a tensor parallel replica: starts and connects the other ranks, and sends them each step."""
 
 from __future__ import annotations
 
@@ -11,118 +11,132 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed.file_check import files_of
-from runtime.distributed.monitor import Watch
-from runtime.distributed.rank_launcher import Place, gather_peers
-from runtime.distributed.rank_worker import sentence
+from runtime.distributed.file_check import file_digests_of
+from runtime.distributed.monitor import WorkerMonitor
+from runtime.distributed.rank_launcher import WorkerPlacement, start_workers
+from runtime.distributed.rank_worker import error_summary
 from runtime.distributed.rpc import (
     Arrays,
-    Close,
-    Gone,
+    CheckFiles,
+    CloseEngine,
+    ComputeLogits,
+    ConnectionClosed,
+    EngineLoaded,
+    FetchRows,
+    FilesSeen,
     Join,
-    Load,
-    Loaded,
-    Look,
+    LoadEngine,
     Message,
-    Rows,
-    Seen,
     Step,
-    Whole,
 )
 from runtime.distributed.serialization import block_arrays, step_arrays
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
-from runtime.lora.adapter_weights import Bank
-from runtime.lora.distributed_backend import LeadingBank
+from runtime.lora.adapter_weights import LoRAWeights
+from runtime.lora.distributed_backend import DistributedLoRABackend
 from runtime.weights import load_model
 from runtime.weights.hub import Progress
 from runtime.worker.model_runner import ModelRunner
 
-CAUSE_SECONDS = 1.0  # after a failure, until the watch may have found the lost rank that caused it
+CAUSE_SECONDS = 1.0  # after a failure, for the monitor to find a lost rank that caused it
 
 
-class Ranks:
-    """All ranks of a replica, this process being the first of them. Engines may be loaded one after the other.
+class MultiprocExecutor:
+    """All ranks of a replica. This process is rank 0. Engines may be loaded one after the other.
 
     Args:
-        size: how many. device: this one's; those of this host follow it as `place` says.
-        seconds: how long anybody waits for another. lost: hears why the replica is lost, from another thread; by
-            default whoever waits for it does.
+        size: Number of ranks.
+        placement: Hosts and devices of the ranks.
+        seconds: How long ranks wait for each other.
+        on_lost: Called from another thread with the reason when the replica is lost. By default only callers that wait
+            for the replica get an error.
     """
 
     def __init__(
-        self, size: int, place: Place, seconds: float, lost: Callable[[str], None] = lambda sentence: None
+        self,
+        size: int,
+        placement: WorkerPlacement,
+        seconds: float,
+        on_lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self.lost = lost
-        self.group = groups.ALONE
-        self.watch: Watch | None = None
-        self.peers = gather_peers(size, place, seconds)
+        self.on_lost = on_lost
+        self.group = groups.SINGLE_RANK
+        self.monitor: WorkerMonitor | None = None
+        self.workers = start_workers(size, placement, seconds)
         try:
-            self.watch = Watch(self.peers, seconds, self._lost)
-            store = groups.meeting(place.address, seconds)
-            near = place.nodes == 1
-            for peer in self.peers:
-                own = place.device_of(peer.hello.local)
-                peer.wire.send(Join(peer.rank, size, place.address, store.port, seconds, own, near))
-            device = torch.device(place.device_of(0))
-            with self._together():
-                self.group = groups.join(0, size, store, device, seconds, place.address, near=near)
+            self.monitor = WorkerMonitor(self.workers, seconds, self._on_lost)
+            store = groups.make_store(placement.address, seconds)
+            near = placement.nodes == 1
+            for worker in self.workers:
+                own = placement.device_of(worker.hello.local)
+                worker.connection.send(Join(worker.rank, size, placement.address, store.port, seconds, own, near))
+            device = torch.device(placement.device_of(0))
+            with self._explain_failures():
+                self.group = groups.init_process_group(
+                    0, size, store, device, seconds, placement.address, same_host=near
+                )
         except BaseException:
             self.close()
             raise
 
     def load(self, config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model) -> Engine:
-        """The replica's engine. ConfigError as `load_engine`; also where the ranks see different files."""
-        assert self.watch is not None
-        with self._together():
-            self.watch.serving = False
-            own = files_of(config, progress)  # who shares a disk finds it downloaded
-            self.tell(Look(config))
-            for rank, seen in self.watch.answers(Seen).items():
-                assert isinstance(seen, Seen)
+        """Loads the replica's engine.
+
+        Raises:
+            ConfigError: As `load_engine`; also if the ranks have different files.
+        """
+        assert self.monitor is not None
+        with self._explain_failures():
+            self.monitor.serving = False
+            own = file_digests_of(config, progress)  # ranks with the same disk find it downloaded
+            self.broadcast(CheckFiles(config))
+            for rank, seen in self.monitor.gather_replies(FilesSeen).items():
+                assert isinstance(seen, FilesSeen)
                 if seen.files != own:
                     names = {name for name in own.keys() | seen.files.keys() if own.get(name) != seen.files.get(name)}
                     raise ConfigError(
                         f"--model: rank {rank} sees other files than rank 0: {', '.join(sorted(names)[:4])} differ; "
                         "give all hosts the same checkpoint and adapters"
                     )
-            self.tell(Load())
+            self.broadcast(LoadEngine())
             engine = load_engine(config, progress, load, self.group)
-            self.watch.answers(Loaded)
+            self.monitor.gather_replies(EngineLoaded)
         assert isinstance(engine.runner, ModelRunner)
-        engine.runner = LeadingRunner(engine.runner, self)
-        if isinstance(engine.adapters.matrices, Bank):
-            engine.adapters.matrices = LeadingBank(engine.adapters.matrices, self.tell, self.running())
-        self.watch.serving = True
+        engine.runner = DistributedRunner(engine.runner, self)
+        if isinstance(engine.adapters.matrices, LoRAWeights):
+            engine.adapters.matrices = DistributedLoRABackend(
+                engine.adapters.matrices, self.broadcast, self.step_guard()
+            )
+        self.monitor.serving = True
         return engine
 
     def unload(self) -> None:
-        """Have the others drop their engines; another may be loaded then."""
-        assert self.watch is not None
-        if self.watch.failure is None:
-            self.tell(Close())
+        """Unloads the engine of the other ranks; another one may be loaded then."""
+        assert self.monitor is not None
+        if self.monitor.failure is None:
+            self.broadcast(CloseEngine())
 
-    def tell(self, message: Message, arrays: Arrays | None = None) -> None:
-        """All others. ReplicaLost if one has gone."""
-        for peer in self.peers:
+    def broadcast(self, message: Message, arrays: Arrays | None = None) -> None:
+        """Sends a message to all other ranks. Raises ReplicaLost if one is gone."""
+        for worker in self.workers:
             try:
-                peer.wire.send(message, arrays)
-            except Gone:
-                raise ReplicaLost(peer.end()) from None
+                worker.connection.send(message, arrays)
+            except ConnectionClosed:
+                raise ReplicaLost(worker.describe_exit()) from None
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """What fails here because a rank was lost says so."""
-        assert self.watch is not None
+    def _explain_failures(self) -> Iterator[None]:
+        """Replaces errors that a lost rank caused by its own error."""
+        assert self.monitor is not None
         try:
             yield
         except ConfigError:
             raise
         except Exception as error:
-            self.watch.thread.join(CAUSE_SECONDS)
-            self.watch.check()
+            self.monitor.thread.join(CAUSE_SECONDS)
+            self.monitor.check()
             if isinstance(error, RuntimeError | ReplicaLost) and "imed out" in str(error):
                 raise ConfigError(
                     "--distributed-timeout-seconds: the ranks did not come together in time; see that their hosts "
@@ -130,88 +144,88 @@ class Ranks:
                 ) from error
             raise
 
-    def running(self) -> Running:
-        assert self.watch is not None
-        return Running(self.watch)
+    def step_guard(self) -> StepGuard:
+        assert self.monitor is not None
+        return StepGuard(self.monitor)
 
-    def _lost(self, why: str) -> None:
+    def _on_lost(self, why: str) -> None:
         self._kill()
-        self.lost(why)  # a server's process ends with this
+        self.on_lost(why)  # the engine process of a server exits here
         self.group.abort()
 
     def _kill(self) -> None:
-        for peer in self.peers:
-            if peer.process is not None and peer.process.poll() is None:
-                peer.process.kill()
+        for worker in self.workers:
+            if worker.process is not None and worker.process.poll() is None:
+                worker.process.kill()
 
     def close(self) -> None:
-        """End the other ranks. Closing again does nothing."""
-        if self.watch is not None:
-            self.watch.closed = True
-        for peer in self.peers:
-            peer.wire.close()
+        """Ends the other ranks. Closing again does nothing."""
+        if self.monitor is not None:
+            self.monitor.closed = True
+        for worker in self.workers:
+            worker.connection.close()
         self._kill()
-        for peer in self.peers:
-            if peer.process is not None:
-                peer.process.wait()
+        for worker in self.workers:
+            if worker.process is not None:
+                worker.process.wait()
         self.group.close()
-        self.group = groups.ALONE
+        self.group = groups.SINGLE_RANK
 
 
-class Running:
-    """A step under way: its time is watched, and what it fails with has lost the replica."""
+class StepGuard:
+    """Guards a step: the monitor limits its time, and an error in it loses the replica."""
 
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, monitor: WorkerMonitor) -> None:
+        self.monitor = monitor
 
     def __enter__(self) -> None:
-        if self.watch.failure is not None:
-            raise ReplicaLost(str(self.watch.failure))
-        self.watch.since = self.watch.clock()
+        if self.monitor.failure is not None:
+            raise ReplicaLost(str(self.monitor.failure))
+        self.monitor.step_started = self.monitor.clock()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.watch.since = None
+        self.monitor.step_started = None
         if isinstance(error, Exception):
-            if self.watch.failure is None:
-                self.watch.thread.join(CAUSE_SECONDS)
-            if self.watch.failure is not None:
-                raise ReplicaLost(str(self.watch.failure)) from error
-            raise ReplicaLost(f"rank 0 {sentence(error)}") from error
-        if self.watch.failure is not None:  # the step ended because nothing waits for a lost rank: it is worth nothing
-            raise ReplicaLost(str(self.watch.failure))
+            if self.monitor.failure is None:
+                self.monitor.thread.join(CAUSE_SECONDS)
+            if self.monitor.failure is not None:
+                raise ReplicaLost(str(self.monitor.failure)) from error
+            raise ReplicaLost(f"rank 0 {error_summary(error)}") from error
+        if self.monitor.failure is not None:  # the step ended without a lost rank, so its results are invalid
+            raise ReplicaLost(str(self.monitor.failure))
         if error is not None:
-            self.watch.fail(ReplicaLost("rank 0 was interrupted within a step, which the others wait for"))
+            self.monitor.fail(ReplicaLost("rank 0 was interrupted within a step, which the others wait for"))
 
 
-class LeadingRunner:
-    """The leading rank's `Runner`: each step is told to the others, who do the same."""
+class DistributedRunner:
+    """Model runner of rank 0, which sends each step to the other ranks."""
 
-    def __init__(self, own: ModelRunner, ranks: Ranks) -> None:
-        self.own = own
-        self.ranks = ranks
-        self.stats = own.stats
-        own.notify_ranks = lambda rows: ranks.tell(Rows(), {"rows": rows})
-        self._running = ranks.running()
-        self._stands: Any = None  # positions of the last step: the same ones mean that all its geometry is
+    def __init__(self, local: ModelRunner, executor: MultiprocExecutor) -> None:
+        self.local = local
+        self.executor = executor
+        self.stats = local.stats
+        local.notify_ranks = lambda rows: executor.broadcast(FetchRows(), {"rows": rows})
+        self._step_guard = executor.step_guard()
+        self._last_positions: Any = None  # positions of the last step; the same array means the same layout
 
     def run(self, plan: StepPlan) -> BlockResults | None:
-        with self._running:
-            same = plan.positions is self._stands
-            self._stands = plan.positions
-            self.ranks.tell(Step(same, plan.adapted), step_arrays(plan, same=same))
-            # no step begins ahead: others would wait for the rest of one that everybody may have left by then
-            return self.own.run(replace(plan, sampled=lambda: self._sampled(plan), begin_next=bool))
+        with self._step_guard:
+            same = plan.positions is self._last_positions
+            self._last_positions = plan.positions
+            self.executor.broadcast(Step(same, plan.active_lora_modules), step_arrays(plan, same=same))
+            # no asynchronous scheduling: other ranks would block on a step whose requests may have been aborted
+            return self.local.run(replace(plan, make_blocks=lambda: self._send_sample(plan), try_launch_next=bool))
 
-    def _sampled(self, plan: StepPlan) -> BlockPlan | None:
+    def _send_sample(self, plan: StepPlan) -> DenoiseBlocks | None:
         blocks = plan.blocks
-        self.ranks.tell(*block_arrays(blocks))
+        self.executor.broadcast(*block_arrays(blocks))
         return blocks
 
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
-        """See `ModelRunner`."""
-        with self._running:
-            self.ranks.tell(Whole(pages, plan.adapted), step_arrays(plan, same=False))
-            return self.own.logits(plan, pages)
+        """See `ModelRunner.logits`."""
+        with self._step_guard:
+            self.executor.broadcast(ComputeLogits(pages, plan.active_lora_modules), step_arrays(plan, same=False))
+            return self.local.logits(plan, pages)
 
     def set_overlap_callback(self, work: Callable[[], None]) -> bool:
-        return self.own.set_overlap_callback(work)
+        return self.local.set_overlap_callback(work)

@@ -1,12 +1,12 @@
-"""The ranks of a replica that is all on this host, and whether its devices suffice."""
+"""Replicas whose ranks are all on this host."""
 
 from __future__ import annotations
 
 import torch
 
 from runtime.config import EngineConfig
-from runtime.distributed.executor import Ranks
-from runtime.distributed.rank_launcher import FOLLOW, Place
+from runtime.distributed.executor import MultiprocExecutor
+from runtime.distributed.rank_launcher import RANK_COMMAND, WorkerPlacement
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel
 from runtime.errors import ConfigError
@@ -18,31 +18,31 @@ def on_gpus(config: EngineConfig) -> bool:
 
 
 def check_devices(devices: tuple[int, ...], flag: str) -> None:
-    """ConfigError unless all of them are there."""
+    """Raises ConfigError unless all devices exist."""
     there = torch.cuda.device_count()
     absent = [device for device in devices if device >= there]
     if absent:
         raise ConfigError(
-            f"{flag}: GPU {absent[0]} is asked for, but only {there} are visible; lower --tensor-parallel-size, or "
+            f"{flag}: GPU {absent[0]} is required, but only {there} are visible; lower --tensor-parallel-size, or "
             "--data-parallel-size, or give --device-ids that are there"
         )
 
 
-def local_ranks(config: EngineConfig, command: tuple[str, ...] = FOLLOW) -> Ranks:
-    """On the first devices. ConfigError if there are too few."""
+def local_executor(config: EngineConfig, command: tuple[str, ...] = RANK_COMMAND) -> MultiprocExecutor:
+    """Starts the ranks on the first devices. Raises ConfigError if there are too few."""
     size, devices = config.tensor_parallel_size, None
     if on_gpus(config):
         devices = tuple(range(size))
         check_devices(devices, f"--tensor-parallel-size {size}")
         torch.cuda.set_device(0)
-    return Ranks(size, Place(devices, command=command), config.distributed_timeout_seconds)
+    return MultiprocExecutor(size, WorkerPlacement(devices, command=command), config.distributed_timeout_seconds)
 
 
 def local_engine(
-    config: EngineConfig, load: LoadModel = load_model, command: tuple[str, ...] = FOLLOW
-) -> tuple[Engine, Ranks]:
-    """An engine, and the ranks that share its model with this process; they are to be closed after it."""
-    ranks = local_ranks(config, command)
+    config: EngineConfig, load: LoadModel = load_model, command: tuple[str, ...] = RANK_COMMAND
+) -> tuple[Engine, MultiprocExecutor]:
+    """Loads an engine; returns it and the executor of its ranks, which must be closed after it."""
+    ranks = local_executor(config, command)
     try:
         return ranks.load(config, load=load), ranks
     except BaseException:

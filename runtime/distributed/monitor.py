@@ -1,4 +1,4 @@
-"""The other ranks as the leading one sees them: what they answer, and when one is lost."""
+"""Rank 0's monitor of the other ranks: receives their messages and detects lost ranks."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ import threading
 import time
 from collections.abc import Callable
 
-from runtime.distributed.rpc import Beat, Failed, Gone, Hello, Message, Wire
+from runtime.distributed.rpc import ConnectionClosed, Heartbeat, Hello, Message, RpcConnection, WorkerFailed
 from runtime.errors import ConfigError, ReplicaLost
 
 log = logging.getLogger("unmask.ranks")
 
-SILENCE_SECONDS = 10.0  # of a rank that serves: it hangs
-LOOK_SECONDS = 0.25
-END_SECONDS = 0.5  # for a process whose end of the wire has closed, until its exit code is there
+SILENCE_SECONDS = 10.0  # without a message from a serving rank: it hangs
+POLL_SECONDS = 0.25
+END_SECONDS = 0.5  # from a closed connection to the exit code of its process
 
 
-class Peer:
-    """One of them; `process` if it runs on this host, as it was started here."""
+class WorkerHandle:
+    """A rank other than rank 0. `process`: if it was started on this host."""
 
-    def __init__(self, rank: int, wire: Wire, hello: Hello, process: subprocess.Popen[bytes] | None) -> None:
+    def __init__(
+        self, rank: int, connection: RpcConnection, hello: Hello, process: subprocess.Popen[bytes] | None
+    ) -> None:
         self.rank = rank
-        self.wire = wire
+        self.connection = connection
         self.hello = hello
         self.process = process
-        self.last_seen = 0.0  # time of its last message, on the clock of `Watch`
+        self.last_seen = 0.0  # time of its last message, on the clock of
 
     @property
     def name(self) -> str:
         here = self.hello.host == socket.gethostname()
         return f"rank {self.rank}" if here else f"rank {self.rank} on {self.hello.host}"
 
-    def end(self) -> str:
-        """How it went, when its end of the wire has closed."""
+    def describe_exit(self) -> str:
+        """Describes how the rank ended, after its connection was closed."""
         if self.process is None:
             return f"{self.name} has gone"
         try:
@@ -50,103 +52,108 @@ class Peer:
         return f"{self.name} ended with exit code {code}"
 
 
-class Watch:
+class WorkerMonitor:
     """Receives the messages of the other ranks in a thread.
 
-    It calls `lost(sentence)` there, once, when the replica cannot continue: a rank has exited, reported a failure or
+    It calls `on_lost(reason)` there, once, when the replica cannot continue: a rank has exited, reported a failure or
     sent nothing for `silence` seconds (SILENCE_SECONDS by default), or a step takes longer than `seconds`.
     """
 
     def __init__(
         self,
-        peers: list[Peer],
+        workers: list[WorkerHandle],
         seconds: float,
-        lost: Callable[[str], None],
+        on_lost: Callable[[str], None],
         silence: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
-        self.peers = peers
-        for peer in peers:
-            peer.last_seen = clock()
+        self.workers = workers
+        for worker in workers:
+            worker.last_seen = clock()
         self.seconds = seconds
         self.silence = SILENCE_SECONDS if silence is None else silence
-        self.lost = lost
+        self.on_lost = on_lost
         self.failure: ReplicaLost | ConfigError | None = None
-        self.serving = False  # before, a rank may be busy for long without a word
-        self.since: float | None = None  # when the step began that is under way
+        self.serving = False  # before that, a rank may be busy without sending messages
+        self.step_started: float | None = None  # when the current step started
         self.closed = False
-        self._answers: queue.Queue[tuple[Peer, Message] | None] = queue.Queue()
-        self.thread = threading.Thread(target=self._hear, daemon=True)
+        self._replies: queue.Queue[tuple[WorkerHandle, Message] | None] = queue.Queue()
+        self.thread = threading.Thread(target=self._receive_messages, daemon=True)
         self.thread.start()
 
-    def answers(self, kind: type[Message]) -> dict[int, Message]:
-        """One of each peer. Raises ReplicaLost, or ConfigError where a rank says so."""
+    def gather_replies(self, kind: type[Message]) -> dict[int, Message]:
+        """Waits for one reply of this type from each rank.
+
+        Raises:
+            ReplicaLost: A rank is gone or failed.
+            ConfigError: A rank reported a configuration error, or did not reply in time.
+        """
         found: dict[int, Message] = {}
         began = time.monotonic()
-        while len(found) < len(self.peers):
+        while len(found) < len(self.workers):
             self.check()
             try:
-                answer = self._answers.get(timeout=max(0.0, began + self.seconds - time.monotonic()))
+                reply = self._replies.get(timeout=max(0.0, began + self.seconds - time.monotonic()))
             except queue.Empty:
-                late = ", ".join(peer.name for peer in self.peers if peer.rank not in found)
+                missing = ", ".join(worker.name for worker in self.workers if worker.rank not in found)
                 raise ConfigError(
-                    f"--distributed-timeout-seconds {self.seconds:g}: {late} did not answer in time; give more, or see "
-                    "what it is at"
+                    f"--distributed-timeout-seconds {self.seconds:g}: {missing} did not answer in time; raise it, or "
+                    "check the state of that process"
                 ) from None
-            if answer is not None:
-                peer, message = answer
+            if reply is not None:
+                worker, message = reply
                 if not isinstance(message, kind):
-                    raise ReplicaLost(f"{peer.name} said {type(message).__name__} out of turn")
-                found[peer.rank] = message
+                    raise ReplicaLost(f"{worker.name} sent an unexpected {type(message).__name__}")
+                found[worker.rank] = message
         return found
 
     def check(self) -> None:
-        """Raises what ended the replica."""
+        """Raises the error that ended the replica."""
         if self.failure is not None:
             raise self.failure
 
-    def _hear(self) -> None:
+    def _receive_messages(self) -> None:
         poller = select.poll()
-        by_socket = {peer.wire.fileno(): peer for peer in self.peers}
+        by_socket = {worker.connection.fileno(): worker for worker in self.workers}
         for descriptor in by_socket:
             poller.register(descriptor, select.POLLIN | select.POLLRDHUP)
         while self.failure is None and not self.closed:
-            for descriptor, _ in poller.poll(LOOK_SECONDS * 1000):
-                peer = by_socket[descriptor]
+            for descriptor, _ in poller.poll(POLL_SECONDS * 1000):
+                worker = by_socket[descriptor]
                 try:
-                    message, _ = peer.wire.receive()
-                except Gone:
-                    self.fail(ReplicaLost(peer.end()))
+                    message, _ = worker.connection.receive()
+                except ConnectionClosed:
+                    self.fail(ReplicaLost(worker.describe_exit()))
                     return
                 except ValueError as error:
-                    self.fail(ReplicaLost(f"{peer.name} cannot be understood: {error}"))
+                    self.fail(ReplicaLost(f"{worker.name} sent an invalid message: {error}"))
                     return
-                peer.last_seen = self.clock()
-                self._take(peer, message)
-            self._look()
+                worker.last_seen = self.clock()
+                self._on_message(worker, message)
+            self._check_liveness()
 
-    def _take(self, peer: Peer, message: Message) -> None:
+    def _on_message(self, worker: WorkerHandle, message: Message) -> None:
         match message:
-            case Beat():
+            case Heartbeat():
                 pass
-            case Failed(sentence, user):
-                self.fail(ConfigError(sentence) if user else ReplicaLost(f"{peer.name} {sentence}"))
+            case WorkerFailed(sentence, user):
+                self.fail(ConfigError(sentence) if user else ReplicaLost(f"{worker.name} {sentence}"))
             case _:
-                self._answers.put((peer, message))
+                self._replies.put((worker, message))
 
-    def _look(self) -> None:
-        now, since = self.clock(), self.since
-        for peer in self.peers:
-            if now - peer.last_seen > (self.silence if self.serving else self.seconds):
-                self.fail(ReplicaLost(f"{peer.name} has said nothing for {now - peer.last_seen:.0f} s"))
+    def _check_liveness(self) -> None:
+        now, since = self.clock(), self.step_started
+        for worker in self.workers:
+            if now - worker.last_seen > (self.silence if self.serving else self.seconds):
+                self.fail(ReplicaLost(f"{worker.name} has sent nothing for {now - worker.last_seen:.0f} s"))
         if since is not None and now - since > self.seconds:
             self.fail(ReplicaLost(f"a step took longer than --distributed-timeout-seconds, {self.seconds:g} s"))
 
     def fail(self, failure: ReplicaLost | ConfigError) -> None:
-        """End what waits for the peers, and tell."""
+        """Sets the failure, ends waits for replies, and calls `on_lost`. Only the first failure counts."""
         if self.failure is not None or self.closed:
             return
         self.failure = failure
-        self._answers.put(None)
-        self.lost(str(failure))
+        self._replies.put(None)
+        self.on_lost(str(failure))

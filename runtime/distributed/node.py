@@ -1,5 +1,4 @@
-"""A host that lends its devices to a replica: its ranks come to the host that serves, and come again when the replica
-starts anew. No torch here."""
+"""Runs the ranks of a further host, which connect to node 0, and restarts them with the replica. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,38 +11,42 @@ from typing import Any
 
 from runtime.config import ServerConfig
 from runtime.distributed.address import without_brackets
-from runtime.distributed.rank_launcher import FOLLOW, spawn
+from runtime.distributed.rank_launcher import RANK_COMMAND, spawn
 from runtime.errors import ConfigError
 
 log = logging.getLogger("unmask.node")
 
-AGAIN_SECONDS = 0.5
+RETRY_SECONDS = 0.5
 
 
-class Told(Exception):
-    """To end."""
+class Terminated(Exception):
+    """SIGTERM was received."""
 
 
-def lend(config: ServerConfig, command: tuple[str, ...] = FOLLOW) -> int:
-    """Until told to end; the process's exit code. ConfigError when the host that serves is not there in time."""
+def run_node(config: ServerConfig, command: tuple[str, ...] = RANK_COMMAND) -> int:
+    """Runs the ranks of this node until SIGTERM; returns the exit code.
 
-    def told(number: int, frame: Any) -> None:
-        raise Told
+    Raises:
+        ConfigError: Node 0 cannot be reached in time.
+    """
 
-    signal.signal(signal.SIGTERM, told)
+    def on_sigterm(number: int, frame: Any) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, on_sigterm)
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         while True:
             for local, device in enumerate(config.devices_of(0)):
                 connection = _connect(config)
                 ranks.append(spawn(command, connection, config.node_rank, local, device))
-            log.info("%d ranks of node %d have come to %s", len(ranks), config.node_rank, config.master_addr)
+            log.info("Started %d ranks of node %d for node 0 at %s", len(ranks), config.node_rank, config.master_addr)
             while all(rank.poll() is None for rank in ranks):
                 time.sleep(0.1)
-            log.warning("the replica has ended; its ranks here come again")
+            log.warning("Replica exited; restarting local ranks")
             _end(ranks)
-            time.sleep(AGAIN_SECONDS)
-    except (Told, KeyboardInterrupt):
+            time.sleep(RETRY_SECONDS)
+    except (Terminated, KeyboardInterrupt):
         return 0
     finally:
         _end(ranks)
@@ -52,17 +55,17 @@ def lend(config: ServerConfig, command: tuple[str, ...] = FOLLOW) -> int:
 def _connect(config: ServerConfig) -> socket.socket:
     seconds = config.engine.distributed_timeout_seconds
     until = time.monotonic() + seconds
-    place = (without_brackets(config.master_addr), config.master_port or 0)
+    address = (without_brackets(config.master_addr), config.master_port or 0)
     while True:
         try:
-            connection = socket.create_connection(place, timeout=max(until - time.monotonic(), 0.1))
+            connection = socket.create_connection(address, timeout=max(until - time.monotonic(), 0.1))
         except OSError as error:
             if time.monotonic() > until:
                 raise ConfigError(
-                    f"--master-addr {place[0]} --master-port {place[1]}: node 0 was not there within "
+                    f"--master-addr {address[0]} --master-port {address[1]}: node 0 was not there within "
                     f"--distributed-timeout-seconds, {seconds:g} s: {error.strerror or error}"
                 ) from None
-            time.sleep(AGAIN_SECONDS)
+            time.sleep(RETRY_SECONDS)
         else:
             connection.settimeout(None)
             return connection

@@ -1,4 +1,4 @@
-"""Processes of ranks: those of this host are started, those of others come by themselves."""
+"""Starts the ranks of this host, and accepts the ranks of other hosts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ import time
 from dataclasses import dataclass, field
 
 from runtime.distributed.address import create_listener, endpoint, loopback
-from runtime.distributed.monitor import Peer
-from runtime.distributed.rpc import VERSION, Gone, Hello, Wire
+from runtime.distributed.monitor import WorkerHandle
+from runtime.distributed.rpc import VERSION, ConnectionClosed, Hello, RpcConnection
 from runtime.errors import ConfigError
 
-FOLLOW = (sys.executable, "-m", "runtime.distributed.rank_worker")
+RANK_COMMAND = (sys.executable, "-m", "runtime.distributed.rank_worker")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a replica's ranks run: `nodes` hosts, as many on each. `devices`: of this host's, and of the others' alike;
-    none: they compute on the CPU. `address` and `port` are those of this host, where the ranks of others come to.
-    `command` starts a rank here."""
+class WorkerPlacement:
+    """Placement of a replica's ranks.
+
+    Attributes:
+        devices: GPUs of each host; None: the ranks run on the CPU.
+        nodes: Number of hosts, with the same number of ranks on each.
+        address: Address of this host to which other hosts connect.
+        port: Its port.
+        command: Starts a rank on this host.
+    """
 
     devices: tuple[int, ...] | None = None
     nodes: int = 1
     address: str = field(default_factory=loopback)
     port: int = 0
-    command: tuple[str, ...] = FOLLOW
+    command: tuple[str, ...] = RANK_COMMAND
 
     def device_of(self, local: int) -> str:
         return "cpu" if self.devices is None else f"cuda:{self.devices[local]}"
@@ -37,7 +43,7 @@ class Place:
 def spawn(
     command: tuple[str, ...], connection: socket.socket, node: int, local: int, device: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """A rank that speaks on `connection`, which is its own from now on. `device`: another GPU than it is told."""
+    """Starts a rank that communicates on `connection` and owns it. `device`: overrides the GPU of its `Join`."""
     with connection:
         descriptor = connection.fileno()
         arguments = ["--socket", str(descriptor), "--node", str(node), "--local", str(local)]
@@ -48,71 +54,82 @@ def spawn(
         )
 
 
-def gather_peers(size: int, place: Place, seconds: float) -> list[Peer]:
-    """All ranks but the first, in their order, when each has said hello. ConfigError if one does not in time."""
-    if size % place.nodes:
-        raise ConfigError(f"--num-nodes {place.nodes} does not divide --tensor-parallel-size {size}")
-    each = size // place.nodes
+def start_workers(size: int, placement: WorkerPlacement, seconds: float) -> list[WorkerHandle]:
+    """Starts or accepts all ranks except rank 0; returns them in order after their `Hello`.
+
+    Raises:
+        ConfigError: A rank does not connect in time.
+    """
+    if size % placement.nodes:
+        raise ConfigError(f"--num-nodes {placement.nodes} does not divide --tensor-parallel-size {size}")
+    ranks_per_node = size // placement.nodes
     until = time.monotonic() + seconds
     with contextlib.ExitStack() as undo:
-        started: list[tuple[Wire, subprocess.Popen[bytes] | None]] = []
-        for local in range(1, each):
+        started: list[tuple[RpcConnection, subprocess.Popen[bytes] | None]] = []
+        for local in range(1, ranks_per_node):
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
-            process = spawn(place.command, theirs, 0, local)
+            process = spawn(placement.command, theirs, 0, local)
             undo.callback(process.kill)
-            started.append((Wire(ours), process))
-        peers = [_greeted(wire, process, each, until) for wire, process in started]
-        if place.nodes > 1:
-            peers += _others(size, each, place, until, undo)
+            started.append((RpcConnection(ours), process))
+        workers = [_handshake(connection, process, ranks_per_node, until) for connection, process in started]
+        if placement.nodes > 1:
+            workers += _accept_remote(size, ranks_per_node, placement, until, undo)
         undo.pop_all()
-    return sorted(peers, key=lambda peer: peer.rank)
+    return sorted(workers, key=lambda worker: worker.rank)
 
 
-def _others(size: int, each: int, place: Place, until: float, undo: contextlib.ExitStack) -> list[Peer]:
+def _accept_remote(
+    size: int, ranks_per_node: int, placement: WorkerPlacement, until: float, undo: contextlib.ExitStack
+) -> list[WorkerHandle]:
     try:
-        listener = create_listener(place.address, place.port)
+        listener = create_listener(placement.address, placement.port)
     except OSError as error:
         raise ConfigError(
-            f"--master-addr {place.address} --master-port {place.port}: cannot be listened on: {error.strerror}"
+            f"--master-addr {placement.address} --master-port {placement.port}: cannot be listened on: {error.strerror}"
         ) from None
-    found: dict[int, Peer] = {}
+    found: dict[int, WorkerHandle] = {}
     with listener:
-        while len(found) < size - each:
+        while len(found) < size - ranks_per_node:
             listener.settimeout(max(until - time.monotonic(), 0.01))
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                absent = sorted({rank // each for rank in range(each, size)} - {rank // each for rank in found})
+                absent = sorted(
+                    {rank // ranks_per_node for rank in range(ranks_per_node, size)}
+                    - {rank // ranks_per_node for rank in found}
+                )
                 raise ConfigError(
-                    f"--num-nodes {place.nodes}: the ranks of node {', '.join(map(str, absent))} did not come to "
-                    f"{endpoint(place.address, place.port)} within --distributed-timeout-seconds"
+                    f"--num-nodes {placement.nodes}: the ranks of node {', '.join(map(str, absent))} did not come to "
+                    f"{endpoint(placement.address, placement.port)} within --distributed-timeout-seconds"
                 ) from None
             connection.settimeout(None)
             undo.callback(connection.close)
             try:
-                peer = _greeted(Wire(connection), None, each, min(until, time.monotonic() + 10))
-            except (ConfigError, Gone, ValueError):
-                connection.close()  # nobody of ours
+                worker = _handshake(RpcConnection(connection), None, ranks_per_node, min(until, time.monotonic() + 10))
+            except (ConfigError, ConnectionClosed, ValueError):
+                connection.close()  # not a rank of this replica
                 continue
-            if peer.rank in found or not each <= peer.rank < size:
+            if worker.rank in found or not ranks_per_node <= worker.rank < size:
                 connection.close()
                 continue
-            found[peer.rank] = peer
+            found[worker.rank] = worker
     return list(found.values())
 
 
-def _greeted(wire: Wire, process: subprocess.Popen[bytes] | None, each: int, until: float) -> Peer:
-    """The peer at the other end, whose rank follows from where it is."""
+def _handshake(
+    connection: RpcConnection, process: subprocess.Popen[bytes] | None, ranks_per_node: int, until: float
+) -> WorkerHandle:
+    """Waits for the `Hello` of a rank; its rank number follows from its node and local index."""
     poller = select.poll()
-    poller.register(wire.fileno(), select.POLLIN)
+    poller.register(connection.fileno(), select.POLLIN)
     if not poller.poll(max(until - time.monotonic(), 0) * 1000):
         raise ConfigError("--distributed-timeout-seconds: a rank's process did not start in time; give more")
     try:
-        hello, _ = wire.receive()
-    except Gone:
+        hello, _ = connection.receive()
+    except ConnectionClosed:
         code = None if process is None else process.wait()
         raise ConfigError(f"a rank's process could not be started: it ended with exit code {code}") from None
     if not isinstance(hello, Hello) or hello.version != VERSION:
         raise ConfigError("a rank's process is of another version of this program; use the same on all hosts")
-    return Peer(hello.node * each + hello.local, wire, hello, process)
+    return WorkerHandle(hello.node * ranks_per_node + hello.local, connection, hello, process)

@@ -1,6 +1,6 @@
-"""A rank that follows: it loads its share of the model and does each step that the leading rank tells it.
+"""A rank other than rank 0: loads its shard of the model and runs each step that rank 0 sends.
 
-``python -m runtime.distributed.rank_worker`` is started by the leading rank, or by ``node`` on another host.
+``python -m runtime.distributed.rank_worker`` is started by rank 0, or by ``node`` on another host.
 """
 
 from __future__ import annotations
@@ -18,166 +18,174 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed.file_check import files_of
+from runtime.distributed.file_check import file_digests_of
 from runtime.distributed.rpc import (
-    BEAT_SECONDS,
+    HEARTBEAT_SECONDS,
     VERSION,
     AdapterPair,
     AddAdapter,
     Arrays,
-    Beat,
-    Close,
+    CheckFiles,
+    CloseEngine,
+    ComputeLogits,
+    ConnectionClosed,
     DropAdapter,
-    Failed,
-    Gone,
+    EngineLoaded,
+    FetchRows,
+    FilesSeen,
+    Heartbeat,
     Hello,
     Join,
-    Load,
-    Loaded,
-    Look,
+    LoadEngine,
     Message,
     PutAdapter,
-    Rows,
+    RpcConnection,
     Sample,
-    Seen,
     Step,
-    Whole,
-    Wire,
+    WorkerFailed,
 )
-from runtime.distributed.serialization import GEOMETRY, block_plan, step_plan
+from runtime.distributed.serialization import LAYOUT, block_plan, step_plan
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BlockPlan, StepPlan
+from runtime.engine.step_plan import DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
-from runtime.lora.adapter_weights import Bank
-from runtime.lora.distributed_backend import FollowingBank
+from runtime.lora.adapter_weights import LoRAWeights
+from runtime.lora.distributed_backend import WorkerLoRABackend
 from runtime.weights import load_model
 from runtime.worker.model_runner import ModelRunner
 
 log = logging.getLogger("unmask.rank")
 
 
-class Follower:
-    """`index`: of the GPU here, if it is another than the leading rank says. `load`: see `load_engine`."""
+class RankWorker:
+    """Serves rank 0.
 
-    def __init__(self, wire: Wire, index: int | None, load: LoadModel) -> None:
-        self.wire = wire
-        self.index = index
+    Args:
+        connection: The connection to rank 0.
+        device_index: GPU on this host, if it differs from that of `Join`.
+        load: See `load_engine`.
+    """
+
+    def __init__(self, connection: RpcConnection, device_index: int | None, load: LoadModel) -> None:
+        self.connection = connection
+        self.device_index = device_index
         self.load = load
         self.steps = 0
 
     def serve(self) -> None:
-        """Until the leading rank has gone. Raises ConfigError, and whatever a step fails with."""
-        message, _ = self.wire.receive()
+        """Serves until rank 0 closes the connection. Raises ConfigError, and any error of a step."""
+        message, _ = self.connection.receive()
         if not isinstance(message, Join):
-            raise ValueError(f"{type(message).__name__} came before the ranks were told of each other")
+            raise ValueError(f"{type(message).__name__} came before Join")
         group = self._join(message)
         config: EngineConfig | None = None
         while True:
-            message, _ = self.wire.receive()
-            if isinstance(message, Look):
+            message, _ = self.connection.receive()
+            if isinstance(message, CheckFiles):
                 config = message.engine
-                self.wire.send(Seen(files_of(config)))
-            elif isinstance(message, Load) and config is not None:
+                self.connection.send(FilesSeen(file_digests_of(config)))
+            elif isinstance(message, LoadEngine) and config is not None:
                 engine = load_engine(config, load=self.load, group=group)
-                self.wire.send(Loaded())
-                self._follow(engine)
+                self.connection.send(EngineLoaded())
+                self._run_engine(engine)
                 engine.close()
-            elif not isinstance(message, Close):
+            elif not isinstance(message, CloseEngine):
                 raise ValueError(f"{type(message).__name__} came while no engine was loaded")
 
-    def _join(self, told: Join) -> groups.Group:
-        device = torch.device(told.device)
+    def _join(self, message: Join) -> groups.TensorParallelGroup:
+        device = torch.device(message.device)
         if device.type == "cuda":
-            device = device if self.index is None else torch.device("cuda", self.index)
+            device = device if self.device_index is None else torch.device("cuda", self.device_index)
             if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
                 raise ConfigError(f"there is no {device} on {socket.gethostname()}; give --device-ids that are")
             torch.cuda.set_device(device)
-        connection = self.wire.connection
-        own = told.host if connection.family == socket.AF_UNIX else connection.getsockname()[0]
-        store = groups.meeting(told.host, told.seconds, told.port)
-        return groups.join(told.rank, told.size, store, device, told.seconds, own, near=told.near)
+        connection = self.connection.socket
+        own = message.host if connection.family == socket.AF_UNIX else connection.getsockname()[0]
+        store = groups.make_store(message.host, message.seconds, message.port)
+        return groups.init_process_group(
+            message.rank, message.size, store, device, message.seconds, own, same_host=message.same_host
+        )
 
-    def _follow(self, engine: Engine) -> None:
-        """Until the engine is to be dropped."""
+    def _run_engine(self, engine: Engine) -> None:
+        """Runs steps until `CloseEngine`."""
         runner, matrices = engine.runner, engine.adapters.matrices
         assert isinstance(runner, ModelRunner)
-        bank = FollowingBank(matrices) if isinstance(matrices, Bank) else None
+        bank = WorkerLoRABackend(matrices) if isinstance(matrices, LoRAWeights) else None
         geometry: dict[str, Any] = {}
         while True:
-            message, arrays = self.wire.receive()
+            message, arrays = self.connection.receive()
             match message:
-                case Close():
+                case CloseEngine():
                     return
                 case Step(same, adapted):
                     if not same:
-                        geometry = {name: arrays[name] for name in GEOMETRY}
-                    runner.run(step_plan(arrays, geometry, self._sampled, adapted))
-                case Whole(pages, adapted):
-                    runner.logits(self._whole(arrays, adapted), pages)
-                case Rows() if runner.last_logits is not None:
+                        geometry = {name: arrays[name] for name in LAYOUT}
+                    runner.run(step_plan(arrays, geometry, self._receive_sample, adapted))
+                case ComputeLogits(pages, adapted):
+                    runner.logits(self._full_plan(arrays, adapted), pages)
+                case FetchRows() if runner.last_logits is not None:
                     with torch.inference_mode():
                         runner.last_logits.rows(arrays["rows"])
                     continue
                 case AdapterPair() | AddAdapter() | DropAdapter() | PutAdapter() if bank is not None:
-                    bank.follow(message, arrays)
+                    bank.apply(message, arrays)
                     continue
                 case _:
-                    raise ValueError(f"{type(message).__name__} is no work for a loaded engine")
+                    raise ValueError(f"{type(message).__name__} is not valid for a loaded engine")
             self.steps += 1
 
-    def _sampled(self) -> BlockPlan | None:
-        message, arrays = self.wire.receive()
+    def _receive_sample(self) -> DenoiseBlocks | None:
+        message, arrays = self.connection.receive()
         if not isinstance(message, Sample):
             raise ValueError(f"{type(message).__name__} came within a step")
         return block_plan(message, arrays)
 
-    def _whole(self, arrays: Arrays, adapted: int) -> StepPlan:
-        return step_plan(arrays, {name: arrays[name] for name in GEOMETRY}, lambda: None, adapted)
+    def _full_plan(self, arrays: Arrays, adapted: int) -> StepPlan:
+        return step_plan(arrays, {name: arrays[name] for name in LAYOUT}, lambda: None, adapted)
 
-    def beat(self) -> None:
-        """Until nobody hears it."""
+    def send_heartbeats(self) -> None:
+        """Sends heartbeats until the connection is closed."""
         try:
             while True:
-                self.wire.send(Beat(self.steps))
-                threading.Event().wait(BEAT_SECONDS)
-        except Gone:
+                self.connection.send(Heartbeat(self.steps))
+                threading.Event().wait(HEARTBEAT_SECONDS)
+        except ConnectionClosed:
             return
 
-    def end_with_the_leader(self) -> None:
-        """Whatever this process is waiting for then, it will not come."""
-        self.wire.wait_for_the_end()
+    def exit_with_rank_0(self) -> None:
+        """Exits when rank 0 closes the connection, whatever this process waits for."""
+        self.connection.wait_closed()
         os._exit(0)
 
 
-def run(follower: Follower, node: int, local: int) -> int:
-    """Follow; the process's exit code."""
-    wire = follower.wire
+def run(worker: RankWorker, node: int, local: int) -> int:
+    """Serves rank 0; returns the exit code."""
+    connection = worker.connection
     try:
-        wire.send(Hello(VERSION, os.getpid(), socket.gethostname(), node, local))
-        for work in (follower.beat, follower.end_with_the_leader):
+        connection.send(Hello(VERSION, os.getpid(), socket.gethostname(), node, local))
+        for work in (worker.send_heartbeats, worker.exit_with_rank_0):
             threading.Thread(target=work, daemon=True).start()
-        follower.serve()
-    except Gone:
+        worker.serve()
+    except ConnectionClosed:
         return 0
     except Exception as error:
         user = isinstance(error, ConfigError)
         if not user:
             log.exception("a rank failed")
-        return _tell(wire, Failed(sentence(error), user))
+        return _report(connection, WorkerFailed(error_summary(error), user))
     return 0
 
 
-def _tell(wire: Wire, word: Message) -> int:
+def _report(connection: RpcConnection, message: Message) -> int:
     try:
-        wire.send(word)
-    except Gone:
+        connection.send(message)
+    except ConnectionClosed:
         return 0
     return 1
 
 
-def sentence(error: BaseException) -> str:
-    """Why it failed, in one line."""
+def error_summary(error: BaseException) -> str:
+    """Summarizes an error in one line."""
     first = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ConfigError):
         return first
@@ -189,7 +197,7 @@ def sentence(error: BaseException) -> str:
 def main(
     argv: list[str] | None = None, prepare: Callable[[], object] = lambda: None, load: LoadModel = load_model
 ) -> int:
-    """The process's exit code. `load`: see `load_engine`."""
+    """Runs a rank; returns the exit code. `load`: see `load_engine`."""
     parser = argparse.ArgumentParser(
         prog="runtime.distributed.rank_worker", description="started by a rank, not by hand"
     )
@@ -199,11 +207,11 @@ def main(
     parser.add_argument("--device", type=int)
     args = parser.parse_args(argv)
     prepare()
-    wire = Wire(socket.socket(fileno=args.socket))
-    code = run(Follower(wire, args.device, load), args.node, args.local)
+    connection = RpcConnection(socket.socket(fileno=args.socket))
+    code = run(RankWorker(connection, args.device, load), args.node, args.local)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a group whose other ranks have gone would be waited for
+    os._exit(code)  # a normal exit would wait for a group whose other ranks are gone
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the processes of one replica say to each other beside their collectives: messages with arrays, over a socket.
+"""Messages with arrays between the ranks of a replica, over sockets, in addition to their collectives.
 
-The rank that leads says what is to be done; the others answer while they load, and beat. A socket that closes is a
-process that has gone, so that nobody has to wait for a collective's limit to learn it.
+Rank 0 sends work. The other ranks reply while they load, and send heartbeats. A closed socket means that a process is
+gone, so that no rank waits for the timeout of a collective.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 3  # of this file; raised whenever a struct changes its meaning
-BEAT_SECONDS = 1.0
-UNHEARD_SECONDS = 30.0  # after which what another host has not taken ends the connection
+VERSION = 4  # of the protocol; raised whenever a message changes its name or meaning
+HEARTBEAT_SECONDS = 1.0
+UNACKNOWLEDGED_SECONDS = 30.0  # without acknowledgment from another host, after which the connection is closed
 _HEAD = struct.Struct("<II")  # bytes of the message, and of its arrays
-_MOST = 1 << 30  # bytes of either
+_MAX_BYTES = 1 << 30  # bytes of either
 
 Arrays = dict[str, np.ndarray]
 
 
-class Gone(Exception):
-    """The other end has closed."""
+class ConnectionClosed(Exception):
+    """The peer has closed the connection."""
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """A rank's first words: the protocol's version, which process it is, and which of its node's (`node`, `local`)."""
+    """First message of a rank: protocol version, process, and its node and index on that node."""
 
     version: int
     pid: int
@@ -42,8 +42,17 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """Whom it is one of: the store at `host`:`port` is where they meet; `device` names its own. `near`: all of them are
-    of one host, and were started there."""
+    """The group that a rank joins.
+
+    Attributes:
+        rank: The rank's number.
+        size: Number of ranks.
+        host: Address of the store for rendezvous.
+        port: Its port.
+        seconds: Timeout of collectives.
+        device: The rank's device.
+        same_host: All ranks are on one host, and were started there.
+    """
 
     rank: int
     size: int
@@ -51,32 +60,36 @@ class Join(msgspec.Struct, tag=True, frozen=True):
     port: int
     seconds: float
     device: str
-    near: bool
+    same_host: bool
 
 
-class Look(msgspec.Struct, tag=True, frozen=True):
-    """Which engine is to be loaded. `Seen` is answered."""
+class CheckFiles(msgspec.Struct, tag=True, frozen=True):
+    """The engine to be loaded. The reply is `FilesSeen`."""
 
     engine: EngineConfig
 
 
-class Seen(msgspec.Struct, tag=True, frozen=True):
-    """The checkpoint's and the adapters' files, by a digest of each."""
+class FilesSeen(msgspec.Struct, tag=True, frozen=True):
+    """File name -> digest, of the checkpoint and the adapters."""
 
     files: dict[str, str]
 
 
-class Load(msgspec.Struct, tag=True, frozen=True):
-    """Load it. `Loaded` is answered, and then steps follow until `Close`."""
+class LoadEngine(msgspec.Struct, tag=True, frozen=True):
+    """Load the engine. The reply is `EngineLoaded`; then steps follow until `CloseEngine`."""
 
 
-class Loaded(msgspec.Struct, tag=True, frozen=True):
+class EngineLoaded(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """A step's rows; `same`: they lie as the last step's did, and only their tokens come. What is sampled follows as
-    `Sample`, which says `none` of a step that samples nothing. `adapted`: see StepPlan."""
+    """Rows of a step. A `Sample` follows.
+
+    Attributes:
+        same: The layout is that of the last step, and only token ids follow.
+        adapted: See `StepPlan`.
+    """
 
     same: bool = False
     adapted: int = 0
@@ -87,25 +100,25 @@ class Sample(msgspec.Struct, tag=True, frozen=True):
     groups: list[tuple[str, int]] = []  # each rule, and what it wants
 
 
-class Whole(msgspec.Struct, tag=True, frozen=True):
-    """Logits of all rows of a step, over a cache of its own of so many pages."""
+class ComputeLogits(msgspec.Struct, tag=True, frozen=True):
+    """Compute logits of all rows of a step, with a separate cache of `pages` pages."""
 
     pages: int
     adapted: int = 0
 
 
-class Rows(msgspec.Struct, tag=True, frozen=True):
-    """Whole logits of some of the last step's rows, which come as `rows`."""
+class FetchRows(msgspec.Struct, tag=True, frozen=True):
+    """Fetch full logits of rows of the last step; the array `rows` has their indices."""
 
 
 class AdapterPair(msgspec.Struct, tag=True, frozen=True):
-    """What the adapter that comes next does to a tensor: `down` and `up`."""
+    """A pair of the adapter that is being sent, for `tensor`; arrays `down` and `up`."""
 
     tensor: str
 
 
 class AddAdapter(msgspec.Struct, tag=True, frozen=True):
-    """From now on there is an adapter of this name, of the pairs that came before."""
+    """Adds an adapter, of the pairs sent before."""
 
     name: str
     digest: str
@@ -116,32 +129,37 @@ class DropAdapter(msgspec.Struct, tag=True, frozen=True):
 
 
 class PutAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Into a slot of the device."""
+    """Copies an adapter into a slot of the device."""
 
     slot: int
     name: str
 
 
-class Close(msgspec.Struct, tag=True, frozen=True):
-    """Drop the engine."""
+class CloseEngine(msgspec.Struct, tag=True, frozen=True):
+    """Close the engine."""
 
 
-class Beat(msgspec.Struct, tag=True, frozen=True):
-    """The process lives, and has done so many steps."""
+class Heartbeat(msgspec.Struct, tag=True, frozen=True):
+    """The process is alive. `steps`: number of completed steps."""
 
     steps: int
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
-    """It ends; `sentence` says why. `user`: it is something that whoever started it can mend."""
+class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
+    """The rank exits.
+
+    Attributes:
+        sentence: The reason.
+        user: Whether it is a configuration error.
+    """
 
     sentence: str
     user: bool = False
 
 
 Message = (
-    Hello | Join | Look | Seen | Load | Loaded | Step | Sample | Whole | Rows | AdapterPair | AddAdapter | DropAdapter
-    | PutAdapter | Close | Beat | Failed
+    Hello | Join | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | Sample | ComputeLogits | FetchRows
+    | AdapterPair | AddAdapter | DropAdapter | PutAdapter | CloseEngine | Heartbeat | WorkerFailed
 )  # fmt: skip
 
 
@@ -154,35 +172,35 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Frame] = msgspec.msgpack.Decoder(_Frame)
 
 
-class Wire:
-    """One end. Any thread may send, one receives."""
+class RpcConnection:
+    """A connection between two ranks. Any thread may send, one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
+        self.socket = connection
         self._sending = threading.Lock()
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # a host that has gone without a word takes no beats either
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_SECONDS * 1000))
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # a host that is gone does not acknowledge heartbeats
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_SECONDS * 1000))
 
     def fileno(self) -> int:
-        return self.connection.fileno()
+        return self.socket.fileno()
 
     def send(self, message: Message, arrays: Mapping[str, np.ndarray[Any, Any]] | None = None) -> None:
-        """Raises Gone."""
+        """Sends a message with arrays. Raises ConnectionClosed."""
         every = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
         head = _encoder.encode(_Frame(message, [(name, a.dtype.str, a.shape) for name, a in every.items()]))
         body = b"".join(a.tobytes() for a in every.values())
         try:
             with self._sending:
-                self.connection.sendall(_HEAD.pack(len(head), len(body)) + head + body)
+                self.socket.sendall(_HEAD.pack(len(head), len(body)) + head + body)
         except OSError as error:
-            raise Gone(str(error)) from None
+            raise ConnectionClosed(str(error)) from None
 
     def receive(self) -> tuple[Message, Arrays]:
-        """The next message, waiting for it. Raises Gone; ValueError for what is none."""
+        """Receives the next message. Raises ConnectionClosed; ValueError for an invalid message."""
         head, body = _HEAD.unpack(self._read(_HEAD.size))
-        if max(head, body) > _MOST:
+        if max(head, body) > _MAX_BYTES:
             raise ValueError("not a message of this protocol")
         try:
             frame = _decoder.decode(self._read(head))
@@ -200,19 +218,19 @@ class Wire:
         view, done = memoryview(data), 0
         while done < count:
             try:
-                got = self.connection.recv_into(view[done:])
+                got = self.socket.recv_into(view[done:])
             except OSError as error:
-                raise Gone(str(error)) from None
+                raise ConnectionClosed(str(error)) from None
             if not got:
-                raise Gone("closed")
+                raise ConnectionClosed("closed")
             done += got
         return data
 
-    def wait_for_the_end(self) -> None:
-        """Returns when the other end has closed; reads nothing."""
+    def wait_closed(self) -> None:
+        """Returns when the peer has closed the connection; reads nothing."""
         poller = select.poll()
-        poller.register(self.connection, select.POLLRDHUP)  # and errors, which are always told
+        poller.register(self.socket, select.POLLRDHUP)  # and errors, which poll always returns
         poller.poll()
 
     def close(self) -> None:
-        self.connection.close()
+        self.socket.close()

@@ -1,4 +1,4 @@
-"""Plans as arrays for the wire, and back."""
+"""Converts step plans to arrays of messages, and back."""
 
 from __future__ import annotations
 
@@ -9,72 +9,80 @@ from typing import Any
 import numpy as np
 
 from runtime.distributed.rpc import Arrays, Sample
-from runtime.engine.step_plan import BlockPlan, ConditionedRows, Drawing, MergedRows, RulePlan, ShapingPlan, StepPlan
+from runtime.engine.step_plan import (
+    AlgorithmBatch,
+    DenoiseBlocks,
+    LogitsProcessorBatch,
+    SamplingInputs,
+    SelfConditioningRows,
+    SoftEmbeddingRows,
+    StepPlan,
+)
 
-GEOMETRY = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
-MERGED = ("rows", "ids", "probs", "how")
-CONDITIONED = ("rows", "place")
-SHAPING = tuple(field.name for field in fields(ShapingPlan))
+LAYOUT = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
+MERGED = ("rows", "ids", "probs", "params")
+CONDITIONED = ("rows", "req_slot")
+LOGITS_PROCESSORS = tuple(field.name for field in fields(LogitsProcessorBatch))
 BLOCKS = (
-    "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps", "post_edit_steps",
-    "remasked", "noise", "place",
+    "rows", "tokens", "state", "sampled", "may_force", "num_steps_forcing", "initial_masks", "step_budget",
+    "post_edit_steps", "remasked", "noise_uniforms", "req_slot",
 )  # fmt: skip
 
 
 def step_arrays(plan: StepPlan, *, same: bool) -> Arrays:
-    """`same`: the geometry is the last step's, and left out."""
+    """Returns the arrays of a step. `same`: without the layout, which is that of the last step."""
     arrays: Arrays = {"tokens": plan.tokens}
     if not same:
-        arrays |= {name: getattr(plan, name) for name in GEOMETRY}
-    if plan.adapters is not None:
-        arrays["adapters"] = plan.adapters
-    if plan.merged is not None:
-        arrays |= {f"merged_{name}": getattr(plan.merged, name) for name in MERGED}
-    if plan.conditioned is not None:
-        arrays |= {f"conditioned_{name}": getattr(plan.conditioned, name) for name in CONDITIONED}
+        arrays |= {name: getattr(plan, name) for name in LAYOUT}
+    if plan.lora_slots is not None:
+        arrays["adapters"] = plan.lora_slots
+    if plan.soft_embeddings is not None:
+        arrays |= {f"soft_embeddings_{name}": getattr(plan.soft_embeddings, name) for name in MERGED}
+    if plan.self_conditioning is not None:
+        arrays |= {f"self_conditioning_{name}": getattr(plan.self_conditioning, name) for name in CONDITIONED}
     return arrays
 
 
 def step_plan(
-    arrays: Arrays, geometry: Mapping[str, Any], sampled: Callable[[], BlockPlan | None], adapted: int = 0
+    arrays: Arrays, geometry: Mapping[str, Any], sampled: Callable[[], DenoiseBlocks | None], adapted: int = 0
 ) -> StepPlan:
     merged = None
-    if "merged_rows" in arrays:
-        merged = MergedRows(**{name: arrays[f"merged_{name}"] for name in MERGED})
+    if "soft_embeddings_rows" in arrays:
+        merged = SoftEmbeddingRows(**{name: arrays[f"soft_embeddings_{name}"] for name in MERGED})
     conditioned = None
-    if "conditioned_rows" in arrays:
-        conditioned = ConditionedRows(**{name: arrays[f"conditioned_{name}"] for name in CONDITIONED})
+    if "self_conditioning_rows" in arrays:
+        conditioned = SelfConditioningRows(**{name: arrays[f"self_conditioning_{name}"] for name in CONDITIONED})
     return StepPlan(
-        tokens=arrays["tokens"], **geometry, sampled=sampled, merged=merged, conditioned=conditioned,
-        adapters=arrays.get("adapters"), adapted=adapted,
+        tokens=arrays["tokens"], **geometry, make_blocks=sampled, soft_embeddings=merged, self_conditioning=conditioned,
+        lora_slots=arrays.get("adapters"), active_lora_modules=adapted,
     )  # fmt: skip
 
 
-def block_arrays(plan: BlockPlan | None) -> tuple[Sample, Arrays]:
+def block_arrays(plan: DenoiseBlocks | None) -> tuple[Sample, Arrays]:
     if plan is None:
         return Sample(none=True), {}
     arrays = {name: getattr(plan, name) for name in BLOCKS if getattr(plan, name) is not None}
-    if plan.drawing is not None:
-        arrays |= {"limits": plan.drawing.limits, "uniform": plan.drawing.uniform}
-    if plan.shaping is not None:
-        arrays |= {f"shaped_{name}": getattr(plan.shaping, name) for name in SHAPING}
+    if plan.sampling is not None:
+        arrays |= {"limits": plan.sampling.limits, "uniform": plan.sampling.uniform}
+    if plan.logits_processors is not None:
+        arrays |= {f"logits_processors_{name}": getattr(plan.logits_processors, name) for name in LOGITS_PROCESSORS}
     for i, group in enumerate(plan.groups):
         arrays |= {f"members{i}": group.members, f"params{i}": group.params}
-        if group.kept is not None:
-            arrays[f"kept{i}"] = group.kept
-    return Sample(groups=[(group.rule, int(group.wants)) for group in plan.groups]), arrays
+        if group.history is not None:
+            arrays[f"history{i}"] = group.history
+    return Sample(groups=[(group.algorithm, int(group.required_stats)) for group in plan.groups]), arrays
 
 
-def block_plan(message: Sample, arrays: Arrays) -> BlockPlan | None:
+def block_plan(message: Sample, arrays: Arrays) -> DenoiseBlocks | None:
     if message.none:
         return None
     groups = tuple(
-        RulePlan(rule, arrays[f"members{i}"], arrays[f"params{i}"], wants, arrays.get(f"kept{i}"))
+        AlgorithmBatch(rule, arrays[f"members{i}"], arrays[f"params{i}"], wants, arrays.get(f"history{i}"))
         for i, (rule, wants) in enumerate(message.groups)
     )
-    drawing = Drawing(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
-    shaping = None
-    if "shaped_ids" in arrays:
-        shaping = ShapingPlan(**{name: arrays[f"shaped_{name}"] for name in SHAPING})
+    drawing = SamplingInputs(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
+    processors = None
+    if "logits_processors_ids" in arrays:
+        processors = LogitsProcessorBatch(**{name: arrays[f"logits_processors_{name}"] for name in LOGITS_PROCESSORS})
     own: dict[str, np.ndarray[Any, Any] | None] = {name: arrays.get(name) for name in BLOCKS}
-    return BlockPlan(**own, drawing=drawing, groups=groups, shaping=shaping)  # type: ignore[arg-type]
+    return DenoiseBlocks(**own, sampling=drawing, groups=groups, logits_processors=processors)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from runtime.engine.grammar_queue import Entrance
 from runtime.engine.request import Status
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.scheduler import Scheduler
 
 
@@ -21,26 +21,29 @@ class Ahead:
         self.heard: Callable[[], bool] = bool  # nobody
         self._entrance = entrance
         self._scheduler = scheduler
-        self._begun: list[Turn] | None = None
+        self._begun: list[ScheduledRequest] | None = None
 
-    def after(self, turns: list[Turn]) -> Callable[[], bool]:
+    def after(self, batch: list[ScheduledRequest]) -> Callable[[], bool]:
         """`StepPlan.begin_next` of the turns' step."""
-        again = all(turn.steady and turn.last - turn.first == turn.blocks[0].size for turn in turns)
+        again = all(
+            scheduled.stable_layout and scheduled.last - scheduled.first == scheduled.blocks[0].size
+            for scheduled in batch
+        )
 
         def begin_next() -> bool:
             scheduler = self._scheduler
-            if not again or len(turns) != len(scheduler.running) or scheduler.waiting or self._entrance.waiting:
+            if not again or len(batch) != len(scheduler.running) or scheduler.waiting or self._entrance.waiting:
                 return False
-            if any(turn.request.status is Status.FINISHED for turn in turns) or self.heard():
+            if any(scheduled.request.status is Status.FINISHED for scheduled in batch) or self.heard():
                 return False
-            self._begun = turns
+            self._begun = batch
             return True
 
         return begin_next
 
-    def take(self) -> list[Turn] | None:
+    def take(self) -> list[ScheduledRequest] | None:
         """The next step's turns, if it has begun and not all of its requests have left since."""
-        turns, self._begun = self._begun, None
-        if turns is None or all(turn.request.status is Status.FINISHED for turn in turns):
+        batch, self._begun = self._begun, None
+        if batch is None or all(scheduled.request.status is Status.FINISHED for scheduled in batch):
             return None
-        return turns
+        return batch

@@ -24,7 +24,7 @@ from runtime.engine.step_stats import Observed
 from runtime.errors import ReplicaLost
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, max_request_len
-from runtime.structured_output.grammar_cache import GrammarError, Grammars
+from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 from runtime.worker.input_builder import Planner
 from runtime.worker.model_runner import Runner
 
@@ -40,7 +40,7 @@ class Engine:
 
     def __init__(
         self, *, info: EngineInfo, runner: Runner, strategy: Strategy, adapters: Adapters | None = None,
-        grammars: Grammars | None = None,
+        grammars: GrammarCache | None = None,
     ) -> None:  # fmt: skip
         self.info = info
         self.runner = runner
@@ -95,13 +95,13 @@ class Engine:
         request = Request(
             spec,
             size=self.strategy.total_len(len(spec.prompt), spec.max_tokens),
-            settled=self.strategy.initial_final_len(len(spec.prompt)),
+            num_final_tokens=self.strategy.initial_final_len(len(spec.prompt)),
             mask_id=self.info.mask_token_id or 0,  # without a mask a strategy fills the positions itself
-            seq=self._arrivals,
-            rules=self.rules,
-            eos=self.info.eos_token_ids,
+            arrival_index=self._arrivals,
+            get_algorithm=self.rules,
+            eos_ids=self.info.eos_token_ids,
         )
-        request.salt = self.adapters.salt(spec.adapter, spec.cache_salt)
+        request.cache_salt = self.adapters.salt(spec.adapter, spec.cache_salt)
         self._arrivals += 1
         self.entrance.enter(request)
         self._requests[spec.id] = request
@@ -159,25 +159,25 @@ class Engine:
                 return False
         entered, begun = time.perf_counter(), self._ahead.take()
         try:
-            turns = begun or self.scheduler.schedule()
+            batch = begun or self.scheduler.schedule()
         except TurnError as error:
             self._strategy_failed(error.request, error.__cause__ or error)
             return False
-        if not turns:
+        if not batch:
             return False
         started = time.perf_counter()
         try:
             make = self.planner.again if begun else self.planner.plan
-            plan = make(turns, self._writing.finish, self._ahead.after(turns))
+            plan = make(batch, self._writing.finish, self._ahead.after(batch))
             results = self.runner.run(plan)
             self._tell_now()  # of a step without results: it has no time for it
-            self._writing.write(turns, results or NO_RESULTS)
+            self._writing.write(batch, results or NO_RESULTS)
         except (torch.AcceleratorError, ReplicaLost):
             raise
         except Exception as error:
-            log.exception("a step failed; its %d requests end with an error", len(turns))
+            log.exception("a step failed; its %d requests end with an error", len(batch))
             self._writing.finish()
-            self._fail([turn.request for turn in turns], error)
+            self._fail([scheduled.request for scheduled in batch], error)
             return False
         self._stats.steps += 1
         ended = time.perf_counter()
@@ -185,7 +185,7 @@ class Engine:
         if begun:  # while the step before it was written
             entered = started = self._ended
         self._observed.step(
-            len(turns), ended - started, whole=ended - entered, device=self.runner.stats.last_device_seconds
+            len(batch), ended - started, whole=ended - entered, device=self.runner.stats.last_device_seconds
         )
         self._ended = ended
         return True
@@ -200,7 +200,11 @@ class Engine:
         device is at the next step, which need not wait for it then."""
         outputs = []
         for request in self._writing.hand_over():
-            if request.reason is not None or request.shows or request.stable > request.sent:
+            if (
+                request.reason is not None
+                or request.stream_steps
+                or request.num_stable_tokens > request.num_sent_tokens
+            ):
                 outputs.append(news(request))
                 self._stats.generated_tokens += len(outputs[-1].new_tokens)
         outputs += self._failed

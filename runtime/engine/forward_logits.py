@@ -37,14 +37,16 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
     if block is None:
         spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
         mask = engine.info.mask_token_id or 0
-        alone = Request(spec, size=len(ids), settled=len(ids), mask_id=mask, seq=0, rules=engine.rules)
+        alone = Request(
+            spec, size=len(ids), num_final_tokens=len(ids), mask_id=mask, arrival_index=0, get_algorithm=engine.rules
+        )
         seen = engine.strategy.visible_end([alone], np.zeros_like(plan.positions), plan.positions)
-        settled = np.zeros_like(plan.open)
-        plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32), open=settled)
+        settled = np.zeros_like(plan.is_editable)
+        plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32), is_editable=settled)
     if adapter:
         engine.settle()
         if not engine.adapters.fits(adapter):
             raise RequestError("adapter: all of --max-loras are in use by answers under way", param="adapter")
         slots = np.full(len(ids), engine.adapters.bring(adapter), dtype=np.int32)
-        plan = replace(plan, adapters=slots, adapted=engine.adapters.touched([adapter]))
+        plan = replace(plan, lora_slots=slots, active_lora_modules=engine.adapters.touched([adapter]))
     return runner.logits(plan, pages)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from runtime.engine.request import Request
 from runtime.engine.scheduler import Scheduler
-from runtime.structured_output.async_compiler import Compiling
-from runtime.structured_output.grammar_cache import GrammarError, Grammars
+from runtime.structured_output.async_compiler import GrammarCompiler
+from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 
 IDLE_SECONDS = 0.005  # that an engine without other work waits for a grammar at a time
 
@@ -17,9 +17,9 @@ class ConstraintError(Exception):
 class Entrance:
     """`grammars`: None where no answer can keep to one."""
 
-    def __init__(self, scheduler: Scheduler, grammars: Grammars | None) -> None:
+    def __init__(self, scheduler: Scheduler, grammars: GrammarCache | None) -> None:
         self.scheduler = scheduler
-        self._compiling: Compiling[Request] | None = None if grammars is None else Compiling(grammars)
+        self._compiling: GrammarCompiler[Request] | None = None if grammars is None else GrammarCompiler(grammars)
 
     @property
     def waiting(self) -> int:
@@ -32,7 +32,7 @@ class Entrance:
         if grammar:
             if self._compiling is None:
                 raise ValueError("this engine has no grammars")
-            request.constraint = self._compiling.begin(request.spec.id, request, grammar, request.spec.tenant)
+            request.constraint = self._compiling.submit(request.spec.id, request, grammar, request.spec.tenant)
             if request.constraint is None:
                 return
         self.scheduler.add(request)
@@ -43,7 +43,7 @@ class Entrance:
         if not self._compiling:
             return wrong
         idle = not (self.scheduler.running or self.scheduler.waiting)
-        for request, made in self._compiling.done(IDLE_SECONDS if idle else 0.0):
+        for request, made in self._compiling.poll(IDLE_SECONDS if idle else 0.0):
             if isinstance(made, BaseException):
                 wrong.append((request, made))
             else:
@@ -53,7 +53,7 @@ class Entrance:
 
     def leave(self, request: Request) -> None:
         """Wherever it is, it holds nothing any more."""
-        if self._compiling is None or self._compiling.drop(request.spec.id) is None:
+        if self._compiling is None or self._compiling.cancel(request.spec.id) is None:
             if request.constraint is None and request.spec.grammar:
                 return  # it has not come in
             self.scheduler.release(request)
@@ -65,10 +65,10 @@ class Entrance:
 
 def reason_of(error: BaseException) -> str:
     """Why an answer cannot keep to its grammar, without the field that asked for the grammar."""
-    return error.why if isinstance(error, GrammarError) else str(error)
+    return error.reason if isinstance(error, GrammarError) else str(error)
 
 
 def check_kept(request: Request) -> None:
     """Raises ConstraintError where the answer's grammar gave up in this step."""
-    if request.constraint is not None and request.constraint.failed:
-        raise ConstraintError(request.constraint.failed)
+    if request.constraint is not None and request.constraint.error:
+        raise ConstraintError(request.constraint.error)

@@ -33,21 +33,21 @@ class Sharing:
     def holds_back(self, request: Request) -> bool:
         """Take over what has become final of what `request` would prefill next; whether the rest is being computed."""
         cache = self.cache
-        if not cache.prefix_caching or request.cached % cache.unit:
+        if not cache.prefix_caching or request.num_computed_tokens % cache.unit:
             return False
-        for n in range(request.cached // cache.unit, self._end(request)):
-            key = request.chain[n]
-            unit = cache.adopt(request.units[n], key)
+        for n in range(request.num_computed_tokens // cache.unit, self._end(request)):
+            key = request.block_hashes[n]
+            unit = cache.adopt(request.page_groups[n], key)
             if unit is None:
                 return key in self._computed
             self._take_over(request, n, unit)
         return False
 
     def _take_over(self, request: Request, n: int, unit: int) -> None:
-        request.units[n] = unit
-        self.table.append(request.row, n, [unit])
-        request.cached = (n + 1) * self.cache.unit
-        request.published = n + 1
+        request.page_groups[n] = unit
+        self.table.append(request.req_slot, n, [unit])
+        request.num_computed_tokens = (n + 1) * self.cache.unit
+        request.num_cached_page_groups = n + 1
         if not request.preempted:  # it would be counted twice: what was computed, or found, before is found again
             assert request.cached_tokens is not None
             request.cached_tokens += self.cache.unit
@@ -57,8 +57,8 @@ class Sharing:
         """`request` has a turn that prefills: others need not."""
         if self.cache.prefix_caching:
             unit = self.cache.unit
-            self._computed.update(request.chain[request.cached // unit : self._end(request)])
+            self._computed.update(request.block_hashes[request.num_computed_tokens // unit : self._end(request)])
 
     def _end(self, request: Request) -> int:
         """How many leading units of what `request` prefills may be others'."""
-        return (request.prefilled - self.tail(request)) // self.cache.unit
+        return (request.prefill_len - self.tail(request)) // self.cache.unit

@@ -1,4 +1,4 @@
-"""What a request has done to its logits, as its answer stands before a step: plain numpy arrays, no tensors."""
+"""Host state of the logits processors of a request, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -15,53 +15,73 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Shaped(NamedTuple):
-    """Of the token ids whose logits a step changes, each once, in their order: all [ids]."""
-
-    ids: Ints
-    seen: Ints  # how often prompt and answer hold it; 0 where nothing is asked of that
-    counts: Ints  # how often the answer does
-    bias: Floats
-    least: Ints  # of the answer's positions, those below it may not choose it
-
-
-class Shaper:
-    """One request's. An end of sequence or a stop token is never counted: it is no part of an answer, and what follows
-    one in a block is often the same again.
+class TokenAdjustments(NamedTuple):
+    """The token ids whose logits a step changes, sorted and unique; all arrays have the shape [ids].
 
     Attributes:
-        penalties: repetition, presence, frequency.
+        ids: the token ids.
+        repetition_counts: occurrences in the prompt and the output; 0 without a repetition penalty.
+        output_counts: occurrences in the output.
+        bias: logit bias.
+        min_tokens: the id is forbidden at output positions below this one.
     """
 
-    def __init__(self, spec: RequestSpec, asked: LogitsProcessorParams, eos: Sequence[int]) -> None:
-        self.penalties = (asked.repetition, asked.presence, asked.frequency)
-        self._counts = self.penalties != (1.0, 0.0, 0.0)
-        self._repeats = asked.repetition != 1.0
-        self._ends = np.array(sorted({*eos, *spec.stop_ids}), dtype=np.int64)
-        self._least = asked.min_tokens
-        self._bias = asked.bias
-        nothing = np.zeros(0, dtype=np.int64)
-        self._prompt = self._counted(np.array(spec.prompt, dtype=np.int64)) if self._repeats else (nothing, nothing)
-        always = {*asked.bias, *(self._ends.tolist() if asked.min_tokens else ())}
+    ids: Ints
+    repetition_counts: Ints
+    output_counts: Ints
+    bias: Floats
+    min_tokens: Ints
+
+
+class LogitsProcessorState:
+    """Computes the adjustments of one request from its current output.
+
+    End-of-sequence ids and stop tokens are not counted: they are not part of the output, and the positions after one in
+    a block often hold the same id.
+
+    Args:
+        spec: the request.
+        params: its logit bias, penalties and min_tokens.
+        eos_ids: end-of-sequence ids of the model.
+
+    Attributes:
+        penalties: repetition, presence and frequency.
+    """
+
+    def __init__(self, spec: RequestSpec, params: LogitsProcessorParams, eos_ids: Sequence[int]) -> None:
+        self.penalties = (params.repetition, params.presence, params.frequency)
+        self._counts_output = self.penalties != (1.0, 0.0, 0.0)
+        self._counts_prompt = params.repetition != 1.0
+        self._end_ids = np.array(sorted({*eos_ids, *spec.stop_ids}), dtype=np.int64)
+        self._min_tokens = params.min_tokens
+        self._bias = params.bias
+        none = np.zeros(0, dtype=np.int64)
+        self._prompt = self._count(np.array(spec.prompt, dtype=np.int64)) if self._counts_prompt else (none, none)
+        always = {*params.bias, *(self._end_ids.tolist() if params.min_tokens else ())}
         self._always = np.array(sorted(always), dtype=np.int64)
 
-    def shaped(self, answer: Ints) -> Shaped:
-        """`answer`: the ids that stand in the answer, wherever."""
-        there, often = self._counted(answer) if self._counts else (answer[:0], answer[:0])
-        before, occurrences = self._prompt
-        ids = np.unique(np.concatenate([self._always, there, before]))
-        counts, seen, least = (np.zeros(len(ids), dtype=np.int64) for _ in range(3))
-        counts[ids.searchsorted(there)] = often
-        if self._repeats:
-            seen += counts
-            seen[ids.searchsorted(before)] += occurrences
+    def adjustments(self, output: Ints) -> TokenAdjustments:
+        """Returns the adjustments for a step.
+
+        Args:
+            output: ids of the output that are not MASKED, in any order.
+        """
+        output_ids, occurrences = self._count(output) if self._counts_output else (output[:0], output[:0])
+        prompt_ids, prompt_occurrences = self._prompt
+        ids = np.unique(np.concatenate([self._always, output_ids, prompt_ids]))
+        output_counts, repetition_counts, min_tokens = (np.zeros(len(ids), dtype=np.int64) for _ in range(3))
+        output_counts[ids.searchsorted(output_ids)] = occurrences
+        if self._counts_prompt:
+            repetition_counts += output_counts
+            repetition_counts[ids.searchsorted(prompt_ids)] += prompt_occurrences
         bias = np.zeros(len(ids))
         for token, value in self._bias.items():
             bias[ids.searchsorted(token)] = value
-        if self._least:
-            least[ids.searchsorted(self._ends)] = self._least
-        return Shaped(ids, seen, counts, bias, least)
+        if self._min_tokens:
+            min_tokens[ids.searchsorted(self._end_ids)] = self._min_tokens
+        return TokenAdjustments(ids, repetition_counts, output_counts, bias, min_tokens)
 
-    def _counted(self, ids: Ints) -> tuple[Ints, Ints]:
-        found, counts = np.unique(ids[~np.isin(ids, self._ends)], return_counts=True)
+    def _count(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Returns the unique ids without `_end_ids`, and the occurrences of each."""
+        found, counts = np.unique(ids[~np.isin(ids, self._end_ids)], return_counts=True)
         return found, counts.astype(np.int64)

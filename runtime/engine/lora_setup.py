@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from runtime.config import EngineConfig
-from runtime.config.adapters import DEFAULT_LORAS
+from runtime.config.adapters import DEFAULT_MAX_LORAS
 from runtime.engine.lora_manager import Adapters
-from runtime.layers.layer_factory import Build
-from runtime.layers.lora import Room
-from runtime.lora.adapter_checkpoint import Adapter, Base, read_adapter, resolve_adapter
-from runtime.lora.adapter_weights import Bank
-from runtime.lora.merge_lora import Merge
-from runtime.models.base import Family, Model
-from runtime.weights.loader import Change
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.lora import LoRAConfig
+from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, read_adapter, resolve_adapter
+from runtime.lora.adapter_weights import LoRAWeights
+from runtime.lora.merge_lora import LoRAMerge
+from runtime.models.base import Model, ModelFamily
+from runtime.weights.loader import WeightTransform
 
 LEAST_RANK = 16  # of the default
 
@@ -27,17 +27,17 @@ class Wanted:
     """`change`: what is merged; `room`: for the rest, None: there are none; `named`: those that are there from the
     start."""
 
-    base: Base | None = None
-    change: Change | None = None
-    room: Room | None = None
+    base: BaseModelInfo | None = None
+    change: WeightTransform | None = None
+    room: LoRAConfig | None = None
     named: Mapping[str, Adapter] = field(default_factory=dict)
 
-    def beside(self, model: Model, build: Build) -> Adapters:
+    def beside(self, model: Model, build: LayerFactory) -> Adapters:
         """The adapters of a built model. ConfigError for one that cannot be served beside others."""
         if build.lora is None or self.base is None or self.room is None:
             return Adapters()
-        bank = Bank(self.base, model, build.lora, self.room.rank, build.device)
-        adapters = Adapters(self.room.slots, bank, build.lora.apart, build.lora.every)
+        bank = LoRAWeights(self.base, model, build.lora, self.room.rank, build.device)
+        adapters = Adapters(self.room.slots, bank, build.lora.eager_modules, build.lora.capturable_modules)
         for name, adapter in self.named.items():
             bank.check(adapter)
             adapters.load(name, adapter)
@@ -46,19 +46,21 @@ class Wanted:
         return adapters
 
 
-def wanted(config: EngineConfig, family: Family[Any], arch: Any, dtype: torch.dtype, device: torch.device) -> Wanted:
+def wanted(
+    config: EngineConfig, family: ModelFamily[Any], arch: Any, dtype: torch.dtype, device: torch.device
+) -> Wanted:
     """What a configuration asks for; every adapter that it names has been read. ConfigError says what is wrong."""
     if config.lora_path is None and not config.serves_adapters:
         return Wanted()
-    base = Base.of(family, arch, dtype)
+    base = BaseModelInfo.of(family, arch, dtype)
     change = None
     if config.pre_merge_lora and config.lora_path is not None:
-        change = Merge.read(config.lora_path, base, device)
+        change = LoRAMerge.read(config.lora_path, base, device)
     if not config.serves_adapters:
         return Wanted(base, change)
     named = {
         name: read_adapter(resolve_adapter(uri), base, config.max_lora_rank) for name, uri in config.adapters.items()
     }
-    slots = config.max_loras or (1 if config.use_lora and not config.pre_merge_lora else DEFAULT_LORAS)
+    slots = config.max_loras or (1 if config.use_lora and not config.pre_merge_lora else DEFAULT_MAX_LORAS)
     rank = config.max_lora_rank or max([LEAST_RANK, *(adapter.rank for adapter in named.values())])
-    return Wanted(base, change, Room(slots, rank), named)
+    return Wanted(base, change, LoRAConfig(slots, rank), named)

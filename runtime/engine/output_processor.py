@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from runtime.engine.grammar_queue import check_kept
 from runtime.engine.request import Request, Status
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.engine.step_stats import Observed
@@ -37,28 +37,28 @@ class Writing:
         self._observed = observed
         self._live = live
         self._failed = failed
-        self._left: list[tuple[Turn, int]] = []  # turns that go on, and their blocks' numbers in
+        self._left: list[tuple[ScheduledRequest, int]] = []  # turns that go on, and their blocks' numbers in
         self._results = NO_RESULTS  # the last step's
 
-    def write(self, turns: list[Turn], results: BlockResults) -> None:
+    def write(self, batch: list[ScheduledRequest], results: BlockResults) -> None:
         """Of a turn that goes on (``Strategy.steady``) the tokens alone: `finish` does the rest."""
         self.finish()  # by now it has been, where somebody asked for the step's blocks
         stats, left, self._results = self._stats, self._left, results
-        calm = results.calm
+        calm = results.continuing
         first = 0
-        for turn in turns:
-            if turn.request.status is Status.FINISHED:  # the strategy failed on what was left of the step before
-                first += len(turn.blocks)
+        for scheduled in batch:
+            if scheduled.request.status is Status.FINISHED:  # the strategy failed on what was left of the step before
+                first += len(scheduled.blocks)
                 continue
-            if turn.steady and calm[first]:
-                (block,) = turn.blocks
+            if scheduled.stable_layout and calm[first]:
+                (block,) = scheduled.blocks
                 block.tokens[...] = results.tokens[first, : block.size]
-                turn.request.stays = True
-                left.append((turn, first))
+                scheduled.request.output_deferred = True
+                left.append((scheduled, first))
                 first += 1
                 continue
-            self._write(turn, results, first)
-            first += len(turn.blocks)
+            self._write(scheduled, results, first)
+            first += len(scheduled.blocks)
         stats.edits += sum(results.edits)
         stats.remasks += sum(results.remasks)
         stats.forced += sum(results.forced)
@@ -69,11 +69,11 @@ class Writing:
             return
         left, self._left = self._left, []
         results, self._results = self._results, NO_RESULTS
-        for turn, first in left:
-            request = turn.request
-            request.stays = False
+        for scheduled, first in left:
+            request = scheduled.request
+            request.output_deferred = False
             if request.status is not Status.FINISHED:  # it may have been aborted
-                self._decide(turn, results, first)
+                self._decide(scheduled, results, first)
 
     def hand_over(self) -> list[Request]:
         """Those that are untold, which are so no more; what they have in the cache others may share from now on."""
@@ -90,47 +90,47 @@ class Writing:
         for request in [request for request in self.untold if request.spec.id == request_id]:
             del self.untold[request]
 
-    def _write(self, turn: Turn, results: BlockResults, first: int) -> None:
-        request, feed, stats = turn.request, turn.feed, self._stats
-        cached, settled = request.cached, request.settled
-        if turn.again is not None:
+    def _write(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> None:
+        request, span, stats = scheduled.request, scheduled.span, self._stats
+        cached, settled = request.num_computed_tokens, request.num_final_tokens
+        if scheduled.recompute is not None:
             stats.forwards_prefill += 1
-            request.dropped.pop(0)
+            request.recompute_spans.pop(0)
         elif cached < settled:
             if request.prefilling:
                 stats.forwards_prefill += 1
                 if not request.nfe and request.queue_seconds is not None:  # else it was preempted since
-                    request.prefill_seconds = time.perf_counter() - request.arrived - request.queue_seconds
-            elif not turn.denoises:
+                    request.prefill_seconds = time.perf_counter() - request.arrival_time - request.queue_seconds
+            elif not scheduled.is_denoise_step:
                 stats.forwards_commit += 1
-            request.cached = min(turn.last, settled)
-        elif not turn.denoises and turn.first < turn.last:
+            request.num_computed_tokens = min(scheduled.last, settled)
+        elif not scheduled.is_denoise_step and scheduled.first < scheduled.last:
             stats.forwards_prefill += 1
-        if feed is not None and not self._decide(turn, results, first):
+        if span is not None and not self._decide(scheduled, results, first):
             return
-        if request.cached != cached:
-            if request.prefilling or cached < request.prefilled or request.reason is not None:
+        if request.num_computed_tokens != cached:
+            if request.prefilling or cached < request.prefill_len or request.reason is not None:
                 self.scheduler.publish(request)
             else:
                 self._unpublished.append(request)
         if request.reason is not None:
-            if feed is not None:  # the step that answered it
+            if span is not None:  # the step that answered it
                 del self._live[request.spec.id]
-            if request.cached >= request.settled:
+            if request.num_computed_tokens >= request.num_final_tokens:
                 self.scheduler.release(request)
 
-    def _decide(self, turn: Turn, results: BlockResults, first: int) -> bool:
+    def _decide(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
         """What became of the turn's blocks, the results' from `first` on; False if the strategy failed on it."""
-        request, blocks = turn.request, turn.blocks
-        if results.kept:
+        request, blocks = scheduled.request, scheduled.blocks
+        if results.history:
             for i, block in enumerate(blocks, first):
-                kept = results.kept.get(i)
-                block.kept = None if kept is None else kept[: block.size]
-        if results.mixtures:
+                kept = results.history.get(i)
+                block.history = None if kept is None else kept[: block.size]
+        if results.soft_tokens:
             for i, block in enumerate(blocks, first):
-                if i in results.mixtures:
-                    ids, probs = results.mixtures[i]
-                    block.mixture = ids[: block.size], probs[: block.size]
+                if i in results.soft_tokens:
+                    ids, probs = results.soft_tokens[i]
+                    block.soft_tokens = ids[: block.size], probs[: block.size]
         try:
             if request.constraint is not None:
                 check_kept(request)
@@ -138,11 +138,11 @@ class Writing:
         except Exception as error:
             self._failed(request, error)
             return False
-        if request.reason is not None or (blocks and request.told):
+        if request.reason is not None or (blocks and request.wants_updates):
             self.untold[request] = None
-        if turn.denoises:
+        if scheduled.is_denoise_step:
             self._stats.forwards_denoise += 1
             for block in blocks:
-                if block.ended:
+                if block.finished:
                     self._observed.block_steps.append(block.steps)
         return True

@@ -1,4 +1,4 @@
-"""All state of one request: its tokens, what each position is, its open blocks, and where its K/V lies."""
+"""State of a request: its tokens, the state of each position, its open blocks, and its KV pages."""
 
 from __future__ import annotations
 
@@ -13,107 +13,166 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm
 from runtime.algorithms.resolved_params import resolve_params
-from runtime.engine.logits_processors_state import Shaper
-from runtime.engine.logprobs_request import Told
+from runtime.engine.logits_processors_state import LogitsProcessorState
+from runtime.engine.logprobs_request import LogprobTable
 
 if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
-    from runtime.engine.scheduled_request import Turn
-    from runtime.engine.step_plan import Mixture
+    from runtime.engine.scheduled_request import ScheduledRequest
+    from runtime.engine.step_plan import SoftTokens
     from runtime.request.engine_messages import FinishReason, RequestSpec
-    from runtime.structured_output.grammar_matcher import Constraint
+    from runtime.structured_output.grammar_matcher import GrammarMatcher
 
-# States of a position; they never follow from the token id (docs/decoding-rules.md#position-states).
-FIXED = 0  # prompt, or given: never written
+# States of a position. They do not follow from the token id (docs/decoding-rules.md#position-states).
+FIXED = 0  # prompt or prefilled: never changes
 MASKED = 1
-FILLED = 2
+UNMASKED = 2
 
 
 class Status(enum.Enum):
     WAITING = "waiting"
-    RUNNING = "running"  # prefilling or decoding: `Request.prefilling` tells
+    RUNNING = "running"  # prefilling or decoding, see `Request.prefilling`
     FINISHED = "finished"
 
 
 class Block:
-    """An open block: where it is and how far it has come. Its content lives in the request's arrays, into which it
-    looks; once that is final and what comes before it is too, the block leaves `Request.blocks` and `Request.settled`
-    passes it."""
+    """An open block of a request.
+
+    `tokens` and `state` are views of the request's arrays. When the content is final and all earlier blocks are final,
+    the block leaves `Request.blocks`, and `Request.num_final_tokens` moves past it.
+
+    Attributes:
+        start: absolute position of the first token.
+        logits_start: position of the row whose logits belong to the first token.
+        masks: number of MASKED positions.
+        num_editable: positions that are not FIXED.
+        progress, same_token_ratio: see docs/decoding-rules.md.
+        first_masked: offset of the first MASKED position, `size` if there is none.
+        first_eos: offset of the first UNMASKED end-of-sequence id, `size` if there is none.
+        has_eos: an UNMASKED token of the block ends the output.
+        steps: denoising steps of the block.
+        may_force: whether the algorithm may unmask the best position below its threshold in the next step.
+        num_skipped: leading positions without logits in the next step; none of them is MASKED.
+        step_budget: the block's part of the request's total steps. 0: the algorithm decides.
+        num_steps_forcing: steps with `may_force`.
+        post_edit_steps: steps that began without a mask.
+        finished: the content is final.
+        remasked: bool [B], positions that were masked again.
+        history: [B, records, fields], values that the algorithm recorded (``Rule.keeps``).
+        soft_tokens: tokens of the soft embeddings of its UNMASKED positions.
+    """
 
     __slots__ = (
-        "advanced",
-        "ended",
+        "finished",
         "first_eos",
         "first_masked",
-        "free",
-        "given_steps",
         "has_eos",
+        "history",
         "initial_masks",
-        "kept",
+        "logits_start",
         "masks",
         "may_force",
-        "mixture",
+        "num_editable",
+        "num_skipped",
+        "num_steps_forcing",
         "post_edit_steps",
         "progress",
         "remasked",
         "same_token_ratio",
         "size",
-        "source",
+        "soft_tokens",
         "start",
         "state",
+        "step_budget",
         "steps",
         "tokens",
-        "unseen",
     )
 
     def __init__(self, request: Request, start: int, end: int, *, shift: int = 0) -> None:
-        """Of the positions ``[start, end)``, of which none is FILLED. `shift`: by how many positions the rows whose
-        logits belong to its positions come before them."""
+        """Opens the positions ``[start, end)``, of which none is UNMASKED.
+
+        Args:
+            shift: logits of a position are those of the row `shift` positions before it.
+        """
         size = end - start
         self.tokens = request.tokens[start:end]
         self.state = request.state[start:end]
-        content = self.state.tobytes()  # a few positions: a search of bytes takes a tenth of numpy's
+        content = self.state.tobytes()  # for a few positions ten times faster than numpy
         masks = content.count(MASKED)
-        self.start = start  # absolute position of the first token
+        self.start = start
         self.size = size
-        self.source = start - shift  # position of the row whose logits belong to the first token
-        self.masks = masks  # MASKED positions now
+        self.logits_start = start - shift
+        self.masks = masks
         self.initial_masks = masks
-        self.free = masks  # positions that are not fixed
+        self.num_editable = masks
         self.progress = 0.0 if masks else 1.0
         self.same_token_ratio = 0.0 if masks and request.editing else 1.0
-        self.first_masked = content.index(MASKED) if masks else size  # offset of the first MASKED position, or the size
-        self.first_eos = size  # offset of the first FILLED end-of-sequence id, its size if none
-        self.has_eos = False  # an EOS that counts is FILLED somewhere in it
-        self.steps = 0  # steps it took part in while ACTIVE
-        self.may_force = True  # in the step being planned
-        self.unseen = 0  # leading positions whose logits the step being planned does not compute; none is MASKED
-        self.given_steps = 0  # its share of the request's total; 0: its rule says how many
-        self.advanced = 0  # steps in which it might force
-        self.post_edit_steps = 0  # editing: steps that began with no mask
-        self.ended = masks == 0  # content is final; it only waits for its predecessor
-        self.remasked: npt.NDArray[np.bool_] | None = None  # positions masked again once already
-        self.kept: npt.NDArray[np.float64] | None = None  # [B, records, numbers] its algorithm's history
-        self.mixture: Mixture | None = None  # what its FILLED positions' embeddings are made of as long as it is open
+        self.first_masked = content.index(MASKED) if masks else size
+        self.first_eos = size
+        self.has_eos = False
+        self.steps = 0
+        self.may_force = True
+        self.num_skipped = 0
+        self.step_budget = 0
+        self.num_steps_forcing = 0
+        self.post_edit_steps = 0
+        self.finished = masks == 0
+        self.remasked: npt.NDArray[np.bool_] | None = None
+        self.history: npt.NDArray[np.float64] | None = None
+        self.soft_tokens: SoftTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
-    """Rows of an open part as a step forwarded them: ``tokens`` [n] from position `first` on."""
+class KVSpan:
+    """Positions of open blocks with the ``tokens`` [n] that a step forwarded, from position `start` on."""
 
-    first: int
+    start: int
     tokens: npt.NDArray[np.int64]
 
 
 class Request:
     """One request in the engine.
 
-    `tokens` and `state` cover the prompt and the answer, as far as its last block reaches; a MASKED position holds the
-    mask id. Content below `settled` is final (the prompt, finished blocks); K/V below `cached` is valid and final, and
-    what lies between the two is forwarded before, or together with, whatever comes after it. `blocks` are open.
+    `tokens` and `state` cover the prompt and the output up to the end of its last block. MASKED positions hold the mask
+    id. Tokens below `num_final_tokens` are final: the prompt and finished blocks. K/V below `num_computed_tokens` is
+    final and in the cache. The engine forwards the tokens between the two before the open `blocks` or with them.
 
     Args:
-        size: positions of `tokens` and `state`. settled: how many are final from the start.
-        rules: the acceptance rules, by their names. eos: what ends any answer.
+        size: positions of `tokens` and `state`.
+        num_final_tokens: number of tokens that are final from the start.
+        arrival_index: number of earlier requests of the engine.
+        get_algorithm: returns an unmasking algorithm by its key.
+        eos_ids: end-of-sequence ids of the model.
+
+    Attributes:
+        end: first position after the output.
+        prefill_len: tokens to prefill: the prompt, or after a preemption all final tokens.
+        next_start: position where the next block opens.
+        reused_kv_spans: rows of open blocks whose K/V later steps read without forwarding them, in order.
+        recompute_spans: those of them to recompute first after a preemption.
+        nfe: number of denoising steps.
+        blocks_opened: the blocks of this step are open (docs/decoding-rules.md#opening-blocks).
+        last_served_step: number of the last engine step with this request.
+        last_scheduled: result of the last scheduling of its open blocks, reset on preemption.
+        output_deferred: the next step has the same layout; only token ids of the last step have been applied.
+        num_stable_tokens: positions below it are final text.
+        num_sent_tokens: positions below it were returned to the client.
+        eos_generated: an end-of-sequence id that counts was unmasked at some step.
+        wants_updates: return an output after each step. stream_steps: with the content of the open blocks.
+        last_step_event: first position, token ids and masked offsets of the last denoise event.
+        values: of the fields of the strategy and the algorithm.
+        exclusive_batch: run in batches without other requests.
+        may_revise: UNMASKED positions may change, so they are sampled too, and only text of final blocks is stable.
+        required_stats: mask of the statistics that the algorithm needs.
+        has_stop_tokens: some token ends the output.
+        constraint: grammar matcher of structured output; it has accepted all UNMASKED tokens.
+        soft_embedding_params: None if the algorithm uses no soft embeddings.
+        lora_slot: slot of its adapter on the device while it runs, else -1.
+        req_slot: row of the page table while it runs, else -1.
+        page_groups: ids of its page groups. num_allocated_tokens: their tokens.
+        num_cached_page_groups: leading page groups that are in the prefix cache.
+        block_hashes: prefix hashes of leading page groups with final content, whether they are allocated or not.
+        cached_tokens: prompt tokens found in the prefix cache.
+        params: float64 [columns], parameters of the algorithm.
     """
 
     def __init__(
@@ -121,131 +180,139 @@ class Request:
         spec: RequestSpec,
         *,
         size: int,
-        settled: int,
+        num_final_tokens: int,
         mask_id: int,
-        seq: int,
-        rules: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
-        eos: Sequence[int] = (),
+        arrival_index: int,
+        get_algorithm: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
+        eos_ids: Sequence[int] = (),
     ) -> None:
         self.spec = spec
-        self.seq = seq  # order of arrival
+        self.arrival_index = arrival_index
         self.status = Status.WAITING
         self.prompt_len = len(spec.prompt)
-        self.end = self.prompt_len + spec.max_tokens  # first position that is not part of the answer
+        self.end = self.prompt_len + spec.max_tokens
         self.tokens = np.empty(size, dtype=np.int64)
         self.tokens[: self.prompt_len] = spec.prompt
         self.tokens[self.prompt_len :] = mask_id
-        self.state = np.zeros(size, dtype=np.int8)  # FIXED
+        self.state = np.zeros(size, dtype=np.int8)
         self.state[self.prompt_len :] = MASKED
         for offset, token in spec.prefilled_tokens.items():
             self.tokens[self.prompt_len + offset] = token
             self.state[self.prompt_len + offset] = FIXED
 
-        self.cached = 0
-        self.settled = settled
-        self.prefilled = settled  # below it is the prompt, or what a preemption dropped
+        self.num_computed_tokens = 0
+        self.num_final_tokens = num_final_tokens
+        self.prefill_len = num_final_tokens
         self.blocks: list[Block] = []
-        self.next_start = settled  # where the next block opens
-        self.kept: list[Forwarded] = []  # whose K/V the next step reads though it does not forward them, in order
-        self.dropped: list[Forwarded] = []  # those that have to be forwarded again first
+        self.next_start = num_final_tokens
+        self.reused_kv_spans: list[KVSpan] = []
+        self.recompute_spans: list[KVSpan] = []
         self.nfe = 0
-        self.opened = False  # blocks of this step are open (docs/decoding-rules.md#opening-blocks)
-        self.last_served = -1  # number of the engine step that last served it
-        self.turn: Turn | None = None  # of the last step that fed its open part, since it holds its pages
-        self.stays = False  # the next step's turn is that one again; its block is not written yet but for its tokens
-        self.stable = self.prompt_len  # positions below are final text
-        self.sent = self.prompt_len  # positions below were reported
+        self.blocks_opened = False
+        self.last_served_step = -1
+        self.last_scheduled: ScheduledRequest | None = None
+        self.output_deferred = False
+        self.num_stable_tokens = self.prompt_len
+        self.num_sent_tokens = self.prompt_len
         self.hit_eos = False
-        self.eos_seen = False  # an EOS that counts has been FILLED at some time
-        self.told = spec.stream_mode != "final"  # of every step
-        self.shows = spec.stream_mode == "denoise"  # what each left
-        self.shown: tuple[int, list[int], list[int]] = (0, [], [])
+        self.eos_generated = False
+        self.wants_updates = spec.stream_mode != "final"
+        self.stream_steps = spec.stream_mode == "denoise"
+        self.last_step_event: tuple[int, list[int], list[int]] = (0, [], [])
         self.reason: FinishReason | None = None
-        self.run = RepetitionRun(self.prompt_len)
+        self.repetition_run = RepetitionRun(self.prompt_len)
         values: dict[str, Any] = spec.decoding.values
-        self.values = values  # of the strategy's fields and the rule's
-        self.rule = rules(spec.decoding.algorithm)
-        self.editing = self.rule.edits
-        self.alone = spec.decoding.force_single_batch
-        self.watched = spec.max_nfe is not None or spec.max_repetition_run is not None
-        agreed = resolve_params(self.rule, values)
-        # filled positions may still change: sampled too, and only final blocks' text is stable
-        self.unstable = agreed.may_revise
-        self.wants = agreed.required_stats  # of the head: Stat
-        self.ends = bool(spec.stop_ids) or not spec.ignore_eos  # some token ends the answer
-        self.shaper = None if spec.logits_processors is None else Shaper(spec, spec.logits_processors, eos)
-        self.told_of = None if spec.logprobs is None else Told(size, spec.logprobs)
-        self.constraint: Constraint | None = None  # the answer keeps to; has taken all of it that is FILLED
-        self.merge = agreed.soft_embedding_params  # how embeddings are made of its blocks' `mixture`
+        self.values = values
+        self.algorithm = get_algorithm(spec.decoding.algorithm)
+        self.editing = self.algorithm.edits
+        self.exclusive_batch = spec.decoding.force_single_batch
+        self.has_step_limits = spec.max_nfe is not None or spec.max_repetition_run is not None
+        resolved = resolve_params(self.algorithm, values)
+        self.may_revise = resolved.may_revise
+        self.required_stats = resolved.required_stats
+        self.has_stop_tokens = bool(spec.stop_ids) or not spec.ignore_eos
+        self.logits_processors = (
+            None if spec.logits_processors is None else LogitsProcessorState(spec, spec.logits_processors, eos_ids)
+        )
+        self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
+        self.constraint: GrammarMatcher | None = None
+        self.soft_embedding_params = resolved.soft_embedding_params
 
         self.adapter = spec.adapter
-        self.slot = -1  # of its adapter on the device, while it runs
-        self.salt = spec.cache_salt  # in its keys of the prefix cache
-        self.row = -1  # row of the page table
-        self.units: list[int] = []
-        self.held = 0  # tokens that the units hold
-        self.published = 0  # leading units that the prefix cache knows
-        self.chain: list[bytes] = []  # keys of leading units whose content is final, wherever their K/V is
-        self.cached_tokens: int | None = None  # of the prompt, whose K/V another request computed
+        self.lora_slot = -1
+        self.cache_salt = spec.cache_salt
+        self.req_slot = -1
+        self.page_groups: list[int] = []
+        self.num_allocated_tokens = 0
+        self.num_cached_page_groups = 0
+        self.block_hashes: list[bytes] = []
+        self.cached_tokens: int | None = None
         self.preempted = False
-        self.arrived = time.perf_counter()
+        self.arrival_time = time.perf_counter()
         self.queue_seconds: float | None = None
         self.prefill_seconds: float | None = None
-        # what its rule reads, [len(UnmaskingAlgorithm.columns)], constant over the request's life
-        drawn = (spec.temperature, spec.top_p, spec.top_k, spec.min_p)
-        self.params = np.array([*drawn, *agreed.param_row], dtype=np.float64)
+
+        sampling = (spec.temperature, spec.top_p, spec.top_k, spec.min_p)
+        self.params = np.array([*sampling, *resolved.param_row], dtype=np.float64)
 
     @property
-    def led(self) -> bool:
-        """Its masks are filled from the left by something else than its rule, in one block at a time."""
+    def decodes_left_to_right(self) -> bool:
+        """Whether a grammar or forced tokens fill its masks from left to right, one block at a time."""
         return self.constraint is not None or bool(self.spec.forced_token_ids)
 
     @property
     def prefilling(self) -> bool:
-        return self.cached < self.prefilled
+        return self.num_computed_tokens < self.prefill_len
 
     @property
     def answered(self) -> bool:
-        """All that is left is to write the K/V of its last blocks, for others."""
+        """Whether the output is complete; at most K/V of its last blocks for the prefix cache is left to compute."""
         return self.reason is not None
 
-    def answer(self) -> npt.NDArray[np.int64]:
-        """The ids that stand in the answer, given ones too, whatever is masked between them."""
+    def output_tokens(self) -> npt.NDArray[np.int64]:
+        """Returns the ids of all positions of the output that are not MASKED, prefilled ones included."""
         here = slice(self.prompt_len, self.end)
         answer: npt.NDArray[np.int64] = self.tokens[here][self.state[here] != MASKED]
         return answer
 
-    def first_end(self, block: Block, first_eos: int) -> int:
-        """Offset of a block's first FILLED token that ends the answer, its size if none does."""
+    def first_stop_offset(self, block: Block, first_eos: int) -> int:
+        """Returns the offset of the first UNMASKED token that ends the output, the size of the block if there is none.
+
+        Args:
+            first_eos: offset of the first end-of-sequence id.
+        """
         at = block.size if self.spec.ignore_eos else first_eos
         if self.spec.stop_ids:
-            found = np.flatnonzero(np.isin(block.tokens, self.spec.stop_ids) & (block.state == FILLED))
+            found = np.flatnonzero(np.isin(block.tokens, self.spec.stop_ids) & (block.state == UNMASKED))
             at = min(at, int(found[0])) if len(found) else at
         return at
 
-    def show(self, start: int) -> None:
-        """Remember the blocks from `start` on as a denoise event tells them: start, ids, offsets of what is masked."""
+    def record_step_event(self, start: int) -> None:
+        """Stores the denoise event of a step: first position, ids and masked offsets of the blocks from `start` on."""
         here = slice(start, self.next_start)
-        self.shown = (start, self.tokens[here].tolist(), np.flatnonzero(self.state[here] == MASKED).tolist())
+        self.last_step_event = (start, self.tokens[here].tolist(), np.flatnonzero(self.state[here] == MASKED).tolist())
 
-    def drop_kv(self) -> None:
-        """Forget where the K/V was (preemption): what was decoded stays, its K/V is computed again. An open block of
-        which the device alone knows how its steps went begins again, with the same random numbers."""
-        if self.wants & LogitStat.SELF_CONDITIONING:
+    def reset_kv(self) -> None:
+        """Resets the state of the KV cache after a preemption; decoded tokens stay, and their K/V is recomputed.
+
+        With self-conditioning, the state of open blocks is lost with the device slot. They start again with the same
+        random numbers.
+        """
+        if self.required_stats & LogitStat.SELF_CONDITIONING:
             self.nfe -= sum(block.steps for block in self.blocks)
             self.blocks = []
-            self.next_start = self.settled
+            self.next_start = self.num_final_tokens
         self.preempted = True
-        self.cached = 0
-        self.prefilled = self.settled
-        self.dropped = list(self.kept)
-        self.units = []
-        self.held = 0
-        self.published = 0
+        self.num_computed_tokens = 0
+        self.prefill_len = self.num_final_tokens
+        self.recompute_spans = list(self.reused_kv_spans)
+        self.page_groups = []
+        self.num_allocated_tokens = 0
+        self.num_cached_page_groups = 0
 
 
 class RepetitionRun:
-    """Longest run of one token over a growing prefix, looked at once a position (max_repetition_run)."""
+    """Finds runs of equal tokens in a growing prefix for max_repetition_run; scans each position once."""
 
     __slots__ = ("length", "position", "token")
 
@@ -255,7 +322,7 @@ class RepetitionRun:
         self.length = 0
 
     def advance(self, tokens: npt.NDArray[np.int64], end: int, limit: int) -> int | None:
-        """Scan ``tokens[position:end]``; the position just after the run's `limit`-th token, or None."""
+        """Scans ``tokens[position:end]``. Returns the position after the run's last token; None if there is no run."""
         for token in tokens[self.position : end].tolist():
             self.position += 1
             self.length = self.length + 1 if token == self.token else 1

@@ -15,7 +15,7 @@ from runtime.algorithms import (
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
-from runtime.models import Facts, Family
+from runtime.models import ModelFamily, ModelInfo
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import AlgorithmInfo, Field, Value, with_defaults
 from runtime.request.validation import check_declared
@@ -30,7 +30,7 @@ def orders_of(info: EngineInfo) -> EditTokens | None:
     return EditTokens(info.delete_token_id, info.split_token_id)
 
 
-def read_orders(facts: Facts, ids: TokenIds) -> EditTokens | None:
+def read_orders(facts: ModelInfo, ids: TokenIds) -> EditTokens | None:
     """The tokens that order edits, None if the model has none; ConfigError if one of them is something else as well."""
     if facts.delete_id is None or facts.split_id is None:
         return None
@@ -51,7 +51,7 @@ def read_orders(facts: Facts, ids: TokenIds) -> EditTokens | None:
 
 def offer(
     config: EngineConfig,
-    family: Family[Any],
+    family: ModelFamily[Any],
     generation: Mapping[str, Any],
     strategy: Strategy,
     key: str,
@@ -105,13 +105,13 @@ def offer(
     }
 
 
-def fitting_rules(family: Family[Any], key: str, orders: EditTokens | None = None) -> list[UnmaskingAlgorithm]:
+def fitting_rules(family: ModelFamily[Any], key: str, orders: EditTokens | None = None) -> list[UnmaskingAlgorithm]:
     """The acceptance rules that requests may choose. `key`: the strategy's."""
     every = [algorithms_with_edit_tokens(orders)(rule.key) for rule in algorithms_for(key)]
     return [rule for rule in every if ("edit" if rule.edits else "naive") in family.sampling_modes]
 
 
-def _sampling_mode(config: EngineConfig, family: Family[Any]) -> str:
+def _sampling_mode(config: EngineConfig, family: ModelFamily[Any]) -> str:
     """The flag's, else the family's first."""
     mode = config.sampling_mode or family.sampling_modes[0]
     if mode not in family.sampling_modes:

@@ -52,7 +52,7 @@ class FairQueue:
         """Forget a waiting request."""
         owner, group = place = request.spec.tenant, request.spec.parent_id
         members = self._waiting[place]
-        del members[request.seq]
+        del members[request.arrival_index]
         self._count -= 1
         if not members:
             del self._waiting[place]
@@ -107,9 +107,9 @@ class FairQueue:
             if not line.names:
                 self._owners.join(owner, ahead=ahead)
             line.join(group, ahead=ahead)
-        members[request.seq] = request
+        members[request.arrival_index] = request
         if ahead:  # what runs of a group came before what waits of it, and the newest gives way first
-            members.move_to_end(request.seq, last=False)
+            members.move_to_end(request.arrival_index, last=False)
         self._count += 1
 
     def _run(self, request: Request, change: int, *, ahead: bool) -> None:
@@ -188,13 +188,13 @@ def deal(requests: Iterable[Request]) -> list[list[Request]]:
 
 def _in_turn(groups: list[list[Request]]) -> list[Request]:
     """One request of each group after the other, first the group that was served longest ago."""
-    groups.sort(key=lambda members: max(request.last_served for request in members))
+    groups.sort(key=lambda members: max(request.last_served_step for request in members))
     return [request for round in _rounds(groups) for request in round]
 
 
 def served_longest_ago(request: Request) -> tuple[int, bool, int]:
     """Sorts by the last turn; among equals decoding before prefilling, then by arrival."""
-    return request.last_served, request.prefilling, request.seq
+    return request.last_served_step, request.prefilling, request.arrival_index
 
 
 def _rounds(piles: Iterable[list[Request]]) -> Iterator[list[Request]]:

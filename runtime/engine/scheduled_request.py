@@ -1,19 +1,21 @@
-"""What one request does in a step."""
+"""The part of a step that belongs to one request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.engine.request import Block, Forwarded, Request
+from runtime.engine.request import Block, KVSpan, Request
 from runtime.engine.step_plan import Ints
 
 
 @dataclass(slots=True, eq=False)
-class Feed:
-    """What the open part of a request forwards in a step: the rows ``[first, last)`` by their positions, and of those
-    blocks `blocks` are sampled. Each of them has its `may_force` set: whether it may take its best position though none
-    is confident enough; `Strategy.update` counts such steps in `advanced`. Without blocks the rows only write K/V:
-    that is no step of the request, and no news of it."""
+class ForwardSpan:
+    """Positions ``[first, last)`` of the open blocks that a step forwards, and the blocks to sample.
+
+    The strategy sets `may_force` of each of these blocks: whether the algorithm may unmask the best position below its
+    threshold. ``Strategy.update`` counts such steps in `num_steps_forcing`. A span without blocks only writes K/V: it
+    is no denoising step and has no output.
+    """
 
     first: int
     last: int
@@ -21,22 +23,33 @@ class Feed:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
-    """The rows ``[first, last)``, by their positions. Not to be written to: one that stays the same from step to step
-    is one object, and so what was worked out of it stays too."""
+class ScheduledRequest:
+    """Positions ``[first, last)`` of a request that a step forwards.
+
+    Read-only: while the layout of a request is stable, all steps use the same object, and what is derived from it is
+    reused too.
+
+    Attributes:
+        span: the part in open blocks. None: all rows are final tokens, or they are recomputed.
+        recompute: rows of open blocks to recompute after a preemption, with the ids that they had.
+        stable_layout: the span has one block, and ``Strategy.steady`` returned true for it.
+        blocks: blocks to sample.
+        is_denoise_step: whether this is a denoising step of the request.
+        tokens: [rows], a view of the current tokens of the request, or the tokens of `recompute`.
+    """
 
     request: Request
     first: int
     last: int
-    feed: Feed | None  # of its open part; None: the rows are settled ones, or `again`
-    again: Forwarded | None = None  # what a preemption dropped of an open part, with the ids it had then
-    steady: bool = False  # it is of one block, and see ``Strategy.steady``
-    blocks: list[Block] = field(init=False)  # that are sampled
-    denoises: bool = field(init=False)  # that is a step of the request
-    tokens: Ints = field(init=False)  # [rows], as they are when they are looked at
+    span: ForwardSpan | None
+    recompute: KVSpan | None = None
+    stable_layout: bool = False
+    blocks: list[Block] = field(init=False)
+    is_denoise_step: bool = field(init=False)
+    tokens: Ints = field(init=False)
 
     def __post_init__(self) -> None:
-        feed = self.feed
-        self.blocks = [] if feed is None else feed.blocks
-        self.denoises = feed is not None and feed.first < feed.last and bool(feed.blocks)
-        self.tokens = self.request.tokens[self.first : self.last] if self.again is None else self.again.tokens
+        span = self.span
+        self.blocks = [] if span is None else span.blocks
+        self.is_denoise_step = span is not None and span.first < span.last and bool(span.blocks)
+        self.tokens = self.request.tokens[self.first : self.last] if self.recompute is None else self.recompute.tokens

@@ -16,7 +16,7 @@ from runtime.engine.lora_manager import Adapters
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request, Status
 from runtime.engine.request_queue import FairQueue, deal, served_longest_ago
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.step_time_budget import Pace
 from runtime.strategies.base import Strategy
 
@@ -72,7 +72,7 @@ class Scheduler:
         """Tokens of prompts that did not have to be computed."""
         return self._found + self.sharing.taken_over
 
-    def schedule(self) -> list[Turn]:
+    def schedule(self) -> list[ScheduledRequest]:
         """The turns of the next step; empty when there is nothing to do.
 
         Raises:
@@ -81,7 +81,7 @@ class Scheduler:
         self._step += 1
         self._admit()
         self.sharing.begin_step()
-        turns: dict[int, Turn] = {}
+        batch: dict[int, ScheduledRequest] = {}
         left = self.budget
         left_out = False
         # while several share the engine, what one of them has beyond its first turn must not make steps long
@@ -95,12 +95,12 @@ class Scheduler:
         for n, request in enumerate(order):
             if request.status is not running:
                 continue  # made way for somebody in this very loop
-            alone = request.alone
-            if alone and turns:
+            alone = request.exclusive_batch
+            if alone and batch:
                 self._passed_over = self._passed_over or request
                 left_out = True
                 continue
-            prefilling = request.cached < request.prefilled
+            prefilling = request.num_computed_tokens < request.prefill_len
             if prefilling and self.sharing.holds_back(request):
                 continue
             room = left
@@ -109,31 +109,31 @@ class Scheduler:
                 if not room:
                     left_out = True
                     break
-            turn = self._turn(request, room)
-            if turn is None:
+            scheduled = self._turn(request, room)
+            if scheduled is None:
                 left_out = True
                 continue
-            last = turn.last
-            if last > request.held and not self._hold_pages(request, last, turns):
+            last = scheduled.last
+            if last > request.num_allocated_tokens and not self._hold_pages(request, last, batch):
                 continue
-            turns[request.seq] = turn
+            batch[request.arrival_index] = scheduled
             if prefilling:
                 self.sharing.computes(request)
-            rows = last - turn.first
+            rows = last - scheduled.first
             left -= rows
             spare -= rows
-            request.last_served = step
+            request.last_served_step = step
             if alone:
                 left_out = len(order) > 1
                 break
         self._left_out = left_out
-        return list(turns.values())
+        return list(batch.values())
 
     def _order(self) -> list[Request]:
         """Decoding before prefilling; whoever was left out last time goes first."""
         if self._left_out:
             return sorted(self.running, key=served_longest_ago)
-        prefilling = [r for r in self.running if r.cached < r.prefilled]
+        prefilling = [r for r in self.running if r.num_computed_tokens < r.prefill_len]
         if not prefilling:
             return list(self.running)
         return [r for r in self.running if not r.prefilling] + prefilling
@@ -143,43 +143,47 @@ class Scheduler:
         rounds = deal(self.running)
         return [request for round in rounds for request in round], len(rounds[0])
 
-    def _turn(self, request: Request, left: int) -> Turn | None:
+    def _turn(self, request: Request, left: int) -> ScheduledRequest | None:
         """As much as fits `left` rows: of what is settled a chunk, of the open part all or nothing."""
-        if request.stays:
-            turn = request.turn
-            return turn if turn is not None and turn.last - turn.first <= left else None
-        cached, settled = request.cached, request.settled
-        dropped = request.dropped
+        if request.output_deferred:
+            scheduled = request.last_scheduled
+            return scheduled if scheduled is not None and scheduled.last - scheduled.first <= left else None
+        cached, settled = request.num_computed_tokens, request.num_final_tokens
+        dropped = request.recompute_spans
         if dropped and cached == settled:
             again = dropped[0]
-            last = again.first + len(again.tokens)
-            return Turn(request, again.first, last, None, again) if last - again.first <= left else None
+            last = again.start + len(again.tokens)
+            return ScheduledRequest(request, again.start, last, None, again) if last - again.start <= left else None
         try:
             if settled - cached <= left and request.reason is None and not dropped:
-                feed = self.strategy.plan_forward(request)
-                first, last = feed.first, feed.last
-                if cached < first and cached < request.settled:
+                span = self.strategy.plan_forward(request)
+                first, last = span.first, span.last
+                if cached < first and cached < request.num_final_tokens:
                     first = cached
                 if last - first <= left:
-                    turn = request.turn
-                    if turn is None or turn.feed is not feed or turn.first != first:
-                        alone = first == feed.first and request.cached >= request.settled  # nothing else is forwarded
-                        steady = alone and self.strategy.is_layout_stable(request, feed)
-                        turn = request.turn = Turn(request, first, last, feed, steady=steady)
-                    return turn
-            chunk = request.settled - cached
+                    scheduled = request.last_scheduled
+                    if scheduled is None or scheduled.span is not span or scheduled.first != first:
+                        alone = (
+                            first == span.first and request.num_computed_tokens >= request.num_final_tokens
+                        )  # nothing else is forwarded
+                        steady = alone and self.strategy.is_layout_stable(request, span)
+                        scheduled = request.last_scheduled = ScheduledRequest(
+                            request, first, last, span, stable_layout=steady
+                        )
+                    return scheduled
+            chunk = request.num_final_tokens - cached
             if chunk > left:
                 chunk = self.strategy.prefill_chunk_size(request, left)
         except Exception as error:
             raise TurnError(request) from error
-        return Turn(request, cached, cached + chunk, None) if chunk else None
+        return ScheduledRequest(request, cached, cached + chunk, None) if chunk else None
 
-    def _hold_pages(self, request: Request, tokens: int, turns: dict[int, Turn]) -> bool:
+    def _hold_pages(self, request: Request, tokens: int, batch: dict[int, ScheduledRequest]) -> bool:
         """Pages for the first `tokens` positions, if need be another's; False if `request` itself has to give way."""
-        missing = self.cache.units_for(tokens) - len(request.units)
+        missing = self.cache.units_for(tokens) - len(request.page_groups)
         while missing > self.cache.available:
             last = self._last()
-            turns.pop(last.seq, None)
+            batch.pop(last.arrival_index, None)
             self._preempt(last)
             if last is request:
                 return False
@@ -188,14 +192,14 @@ class Scheduler:
 
     def _last(self) -> Request:
         """Who gives way: the newest of whoever runs most. Never the oldest of all, unless it is alone."""
-        return max(self.running, key=lambda r: (r.answered, *self.waiting.running(r), r.seq))
+        return max(self.running, key=lambda r: (r.answered, *self.waiting.running(r), r.arrival_index))
 
     def _preempt(self, request: Request) -> None:
         if request.answered:
             self.release(request)  # it was answered; only sharing its last blocks is lost
             return
         self._let_go(request)
-        request.drop_kv()
+        request.reset_kv()
         request.status = Status.WAITING
         self.waiting.give_back(request)
         self.preemptions += 1
@@ -206,7 +210,7 @@ class Scheduler:
                 if not self._make_room(request):
                     return
                 continue
-            if self._refused_at == (request.seq, self.cache.available):
+            if self._refused_at == (request.arrival_index, self.cache.available):
                 return  # nothing has changed since
             try:
                 self.adapters.bring(request.adapter)
@@ -220,22 +224,22 @@ class Scheduler:
             except OutOfPages:
                 if self._make_room(request):
                     continue
-                self._refused_at = (request.seq, self.cache.available)
+                self._refused_at = (request.arrival_index, self.cache.available)
                 return
             self._refused_at = None
             self.waiting.admit(request)
             request.status = Status.RUNNING
-            request.slot = self.adapters.hold(request.adapter)
-            request.row = self.table.take_row()
-            request.published = len(units)
-            request.cached = len(units) * self.cache.unit
+            request.lora_slot = self.adapters.hold(request.adapter)
+            request.req_slot = self.table.take_row()
+            request.num_cached_page_groups = len(units)
+            request.num_computed_tokens = len(units) * self.cache.unit
             self._extend(request, units + fresh)
             if request.cached_tokens is None:
-                request.cached_tokens = request.cached
-                self._found += request.cached
-                request.queue_seconds = time.perf_counter() - request.arrived
+                request.cached_tokens = request.num_computed_tokens
+                self._found += request.num_computed_tokens
+                request.queue_seconds = time.perf_counter() - request.arrival_time
             at = len(self.running)
-            while at and self.running[at - 1].seq > request.seq:
+            while at and self.running[at - 1].arrival_index > request.arrival_index:
                 at -= 1
             self.running.insert(at, request)
 
@@ -254,25 +258,27 @@ class Scheduler:
         """Units of other requests that hold what this one would prefill."""
         if not self.cache.prefix_caching:
             return []
-        self.cache.extend_chain(request.chain, request.salt, request.tokens, request.settled)
+        self.cache.extend_chain(request.block_hashes, request.cache_salt, request.tokens, request.num_final_tokens)
         own = self.strategy.uncacheable_tail(request)
-        return self.cache.match(request.chain[: max(request.settled - own, 0) // self.cache.unit])
+        return self.cache.match(request.block_hashes[: max(request.num_final_tokens - own, 0) // self.cache.unit])
 
     def _extend(self, request: Request, units: list[int]) -> None:
-        self.table.append(request.row, len(request.units), units)
-        request.units.extend(units)
-        request.held = len(request.units) * self.cache.unit
+        self.table.append(request.req_slot, len(request.page_groups), units)
+        request.page_groups.extend(units)
+        request.num_allocated_tokens = len(request.page_groups) * self.cache.unit
 
     def publish(self, request: Request) -> None:
-        """Let later requests share what has become final: whole units below ``request.cached``."""
+        """Let later requests share what has become final: whole units below ``request.num_computed_tokens``."""
         if not self.cache.prefix_caching:
             return
-        final = request.cached // self.cache.unit
-        if final > request.published:
-            self.cache.extend_chain(request.chain, request.salt, request.tokens, request.cached)
-            for n in range(request.published, final):
-                self.cache.publish(request.units[n], request.chain[n])
-            request.published = final
+        final = request.num_computed_tokens // self.cache.unit
+        if final > request.num_cached_page_groups:
+            self.cache.extend_chain(
+                request.block_hashes, request.cache_salt, request.tokens, request.num_computed_tokens
+            )
+            for n in range(request.num_cached_page_groups, final):
+                self.cache.publish(request.page_groups[n], request.block_hashes[n])
+            request.num_cached_page_groups = final
 
     def release(self, request: Request) -> None:
         """Give back all that the request holds, wherever it is."""
@@ -286,11 +292,11 @@ class Scheduler:
     def _let_go(self, request: Request) -> None:
         self.running.remove(request)
         self.publish(request)  # what the last step made final
-        self.cache.release(request.units)
+        self.cache.release(request.page_groups)
         self.adapters.let_go(request.adapter)
-        request.slot = -1
-        request.turn = None
-        request.stays = False
-        self.table.give_back(request.row)
-        request.row = -1
+        request.lora_slot = -1
+        request.last_scheduled = None
+        request.output_deferred = False
+        self.table.give_back(request.req_slot)
+        request.req_slot = -1
         self._refused_at = None

@@ -10,21 +10,21 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
-from runtime.distributed.process_group import ALONE, Group
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
 from runtime.engine.lora_setup import wanted
 from runtime.engine.request_defaults import offer, read_orders
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
-from runtime.models import Facts, Family, resolve_family
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
+from runtime.models import ModelFamily, ModelInfo, resolve_family
 from runtime.models.base import Model
 from runtime.quantization.checkpoint import quantization_of
 from runtime.request.engine_messages import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
-from runtime.structured_output.grammar_cache import Grammars
-from runtime.structured_output.grammar_cache_setup import grammars_of
-from runtime.weights import Checkpoint, TokenIds, load_model, read_tokens, resolve_checkpoint
+from runtime.structured_output.grammar_cache import GrammarCache
+from runtime.structured_output.grammar_cache_setup import create_grammar_cache
+from runtime.weights import Checkpoint, TokenIds, load_model, resolve_checkpoint, resolve_token_ids
 from runtime.weights.hub import Progress
 from runtime.worker.memory import make_runner
 
@@ -35,12 +35,20 @@ class LoadModel(Protocol):
     """A checkpoint's model, filled."""
 
     def __call__(
-        self, checkpoint: Checkpoint, family: Family[Any], arch: Any, build: Build, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        family: ModelFamily[Any],
+        arch: Any,
+        build: LayerFactory,
+        progress: Progress | None,
     ) -> Model: ...
 
 
 def load_engine(
-    config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model, group: Group = ALONE
+    config: EngineConfig,
+    progress: Progress | None = None,
+    load: LoadModel = load_model,
+    group: TensorParallelGroup = SINGLE_RANK,
 ) -> Engine:
     """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured.
 
@@ -56,7 +64,7 @@ def load_engine(
     facts = family.facts(arch)
     context = _context(config, facts)
     strategy = _strategy(config, family, context)
-    ids = read_tokens(
+    ids = resolve_token_ids(
         checkpoint,
         family,
         facts,
@@ -68,12 +76,12 @@ def load_engine(
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     beside = wanted(config, family, arch, dtype, device)
     deals = config.expert_parallel_size > 1
-    build = Build.choose(
+    build = LayerFactory.create(
         device, dtype, config.attn_impl, info.quantization, beside.room, deterministic=config.deterministic,
-        group=group, deals=deals,
+        group=group, expert_parallel=deals,
     )  # fmt: skip
     if beside.change is not None:
-        load = partial(load_model, change=beside.change)
+        load = partial(load_model, transform=beside.change)
     model = load(checkpoint, family, arch, build, progress)
     adapters = beside.beside(model, build)
     if beside.room is not None:
@@ -82,9 +90,9 @@ def load_engine(
             info, max_loras=slots, max_lora_rank=rank, default_adapter=config.default_adapter
         )
     if progress is not None:
-        loaded = sum(weight.nbytes for weight in weights_of(cast(nn.Module, model)).values())
+        loaded = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    if deals and not any(w.share and w.share.dim == -3 for w in weights_of(cast(nn.Module, model)).values()):
+    if deals and not any(w.shard and w.shard.dim == -3 for w in named_weights(cast(nn.Module, model)).values()):
         raise ConfigError(
             f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to deal out; leave it out"
         )
@@ -93,9 +101,9 @@ def load_engine(
     return Engine(info=info, runner=runner, strategy=strategy, adapters=adapters, grammars=_grammars(checkpoint, info))
 
 
-def _grammars(checkpoint: Checkpoint, info: EngineInfo) -> Grammars | None:
+def _grammars(checkpoint: Checkpoint, info: EngineInfo) -> GrammarCache | None:
     """What answers can keep to, where they can; the tokenizer is read once one does."""
-    return None if info.structured_output_error else grammars_of(checkpoint.path, info)
+    return None if info.structured_output_error else create_grammar_cache(checkpoint.path, info)
 
 
 def _unstructured(config: EngineConfig, strategy: Strategy, key: str, ids: TokenIds) -> str:
@@ -107,11 +115,11 @@ def _unstructured(config: EngineConfig, strategy: Strategy, key: str, ids: Token
     return "" if ids.eos else "this model has no end of sequence"
 
 
-def _strategy_key(config: EngineConfig, family: Family[Any]) -> str:
+def _strategy_key(config: EngineConfig, family: ModelFamily[Any]) -> str:
     return config.decoding_strategy or family.strategies[0]
 
 
-def _context(config: EngineConfig, facts: Facts) -> DecodingContext:
+def _context(config: EngineConfig, facts: ModelInfo) -> DecodingContext:
     limit = facts.max_positions
     max_model_len = config.max_model_len or min(facts.max_model_len or DEFAULT_MODEL_LEN, limit)
     if max_model_len > limit:
@@ -126,7 +134,7 @@ def _context(config: EngineConfig, facts: Facts) -> DecodingContext:
     )
 
 
-def _strategy(config: EngineConfig, family: Family[Any], context: DecodingContext) -> Strategy:
+def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingContext) -> Strategy:
     supported = family.strategies + strategies_supporting(family.key)
     strategy = make_strategy(_strategy_key(config, family), supported, context)
     budget = config.max_num_batched_tokens
@@ -156,9 +164,9 @@ def _dtype(config: EngineConfig) -> torch.dtype:
 
 def _info(
     config: EngineConfig,
-    family: Family[Any],
+    family: ModelFamily[Any],
     checkpoint: Checkpoint,
-    facts: Facts,
+    facts: ModelInfo,
     ids: TokenIds,
     context: DecodingContext,
     strategy: Strategy,

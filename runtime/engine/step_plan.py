@@ -1,4 +1,4 @@
-"""What the scheduler asks of the runner for one step, and what comes back: plain numpy arrays."""
+"""Input and output of one step of the model runner, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -10,230 +10,348 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.kernels.forward_batch import cut_tiles
+from runtime.kernels.forward_batch import make_query_tiles
 
 if TYPE_CHECKING:
-    from runtime.engine.logprobs_request import Written
-    from runtime.structured_output.grammar_matcher import Constraint
+    from runtime.engine.logprobs_request import BlockLogprobs
+    from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.int8]
 Floats = npt.NDArray[np.float64]
-Mixture = tuple[Ints, Floats]  # tokens for each of a block's positions, and their probabilities: [B, count] each
+SoftTokens = tuple[Ints, Floats]  # ids and probabilities of the tokens in soft embeddings, [B, count] each
 
 
 @dataclass(frozen=True)
-class RulePlan:
-    """The blocks that one acceptance rule decides, and its parameters for each."""
+class AlgorithmBatch:
+    """The blocks of a step that use one unmasking algorithm.
 
-    rule: str
-    members: Ints  # [m], numbers of the plan's blocks
-    params: Floats  # [m, len(UnmaskingAlgorithm.columns)]
-    wants: int  # a `algorithms.base.Stat`: what any of them asks of the head
-    kept: Floats | None = None  # [m, B, records, fields] the algorithm's history, and a new record that is 0
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """How the positions of requests with a temperature draw; blocks without one have temperature 0."""
-
-    limits: Floats  # [n, 4] temperature, top_p, top_k, min_p
-    uniform: Floats  # [n, B] the requests' own random numbers
-
-
-@dataclass(frozen=True)
-class ShapingPlan:
-    """Inputs of the logits processors of `r` requests (``engine.logits_processors_state``): the ids that each changes,
-    and how. Shorter lists are padded: one id occurs several times."""
-
-    request: Ints  # [n] of each of the plan's blocks its request's number, -1 where nothing is done
-    first: Ints  # [n] where each block begins, in the answer; before it in one that holds the prompt's end
-    own: Ints  # [n, B] the token that stands there and is counted, -1 elsewhere
-    ids: Ints  # [r, ids]
-    seen: Ints  # [r, ids]
-    counts: Ints  # [r, ids]
-    bias: Floats  # [r, ids]
-    least: Ints  # [r, ids]
-    penalties: Floats  # [r, 3]
-
-
-@dataclass(frozen=True)
-class Walk:
-    """A block of a request whose answer keeps to a grammar: its rule fills none of its masks, the walk does."""
-
-    block: int  # number of the plan's
-    first: int  # offset of its first MASKED position; all that follow are MASKED too
-    size: int  # positions of the block
-    threshold: float  # confidence above which a token is taken that is not the step's first
-    constraint: Constraint  # has taken all that comes before
-
-
-class Recital(NamedTuple):
-    """A block of a request that recites a text: its rule fills none of its masks, what comes next in the text does."""
-
-    block: int  # number of the plan's
-    first: int  # offset of its first MASKED position
-    tokens: tuple[int, ...]  # that stand there from now on
-
-
-@dataclass(frozen=True)
-class BlockPlan:
-    """The `n` blocks that this step denoises, in the order of their requests; `B` is the largest one's number of
-    positions, and what a smaller one lacks is FIXED.
-
-    `sampled` marks the positions whose logits the rules need.
+    Attributes:
+        algorithm: its key.
+        members: [m], indices of its blocks in the plan.
+        params: [m, columns], the parameters of each block.
+        required_stats: a mask of the statistics that any of these blocks needs.
+        history: [m, B, records, fields], values that the algorithm recorded in earlier steps. One more record is 0;
+            the step writes it.
     """
 
-    rows: Ints  # [n] row whose logits belong to each block's first position; those of the others follow it
-    tokens: Ints  # [n, B]
-    state: Bytes  # [n, B] FIXED, MASKED or FILLED
-    sampled: Bools  # [n, B]
-    may_force: Bools  # [n]
-    advanced: Ints  # [n]
-    initial_masks: Ints  # [n]
-    given_steps: Ints  # [n]
-    post_edit_steps: Ints  # [n]
-    remasked: Bools | None  # [n, B]
-    drawing: Drawing | None  # None: all take the likeliest
-    groups: tuple[RulePlan, ...]  # each block is in one
-    noise: Floats | None = None  # [n, B] the requests' own random numbers, for what a noisy rule makes noise again
-    place: Ints | None = None  # [n]: where the runner keeps what a model is told of each block's last step
-    shaping: ShapingPlan | None = None
-    walks: tuple[Walk, ...] = ()  # these two: blocks filled otherwise; none of their positions is sampled
-    recitals: tuple[Recital, ...] = ()
-    told: Ints | None = (
-        None  # [n]: how many of the likeliest tokens to tell of each position written, -1: not even that
-    )
+    algorithm: str
+    members: Ints
+    params: Floats
+    required_stats: int
+    history: Floats | None = None
 
 
 @dataclass(frozen=True)
-class MergedRows:
-    """Rows whose embedding is not their token's, but made of several tokens' (``runtime.layers.embedding.merged``)."""
+class SamplingInputs:
+    """Sampling parameters and random numbers of the blocks; greedy blocks have temperature 0.
 
-    rows: Ints  # [m]
-    ids: Ints  # [m, count]
-    probs: Floats  # [m, count]; 0 where there are no more
-    how: Floats  # [m, 3], as in ``algorithms.base.SoftEmbeddingParams``
+    Attributes:
+        limits: [n, 4], temperature, top_p, top_k and min_p.
+        uniform: [n, B], uniform random numbers of the requests.
+    """
+
+    limits: Floats
+    uniform: Floats
 
 
 @dataclass(frozen=True)
-class ConditionedRows:
-    """Blocks whose rows a model that conditions itself is told of their last steps."""
+class LogitsProcessorBatch:
+    """Inputs of the logits processors of `r` requests (``engine.logits_processors_state``).
 
-    rows: Ints  # [m], the first of each block
-    place: Ints  # [m], as in BlockPlan
+    Shorter lists of ids are padded by repeating an id with the same values.
+
+    Attributes:
+        request_index: [n], each block's row in the arrays of requests; -1 without logits processors.
+        output_offset: [n], offset of each block in the output; negative for a block with the end of the prompt.
+        current_token: [n, B], the token at each position if it counts for penalties; -1 otherwise.
+        ids: [r, ids], tokens whose logits change.
+        repetition_counts: [r, ids], occurrences in the prompt and the output; 0 without a repetition penalty.
+        output_counts: [r, ids], occurrences in the output.
+        bias: [r, ids].
+        min_tokens: [r, ids], the token is forbidden at output positions below this one.
+        penalties: [r, 3], repetition, presence and frequency.
+    """
+
+    request_index: Ints
+    output_offset: Ints
+    current_token: Ints
+    ids: Ints
+    repetition_counts: Ints
+    output_counts: Ints
+    bias: Floats
+    min_tokens: Ints
+    penalties: Floats
+
+
+@dataclass(frozen=True)
+class GrammarBlock:
+    """A block with structured output: the grammar fills its masks instead of the unmasking algorithm.
+
+    Attributes:
+        block: its index in the plan.
+        first_masked: offset of its first MASKED position; all later positions are MASKED too.
+        size: number of positions.
+        threshold: minimum confidence of every token after the first one of a step.
+        constraint: grammar matcher; it has accepted all tokens before `first_masked`.
+    """
+
+    block: int
+    first_masked: int
+    size: int
+    threshold: float
+    constraint: GrammarMatcher
+
+
+class ForcedTokens(NamedTuple):
+    """A block of a request with forced tokens: they fill its masks instead of the unmasking algorithm.
+
+    Attributes:
+        block: its index in the plan.
+        first_masked: offset of its first MASKED position.
+        tokens: ids of the positions from `first_masked` on.
+    """
+
+    block: int
+    first_masked: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DenoiseBlocks:
+    """The `n` blocks that a step denoises, in the order of their requests.
+
+    `B` is the size of the largest block. Smaller blocks are padded with FIXED positions.
+
+    Attributes:
+        rows: [n], row whose logits belong to the first position of each block; the next rows follow it.
+        tokens: [n, B].
+        state: [n, B], FIXED, MASKED or UNMASKED.
+        sampled: [n, B], positions whose logits the algorithms need.
+        may_force: [n], whether the algorithm may unmask the best position below its threshold.
+        num_steps_forcing: [n], earlier steps with `may_force`.
+        initial_masks: [n], MASKED positions when the block was opened.
+        step_budget: [n], steps of the block. 0: the algorithm decides.
+        post_edit_steps: [n], earlier steps that began without a mask.
+        remasked: [n, B], positions that were masked again in an earlier step. None: none.
+        sampling: None if all blocks are greedy.
+        groups: one per algorithm; each block belongs to one.
+        noise_uniforms: [n, B], uniform random numbers from which uniform-noise algorithms draw new tokens.
+        req_slot: [n], slot of each block's self-conditioning in the runner. None: no self-conditioning.
+        logits_processors: None without logits processors.
+        grammar_blocks, forced_tokens: blocks that no algorithm fills; none of their positions is sampled.
+        num_logprobs: [n], number of top tokens whose logprobs the request reads; -1: it reads no logprobs.
+    """
+
+    rows: Ints
+    tokens: Ints
+    state: Bytes
+    sampled: Bools
+    may_force: Bools
+    num_steps_forcing: Ints
+    initial_masks: Ints
+    step_budget: Ints
+    post_edit_steps: Ints
+    remasked: Bools | None
+    sampling: SamplingInputs | None
+    groups: tuple[AlgorithmBatch, ...]
+    noise_uniforms: Floats | None = None
+    req_slot: Ints | None = None
+    logits_processors: LogitsProcessorBatch | None = None
+    grammar_blocks: tuple[GrammarBlock, ...] = ()
+    forced_tokens: tuple[ForcedTokens, ...] = ()
+    num_logprobs: Ints | None = None
+
+
+@dataclass(frozen=True)
+class SoftEmbeddingRows:
+    """Input rows with soft embeddings (``runtime.layers.embedding.soft_token_embeddings``).
+
+    Attributes:
+        rows: [m].
+        ids: [m, count], tokens of each soft embedding.
+        probs: [m, count]; 0 for padding.
+        params: [m, 3], as in ``algorithms.base.SoftEmbeddingParams``.
+    """
+
+    rows: Ints
+    ids: Ints
+    probs: Floats
+    params: Floats
+
+
+@dataclass(frozen=True)
+class SelfConditioningRows:
+    """Blocks with self-conditioning from their last step.
+
+    Attributes:
+        rows: [m], first row of each block.
+        req_slot: [m], as in `DenoiseBlocks`.
+    """
+
+    rows: Ints
+    req_slot: Ints
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One forward, as ``kernels.forward_batch.ForwardBatch`` describes its rows, and which blocks are sampled.
+    """One forward, and the blocks to sample after it. ``kernels.forward_batch.ForwardBatch`` documents the row arrays.
 
-    `blocks` is worked out when it is first asked for: while a device is at the forward, which does not need it.
-    `begin_next` is asked when all blocks go on: whether the next step is this one again, but for its tokens. Who is
-    told so launches it, and it is run next.
+    Attributes:
+        tokens: [rows].
+        positions: [rows].
+        slots: [rows], index of each row's token in the KV pool.
+        visible_end: [rows].
+        window_origin: [rows].
+        is_editable: [rows].
+        tiles: [tiles, 3].
+        page_table: [requests, pages].
+        make_blocks: returns the blocks to sample. `blocks` calls it on first use, while the device runs the forward.
+        make_blocks_per_request: returns the same blocks as one plan per request, for batch-invariant sampling.
+        try_launch_next: called if all blocks continue; whether the runner may launch the next step with the same layout
+            now. If it returns True, the runner must launch it.
+        lora_slots: [rows], LoRA slot of each row; -1: base model. None: no row has an adapter.
+        active_lora_modules: mask of the modules that these adapters may change, see ``ForwardBatch``.
     """
 
-    tokens: Ints  # [rows]
-    positions: Ints  # [rows]
-    slots: Ints  # [rows]
-    visible_end: Ints32  # [rows]
-    window_origin: Ints  # [rows]
-    open: Bools  # [rows]
-    tiles: Ints32  # [tiles, 3]
-    page_table: Ints32  # [requests, pages]
-    sampled: Callable[[], BlockPlan | None]
-    apart: Callable[[], list[BlockPlan]] = list  # the same, each request's blocks for themselves
-    begin_next: Callable[[], bool] = bool
-    merged: MergedRows | None = None
-    conditioned: ConditionedRows | None = None
-    adapters: Ints32 | None = None  # [rows] the slot of each row's adapter, -1: none; None: all have none
-    adapted: int = 0  # which weights these may change, see ForwardBatch
+    tokens: Ints
+    positions: Ints
+    slots: Ints
+    visible_end: Ints32
+    window_origin: Ints
+    is_editable: Bools
+    tiles: Ints32
+    page_table: Ints32
+    make_blocks: Callable[[], DenoiseBlocks | None]
+    make_blocks_per_request: Callable[[], list[DenoiseBlocks]] = list
+    try_launch_next: Callable[[], bool] = bool
+    soft_embeddings: SoftEmbeddingRows | None = None
+    self_conditioning: SelfConditioningRows | None = None
+    lora_slots: Ints32 | None = None
+    active_lora_modules: int = 0
 
     @cached_property
-    def blocks(self) -> BlockPlan | None:
-        return self.sampled()
+    def blocks(self) -> DenoiseBlocks | None:
+        return self.make_blocks()
 
 
 @dataclass(frozen=True)
 class BlockResults:
-    """The sampled blocks after the step."""
+    """The sampled blocks after a step. The lists have one entry per block.
 
-    tokens: Ints  # [n, B]
-    state: Bytes  # [n, B] FIXED, MASKED or FILLED
-    remasked: Bools  # [n, B] masked again in this step
-    masks: list[int]  # MASKED positions left
-    first_masked: list[int]  # offset, B if none
-    first_eos: list[int]  # offset of the first FILLED end-of-sequence id, B if none
-    written: list[int]  # FILLED positions that held something else before the step
+    Attributes:
+        tokens: [n, B].
+        state: [n, B], FIXED, MASKED or UNMASKED.
+        remasked: [n, B], positions that were masked again in this step.
+        masks: number of MASKED positions.
+        first_masked: offset of the first MASKED position, B if there is none.
+        first_eos: offset of the first UNMASKED end-of-sequence id, B if there is none.
+        num_updated: UNMASKED positions that this step unmasked or changed.
+        edits, remasks: number of positions that were edited or masked again.
+        forced: whether the best position was unmasked below the threshold.
+        finished: whether the content is final.
+        history: block -> [B, records, fields], for algorithms that record values.
+        soft_tokens: block -> tokens of the soft embeddings of its UNMASKED positions.
+        logprobs: block -> logprobs, for requests that read them.
+        uniform_noise: each step may change all of a block, and only the last one counts.
+    """
+
+    tokens: Ints
+    state: Bytes
+    remasked: Bools
+    masks: list[int]
+    first_masked: list[int]
+    first_eos: list[int]
+    num_updated: list[int]
     edits: list[int]
     remasks: list[int]
     forced: list[bool]
-    ended: list[bool]
-    kept: dict[int, Floats]  # [B, records, fields] of blocks whose algorithm has a history
-    mixtures: dict[int, Mixture]  # of the blocks whose FILLED positions' embeddings are made of several tokens'
-    logprobs: dict[int, Written] = field(default_factory=dict)  # of the blocks whose requests want them
-    noisy: bool = False  # all of a block may change with every step, and none of it counts before the last
+    finished: list[bool]
+    history: dict[int, Floats]
+    soft_tokens: dict[int, SoftTokens]
+    logprobs: dict[int, BlockLogprobs] = field(default_factory=dict)
+    uniform_noise: bool = False
 
     @property
-    def calm(self) -> list[bool]:
-        """Which blocks go on: they have not ended; but for noisy ones some position is MASKED, and none holds an
-        end-of-sequence id."""
-        if self.noisy:
-            return [not ended for ended in self.ended]
+    def continuing(self) -> list[bool]:
+        """Which blocks continue: a block that is not finished, has a mask, and has no end-of-sequence id.
+
+        With uniform noise every block that is not finished continues.
+        """
+        if self.uniform_noise:
+            return [not ended for ended in self.finished]
         size = self.tokens.shape[1]
-        numbers = zip(self.masks, self.ended, self.first_eos, strict=True)
+        numbers = zip(self.masks, self.finished, self.first_eos, strict=True)
         return [masks > 0 and not ended and eos >= size for masks, ended, eos in numbers]
 
 
-NO_RESULTS = BlockResults(  # of a step that sampled nothing
+NO_RESULTS = BlockResults(  # a step without sampled blocks
     tokens=np.empty((0, 0), np.int64), state=np.empty((0, 0), np.int8), remasked=np.empty((0, 0), np.bool_), masks=[],
-    first_masked=[], first_eos=[], written=[], edits=[], remasks=[], forced=[], ended=[], kept={}, mixtures={},
+    first_masked=[], first_eos=[], num_updated=[], edits=[], remasks=[], forced=[], finished=[],
+    history={}, soft_tokens={},
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Rows of requests end to end, so many of each. Shared between steps: not to be written to."""
+class RowLayout:
+    """Assigns the rows of a step to its requests, one request after the other. Read-only, as steps reuse it.
 
-    owner: Ints  # [rows] each row's request
-    starts: Ints  # [requests] each request's first row
-    within: Ints  # [rows] how many of its request's rows come before it
-    tiles: Ints32  # [tiles, 3]
+    Attributes:
+        request_index: [rows], request of each row.
+        first_rows: [requests], first row of each request.
+        offset_in_request: [rows], number of the row within its request.
+        tiles: [tiles, 3].
+    """
+
+    request_index: Ints
+    first_rows: Ints
+    offset_in_request: Ints
+    tiles: Ints32
 
     def positions(self, first: Ints) -> Ints:
-        """[rows], where those of request n begin at ``first[n]``."""
-        return self.within + first[self.owner]
+        """Returns the position of each row, [rows]; the rows of request n begin at position ``first[n]``."""
+        return self.offset_in_request + first[self.request_index]
 
 
-@lru_cache(maxsize=8)  # a batch that only denoises has the same one in every step
-def lay_out(counts: tuple[int, ...]) -> Layout:
-    """`counts`: rows of each request."""
+@lru_cache(maxsize=8)  # the layout of a batch that only denoises is the same in every step
+def make_row_layout(counts: tuple[int, ...]) -> RowLayout:
+    """Returns the layout of a step with ``counts[n]`` rows of request n."""
     rows = np.array(counts, dtype=np.int64)
-    owner = np.arange(len(rows)).repeat(rows)
+    request_index = np.arange(len(rows)).repeat(rows)
     starts = rows.cumsum() - rows
-    return Layout(owner, starts, np.arange(len(owner)) - starts[owner], cut_tiles(rows))
+    return RowLayout(
+        request_index, starts, np.arange(len(request_index)) - starts[request_index], make_query_tiles(rows)
+    )
 
 
 def block_causal_plan(
     tokens: Ints, first: Ints, counts: Ints, page_table: Ints32, *, page_size: int, block_size: int,
-    blocks: BlockPlan | None = None,
+    blocks: DenoiseBlocks | None = None,
 ) -> StepPlan:  # fmt: skip
-    """A step of requests that no scheduler knows: warm-up, benchmarks, whole sequences. Rows see to the end of their
-    own block, or of what is fed of it, and count as open."""
-    layout = lay_out(tuple(counts.tolist()))
-    owner, positions = layout.owner, layout.positions(first)
+    """Makes a plan without a scheduler, for warm-up, benchmarks and logits of sequences.
+
+    A row attends to all positions up to the end of its block, as far as they are in the plan. All rows are editable.
+
+    Args:
+        tokens: [rows], one request after the other.
+        first: [requests], position of each request's first row.
+        counts: [requests], rows of each request.
+        page_table: [requests, pages].
+    """
+    layout = make_row_layout(tuple(counts.tolist()))
+    request_index, positions = layout.request_index, layout.positions(first)
     page, offset = np.divmod(positions, page_size)
-    whole_blocks = (positions // block_size + 1) * block_size
+    block_ends = (positions // block_size + 1) * block_size
     return StepPlan(
         tokens=tokens,
         positions=positions,
-        slots=page_table[owner, page] * np.int64(page_size) + offset,
-        visible_end=np.minimum(whole_blocks, (first + counts)[owner]).astype(np.int32),
+        slots=page_table[request_index, page] * np.int64(page_size) + offset,
+        visible_end=np.minimum(block_ends, (first + counts)[request_index]).astype(np.int32),
         window_origin=positions,
-        open=np.ones(len(positions), dtype=np.bool_),
+        is_editable=np.ones(len(positions), dtype=np.bool_),
         tiles=layout.tiles,
         page_table=page_table,
-        sampled=lambda: blocks,
+        make_blocks=lambda: blocks,
     )

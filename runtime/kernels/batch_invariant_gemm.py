@@ -1,5 +1,7 @@
-"""A linear layer on a GPU whose bits do not depend on the number of rows: each result is one sum along the inputs, from
-the first to the last, on the same unit, however rows are cut into tiles."""
+"""Batch-invariant GEMM: the result of a row does not depend on the number of rows.
+
+Every output is one sum over the inputs in ascending order on the same unit, for every tile size.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +9,34 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.kernels.tma import box, boxes, is_described
+from runtime.kernels.tma import has_descriptor, make_descriptor, tma_load
 from runtime.kernels.triton_import import tl, triton
 
 
 class Tile(NamedTuple):
+    """Tile sizes of one program, pipeline stages and warps."""
+
     rows: int
-    columns: int  # of the result, the operand that the matrix unit takes 64 rows of
+    columns: int  # output columns; the weights are the first operand (swap AB)
     depth: int
     stages: int
     warps: int
 
 
-@triton.jit(do_not_specialize=["rows"])  # else each new value may compile again
-def _product(
-    given, weights, bias_ptr, out_ptr, rows,
+@triton.jit(do_not_specialize=["rows"])  # avoids a recompilation per value
+def _gemm(
+    x_desc, weights, bias_ptr, out_ptr, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, BIASED: tl.constexpr, GIVEN_DESCRIBED: tl.constexpr, DESCRIBED: tl.constexpr,
+    STAGES: tl.constexpr, BIASED: tl.constexpr, X_TMA: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One program: COLUMNS outputs of ROWS rows."""
-    part, first = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
+    first_column, first_row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     for start in tl.range(0, INPUTS, DEPTH, num_stages=STAGES):
-        weight = box(weights, part, start, OUTPUTS, INPUTS, COLUMNS, DEPTH, DESCRIBED)
-        x = box(given, first, start, rows, INPUTS, ROWS, DEPTH, GIVEN_DESCRIBED)
+        weight = tma_load(weights, first_column, start, OUTPUTS, INPUTS, COLUMNS, DEPTH, TMA)
+        x = tma_load(x_desc, first_row, start, rows, INPUTS, ROWS, DEPTH, X_TMA)
         acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
-    row, column = first + tl.arange(0, ROWS), part + tl.arange(0, COLUMNS)
+    row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     row_ok, column_ok = row < rows, column < OUTPUTS
     if BIASED:
         acc += tl.load(bias_ptr + column, mask=column_ok, other=0.0).to(tl.float32)[:, None]
@@ -40,28 +44,36 @@ def _product(
     tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=row_ok[None, :] & column_ok[:, None])
 
 
-def product(
+def batch_invariant_gemm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """[rows, inputs] times [outputs, inputs]^T, plus `bias` [outputs] -> [rows, outputs] of `dtype`, or x's; float32,
-    float16 and bfloat16, summed in float32. A row's bits depend on it and the weights alone."""
+    """Returns x @ weight^T + bias, accumulated in float32; the bits of a row depend only on that row and the weights.
+
+    Args:
+        x: [rows, inputs], float32, float16 or bfloat16; weight: [outputs, inputs]; bias: [outputs].
+        dtype: of the result [rows, outputs]; x's dtype if None.
+        tile: overrides `tile_sizes`.
+    """
     x = x.contiguous()
     (rows, inputs), outputs = x.shape, len(weight)
     out = x.new_empty(rows, outputs, dtype=dtype)
-    how = tile or tile_sizes(rows, inputs, x.element_size())
-    given, weights = boxes(x, how.rows, how.depth), boxes(weight, how.columns, how.depth)
-    _product[(triton.cdiv(outputs, how.columns), triton.cdiv(rows, how.rows))](
-        given, weights, weight if bias is None else bias, out, rows, INPUTS=inputs, OUTPUTS=outputs, ROWS=how.rows,
-        COLUMNS=how.columns, DEPTH=how.depth, STAGES=how.stages, BIASED=bias is not None,
-        GIVEN_DESCRIBED=is_described(given), DESCRIBED=is_described(weights), num_warps=how.warps,
+    tile = tile or tile_sizes(rows, inputs, x.element_size())
+    x_desc, weights = make_descriptor(x, tile.rows, tile.depth), make_descriptor(weight, tile.columns, tile.depth)
+    _gemm[(triton.cdiv(outputs, tile.columns), triton.cdiv(rows, tile.rows))](
+        x_desc, weights, weight if bias is None else bias, out, rows, INPUTS=inputs, OUTPUTS=outputs, ROWS=tile.rows,
+        COLUMNS=tile.columns, DEPTH=tile.depth, STAGES=tile.stages, BIASED=bias is not None,
+        X_TMA=has_descriptor(x_desc), TMA=has_descriptor(weights), num_warps=tile.warps,
     )  # fmt: skip
     return out
 
 
 def tile_sizes(rows: int, inputs: int, element_size: int) -> Tile:
-    """float32 has no matrix unit of full precision, and one tile; the others' sums are the unit's own along the depth,
-    whichever of these tiles they are in."""
+    """Selects the tile. All tiles of a dtype accumulate in the same order.
+
+    float32 has no full-precision tensor cores and therefore one tile. The tensor cores of the other dtypes define the
+    order of a sum along the depth, whatever the tile.
+    """
     if element_size == 4:
         chosen = Tile(32, 32, 32, 2, 4)
     elif rows <= 32:

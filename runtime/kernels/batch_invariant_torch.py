@@ -1,5 +1,8 @@
-"""The torch kernels a row at a time. Libraries choose by the shape of what they are given how to sum it, and by where a
-number lies which instructions compute it; one row, in memory of its own, is always the same to them."""
+"""Batch-invariant torch kernels: they process one row at a time.
+
+Libraries select the summation order by the shape of the input, and vector instructions by its alignment. One row in its
+own memory always gets the same.
+"""
 
 from __future__ import annotations
 
@@ -10,87 +13,91 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels import quant_reference
-from runtime.kernels.activation import Activation, gate_mul_reference
+from runtime.kernels.activation import Activation, act_and_mul_reference
 from runtime.kernels.kv_write import write_kv_reference
 from runtime.kernels.layernorm import add_rms_norm_reference, rms_norm_reference
-from runtime.kernels.lora import LoraRows, add_lora_reference
-from runtime.kernels.moe import written
-from runtime.kernels.moe_router import RoutingRule, route_reference
-from runtime.kernels.moe_router_gemm import router_logits_reference, scaled
-from runtime.kernels.quant_reference import Packed
-from runtime.kernels.rotary_and_cache import qk_norm_rotary_reference
+from runtime.kernels.lora import LoRARows, add_lora_reference
+from runtime.kernels.moe import store_result
+from runtime.kernels.moe_router import RoutingConfig, select_experts_reference
+from runtime.kernels.moe_router_gemm import apply_factor, router_logits_reference
+from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.kernels.rotary_and_cache import qk_norm_rope_reference
 
-Two = tuple[torch.Tensor, torch.Tensor]
+TensorPair = tuple[torch.Tensor, torch.Tensor]
 
 
-def alone(x: torch.Tensor) -> list[torch.Tensor]:
-    """[rows, ...] -> each as [1, ...], aligned as the allocator aligns."""
+def split_rows(x: torch.Tensor) -> list[torch.Tensor]:
+    """[rows, ...] -> a list of [1, ...], each in its own allocation and thus aligned alike."""
     return [row.clone(memory_format=torch.contiguous_format) for row in x.split(1)]
 
 
-def each(kernel: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([kernel(row) for row in alone(x)])
+def per_row(kernel: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([kernel(row) for row in split_rows(x)])
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``F.linear``."""
-    return each(lambda row: F.linear(row, weight, bias), x)
+    """``F.linear`` per row."""
+    return per_row(lambda row: F.linear(row, weight, bias), x)
 
 
 def add_lora(
-    out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, cuts: Sequence[int], rows: LoraRows
+    out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, part_starts: Sequence[int], rows: LoRARows
 ) -> None:
-    for at, (made, row, slot) in enumerate(zip(alone(out), alone(x), rows.slots.split(1), strict=True)):
-        add_lora_reference(made, row, down, up, cuts, replace(rows, slots=slot))
-        out[at] = made[0]
+    for at, (result, row, slot) in enumerate(zip(split_rows(out), split_rows(x), rows.slots.split(1), strict=True)):
+        add_lora_reference(result, row, down, up, part_starts, replace(rows, slots=slot))
+        out[at] = result[0]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    return each(lambda row: rms_norm_reference(row, weight, eps), x)
+    return per_row(lambda row: rms_norm_reference(row, weight, eps), x)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Two:
-    made = [add_rms_norm_reference(*both, weight, eps) for both in zip(alone(x), alone(residual), strict=True)]
-    normed, total = zip(*made, strict=True)
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float) -> TensorPair:
+    result = [
+        add_rms_norm_reference(*both, weight, eps) for both in zip(split_rows(x), split_rows(residual), strict=True)
+    ]
+    normed, total = zip(*result, strict=True)
     return torch.cat(normed), torch.cat(total)
 
 
-def qkv_to_pages(
+def qk_norm_rope_and_cache(
     qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None, heads: int, kv_heads: int, eps: float, clip: float | None = None, *,
     slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
-    apart: int | None = None, v_norm: bool = False, v_from_k: bool = False,
+    pair_stride: int | None = None, v_norm: bool = False, v_from_k: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    made = [
-        qk_norm_rotary_reference(
-            row, position, table, q_weight, k_weight, heads, kv_heads, eps, clip, apart=apart, v_norm=v_norm,
-            v_from_k=v_from_k,
+    result = [
+        qk_norm_rope_reference(
+            row, position, table, q_weight, k_weight, heads, kv_heads, eps, clip, pair_stride=pair_stride,
+            v_norm=v_norm, v_from_k=v_from_k,
         )
-        for row, position in zip(alone(qkv), positions.split(1), strict=True)
+        for row, position in zip(split_rows(qkv), positions.split(1), strict=True)
     ]  # fmt: skip
-    q, k, v = (torch.cat(rows) for rows in zip(*made, strict=True))
+    q, k, v = (torch.cat(rows) for rows in zip(*result, strict=True))
     write_kv_reference(k, v, slots, k_cache, v_cache)
     return q
 
 
-def gate_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    return each(lambda row: gate_mul_reference(row, activation), gate_up)
+def act_and_mul(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+    return per_row(lambda row: act_and_mul_reference(row, activation), gate_up)
 
 
 def router_logits(x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
-    return scaled(each(lambda row: router_logits_reference(row, weight), x), factor)
+    return apply_factor(per_row(lambda row: router_logits_reference(row, weight), x), factor)
 
 
-def route(logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None) -> Two:
-    """Rows that choose among a pool of their block's: a block at a time, which is always whole."""
-    if rule.capacity:
+def select_experts(
+    logits: torch.Tensor, bias: torch.Tensor | None, config: RoutingConfig, first: torch.Tensor | None = None
+) -> TensorPair:
+    """``select_experts_reference`` per row, or per block if the rows of a block share an expert pool."""
+    if config.capacity:
         assert first is not None
         counts = torch.unique_consecutive(first, return_counts=True)[1].tolist()
-        made = [route_reference(part.clone(), bias, rule, torch.zeros_like(first[: len(part)]))
+        result = [select_experts_reference(part.clone(), bias, config, torch.zeros_like(first[: len(part)]))
                 for part in logits.split(counts)]  # fmt: skip
     else:
-        made = [route_reference(row, bias, rule) for row in alone(logits)]
-    ids, weights = zip(*made, strict=True)
+        result = [select_experts_reference(row, bias, config) for row in split_rows(logits)]
+    ids, weights = zip(*result, strict=True)
     return torch.cat(ids), torch.cat(weights)
 
 
@@ -104,21 +111,21 @@ def moe(
     )  # fmt: skip
 
 
-def packed_linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None) -> torch.Tensor:
-    """``packed_torch.linear_torch``; a piece of the weight is made whole once for all rows."""
-    rows, (outputs, inputs) = alone(x), weight.shape
+def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``quant_reference.linear_torch`` per row; each chunk of the weight is dequantized once for all rows."""
+    rows, (outputs, inputs) = split_rows(x), weight.shape
     out = x.new_empty(len(x), outputs)
-    step = max(1, quant_reference.PIECE // inputs)
+    step = max(1, quant_reference.CHUNK_ELEMENTS // inputs)
     for first in range(0, outputs, step):
-        part = slice(first, first + step)
-        whole, added = weight[part].whole(x.dtype), None if bias is None else bias[part]
+        columns = slice(first, first + step)
+        dense, added = weight[columns].dequantize(x.dtype), None if bias is None else bias[columns]
         for i, row in enumerate(rows):
-            out[i, part] = F.linear(row, whole, added)[0]
+            out[i, columns] = F.linear(row, dense, added)[0]
     return out
 
 
-def packed_moe(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Packed, down: Packed,
+def quantized_moe(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: QuantizedTensor, down: QuantizedTensor,
     shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     return _experts(
@@ -135,13 +142,13 @@ def _experts(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None, activation: Activation,
     out: torch.Tensor | None, gate_up: Expert, down: Expert,
 ) -> torch.Tensor:  # fmt: skip
-    """``moe.moe_reference`` of each row, its experts in the order of their rank."""
+    """``moe.moe_reference`` per row, with the experts in the order of their rank."""
     up = weights.dtype
-    made = []
-    for i, row in enumerate(alone(x)):
+    result = []
+    for i, row in enumerate(split_rows(x)):
         total = torch.zeros_like(row, dtype=up) if shared is None else shared[i : i + 1].to(up)
         for expert, weight in zip(ids[i].tolist(), weights[i], strict=True):
             if expert >= 0:
-                total = total + weight * down(gate_mul_reference(gate_up(row, expert), activation), expert).to(up)
-        made.append(total.to(x.dtype))
-    return written(torch.cat(made), out)
+                total = total + weight * down(act_and_mul_reference(gate_up(row, expert), activation), expert).to(up)
+        result.append(total.to(x.dtype))
+    return store_result(torch.cat(result), out)

@@ -1,4 +1,4 @@
-"""What kernels' sizes are chosen by of a device."""
+"""Device properties that kernels select tile sizes by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; in the interpreter few, so that programs that stay have several tiles each."""
+    """Returns the number of SMs of a GPU; 2 without one, so that persistent kernels process several tiles in the
+    interpreter.
+    """
     if device.type != "cuda":
         return 2
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

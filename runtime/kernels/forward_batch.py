@@ -1,10 +1,10 @@
-"""Inputs of a forward pass: its rows, their slots in the KV cache, and the keys that each row attends to.
+"""The input of one forward pass: the rows of all requests, prefill chunks and denoising blocks alike.
 
-The visible keys are data of the row (docs/decoding-rules.md#visible-keys), so layers and kernels depend on no block
-size and no strategy.
+Every row carries the range of keys that it attends to. The visible keys are data of the row
+(docs/decoding-rules.md#visible-keys), so layers and kernels depend on no block size and no strategy.
 
-Dead rows fill a batch up to a size (a captured graph has one): slot -1 is stored nowhere, a tile of no rows does
-nothing, and expert -1 is nobody's. What a dead row yields is never read.
+Padding rows fill a batch up to the size of a captured CUDA graph: their slot is -1 and nothing is stored, their tile
+has no rows, and their expert is -1. Their results are never read.
 """
 
 from __future__ import annotations
@@ -15,44 +15,68 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-TILE_ROWS = 256  # most rows of one tile
+MAX_TILE_ROWS = 256  # maximum rows per query tile
 
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """Row r sits at ``positions[r]`` of its request. Every row's K/V is stored at ``slots[r]`` before attention; its
-    query then sees the keys at positions ``k < visible_end[r]`` of its own request, found through the page table, and
-    in a layer with a window W only those with ``window_origin[r] - k < W``.
+    """Inputs of one forward pass besides the embeddings.
 
-    What a row is for matters to models that compute what stays otherwise than what is still open: `open` says which it
-    is, and `signal` what such a model is told of an open row's last step.
+    Row r is at ``positions[r]`` of its request. Its K/V is stored at ``slots[r]`` before attention. Its query then
+    attends to the keys at positions ``k < visible_end[r]`` of the same request, found through the page table. In a
+    layer with a sliding window W, only the keys with ``window_pos[r] - k < W`` are visible.
+
+    Attributes:
+        tokens: int64 [rows].
+        positions: int64 [rows].
+        slots: int64 [rows], page * page_size + offset; -1 for padding.
+        visible_end: int32 [rows].
+        window_pos: int64 [rows], the row's own position, or the first position of its open canvas.
+        is_editable: bool [rows], the row's block may still change; False: its K/V is final. DiffusionGemma computes
+            committed and editable rows differently.
+        query_tiles: int32 [tiles, 3]: request, first row, number of rows; in ascending order of rows.
+        page_table: int32 [requests, pages]; entries past the end of a request are any valid page.
+        page_size: tokens per page.
+        tile_rows: maximum rows of a tile.
+        max_seq_len: largest position plus one.
+        self_conditioning: [rows, hidden], from the last step of each editable row; None if no row has one.
+        lora_slots: int32 [rows], the adapter slot of each row, -1 for none; None if no row has an adapter.
+        active_lora_modules: bit mask of the modules that these adapters may change
+            (``layers.lora.LoRAContext.module_bit``); 0 if no row has an adapter.
     """
 
-    tokens: torch.Tensor  # int64 [rows]
-    positions: torch.Tensor  # int64 [rows]
-    slots: torch.Tensor  # int64 [rows], page * page_size + offset; -1: dead
-    visible_end: torch.Tensor  # int32 [rows]
-    window_origin: torch.Tensor  # int64 [rows]: the row's own position, or the first one of its open canvas
-    open: torch.Tensor  # bool [rows]: of a block that may still change; False: settled, so that its K/V stays
-    tiles: torch.Tensor  # int32 [tiles, 3]: request, first row, rows; in the order of their rows
-    page_table: torch.Tensor  # int32 [requests, pages]; entries past a request's end are some valid page
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    visible_end: torch.Tensor
+    window_pos: torch.Tensor
+    is_editable: torch.Tensor
+    query_tiles: torch.Tensor
+    page_table: torch.Tensor
     page_size: int
-    tile_rows: int  # most rows of a tile
-    reach: int  # one more than the largest position
-    signal: torch.Tensor | None = None  # [rows, hidden], for a model that conditions itself; None: first steps only
-    adapters: torch.Tensor | None = None  # int32 [rows], the slot of each row's adapter, -1: none; None: all have none
-    adapted: int = 0  # which weights these adapters may change (``layers.lora.Lora.bit``); 0: all have none
+    tile_rows: int
+    max_seq_len: int
+    self_conditioning: torch.Tensor | None = None
+    lora_slots: torch.Tensor | None = None
+    active_lora_modules: int = 0
 
 
-def cut_tiles(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Tiles [tiles, 3] of runs of `counts` rows that follow each other, the n-th run request n's."""
+def make_query_tiles(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Splits consecutive runs of rows into tiles of at most `MAX_TILE_ROWS` rows.
+
+    Args:
+        counts: number of rows of each request, in batch order.
+
+    Returns:
+        int32 [tiles, 3], see ``ForwardBatch.query_tiles``.
+    """
     starts = np.cumsum(counts) - counts
-    if counts.max() <= TILE_ROWS:
-        whole = np.empty((len(counts), 3), dtype=np.int32)  # quicker than stacking, and every step of a batch does it
-        whole[:, 0], whole[:, 1], whole[:, 2] = np.arange(len(counts)), starts, counts
-        return whole
-    pieces = -(-counts // TILE_ROWS)
+    if counts.max() <= MAX_TILE_ROWS:
+        tiles = np.empty((len(counts), 3), dtype=np.int32)  # faster than np.stack; every step runs this
+        tiles[:, 0], tiles[:, 1], tiles[:, 2] = np.arange(len(counts)), starts, counts
+        return tiles
+    pieces = -(-counts // MAX_TILE_ROWS)
     request = np.repeat(np.arange(len(counts)), pieces)
-    done = (np.arange(len(request)) - (np.cumsum(pieces) - pieces)[request]) * TILE_ROWS
-    rows = np.minimum(counts[request] - done, TILE_ROWS)
+    done = (np.arange(len(request)) - (np.cumsum(pieces) - pieces)[request]) * MAX_TILE_ROWS
+    rows = np.minimum(counts[request] - done, MAX_TILE_ROWS)
     return np.stack([request, starts[request] + done, rows], axis=1).astype(np.int32)

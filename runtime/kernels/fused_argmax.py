@@ -1,5 +1,8 @@
-"""The likeliest token of each row and its probability, without logits in memory: each program keeps of its piece of the
-vocabulary the largest logit, where it is, and the sum of the exponentials; a second kernel joins the pieces."""
+"""Fused lm_head and argmax: the argmax token of each row and its probability, without logits in memory.
+
+A program reduces one piece of the vocabulary to its largest logit, that logit's id and the sum of exponentials. A
+second kernel merges the pieces as online softmax does.
+"""
 
 from __future__ import annotations
 
@@ -9,221 +12,247 @@ from typing import NamedTuple
 import torch
 
 from runtime.kernels.precision import wide
-from runtime.kernels.tma import box, boxes, is_described
+from runtime.kernels.tma import has_descriptor, make_descriptor, tma_load
 from runtime.kernels.triton_import import tl, triton
 
-NONE = 2147483647  # an id that is none
-SPARED = 2  # ids that the kernel can spare
+NO_ID = 2147483647  # matches no id
+MAX_ALLOWED_IDS = 2  # ids above `max_token_id` that the kernel can allow
 
 
-class Likeliest(NamedTuple):
-    """Of each row, [n]."""
+class ArgmaxOutput(NamedTuple):
+    """Result per row, each [n]."""
 
     token: torch.Tensor  # int64
-    conf: torch.Tensor  # its softmax probability
-    logit: torch.Tensor  # its own
+    conf: torch.Tensor  # softmax probability of `token`
+    logit: torch.Tensor  # logit of `token`
 
 
-def likeliest_reference(
-    hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
-    live: torch.Tensor | None = None,
-) -> Likeliest:  # fmt: skip
-    """hidden [n, inputs], weight [vocab, inputs] -> the likeliest token (of equals the lowest id), numbers as float32
-    (float64 for float64), among the ids up to `max_token_id` and those `spared` beyond it; the mask, where there is
-    one, is not among them unless it is spared. A row without any has -inf and a probability that is not finite. `live`
-    int32 [1]: how many rows there are; of those behind them, which are dead, anything comes."""
+def lm_head_argmax_reference(
+    hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
+    allowed_ids: Sequence[int] = (), num_valid: torch.Tensor | None = None,
+) -> ArgmaxOutput:  # fmt: skip
+    """Returns the argmax token of each row (the lowest id of equal logits), its probability and its logit.
+
+    A row without any allowed id has logit -inf and a probability that is not finite.
+
+    Args:
+        hidden: [n, inputs]; weight: [vocab, inputs].
+        mask_id: forbidden id unless in `allowed_ids`; None if the model has none.
+        max_token_id: largest id that may be predicted.
+        allowed_ids: ids that may be predicted although they are the mask or above `max_token_id`.
+        num_valid: int32 [1], number of rows before the padding; results of padding rows are undefined.
+
+    Returns:
+        float32 probabilities and logits (float64 for float64).
+    """
     up = wide(hidden.dtype)
     logits = torch.nn.functional.linear(hidden.to(up), weight.to(up))
     ids = torch.arange(len(weight), device=hidden.device)
     banned = ids > max_token_id
     if mask_id is not None:
         banned |= ids == mask_id
-    for token in spared:
+    for token in allowed_ids:
         banned &= ids != token
     logits = logits.masked_fill(banned, float("-inf"))
     token = logits.argmax(dim=1)  # the first of equal values
     logit = logits.gather(1, token[:, None])[:, 0]
-    return Likeliest(token, (logit - logits.logsumexp(dim=1)).exp(), logit)
+    return ArgmaxOutput(token, (logit - logits.logsumexp(dim=1)).exp(), logit)
 
 
-class Cut(NamedTuple):
-    """How a program's product is cut. `rest`: rows behind the last whole tile that its program does as well, so that
-    the weights are read once for all of them; `together`: loads in flight of such a program."""
+class ArgmaxConfig(NamedTuple):
+    """Tile sizes of one program.
+
+    `tail`: rows behind the last full tile that its program computes too, so that the weights are read once for both.
+    `tail_stages`: pipeline stages of such a program.
+    """
 
     rows: int
-    tokens: int  # of the vocabulary
+    tokens: int  # vocabulary rows
     depth: int
     warps: int
     stages: int
-    turned: bool  # the weights are the first operand
-    rest: int = 0
-    together: int = 0
+    swap_ab: bool  # the weights are the first operand, which takes 64 rows at a time
+    tail: int = 0
+    tail_stages: int = 0
 
 
-def cut(rows: int, inputs: int, element_size: int, *, fixed: bool = False) -> Cut:
-    """Few rows: the weights' bytes are what counts, and the matrix unit takes 64 of them at once. `fixed`: a piece of
-    the vocabulary is summed up alike however many rows there are."""
+def select_config(rows: int, inputs: int, element_size: int, *, batch_invariant: bool = False) -> ArgmaxConfig:
+    """Selects the tile by the number of rows. With few rows, reading the weights dominates.
+
+    Args:
+        batch_invariant: pieces of the vocabulary and their sums do not depend on the number of rows.
+    """
     if element_size == 4:
-        chosen = Cut(16, 32, 32, 4, 2, True)
-    elif fixed:
-        chosen = Cut(16 if rows <= 16 else 64 if rows <= 64 else 128, 128, 64, 4, 4 if rows <= 64 else 3, True)
+        chosen = ArgmaxConfig(16, 32, 32, 4, 2, True)
+    elif batch_invariant:
+        chosen = ArgmaxConfig(16 if rows <= 16 else 64 if rows <= 64 else 128, 128, 64, 4, 4 if rows <= 64 else 3, True)
     elif rows <= 16:
-        chosen = Cut(16, 64, 128, 4, 4, True)
+        chosen = ArgmaxConfig(16, 64, 128, 4, 4, True)
     elif rows <= 64:
-        chosen = Cut(64, 128, 64, 4, 4, True)
+        chosen = ArgmaxConfig(64, 128, 64, 4, 4, True)
     elif 160 < rows <= 192:
-        chosen = Cut(128, 128, 64, 8, 3, False, rest=64, together=4)
+        chosen = ArgmaxConfig(128, 128, 64, 8, 3, False, tail=64, tail_stages=4)
     elif 192 < rows <= 256:
-        chosen = Cut(256, 128, 64, 8, 4, False)
+        chosen = ArgmaxConfig(256, 128, 64, 8, 4, False)
     else:
-        chosen = Cut(128, 128, 64, 4, 3, False, rest=32, together=3)
+        chosen = ArgmaxConfig(128, 128, 64, 4, 3, False, tail=32, tail_stages=3)
     return chosen._replace(depth=min(chosen.depth, max(16, triton.next_power_of_2(inputs))))
 
 
 @triton.jit
-def _keep(
-    acc, line, live, rows, piece, best_ptr, token_ptr, total_ptr, vocab, mask_id, max_id, spared_a, spared_b,
-    TOKENS: tl.constexpr, TURNED: tl.constexpr,
+def _store_partial(
+    acc, offs, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id, allowed_id_a,
+    allowed_id_b, TOKENS: tl.constexpr, SWAP_AB: tl.constexpr,
 ):  # fmt: skip
-    """What is kept of a piece of the logits of the rows `line`, to [pieces, rows]."""
+    """Reduces one piece of the logits of the rows `offs` and stores the result to [pieces, rows]."""
     token = piece * TOKENS + tl.arange(0, TOKENS)
-    allowed = (token <= max_id) & (token != mask_id) | (token == spared_a) | (token == spared_b)
+    allowed = (token <= max_id) & (token != mask_id) | (token == allowed_id_a) | (token == allowed_id_b)
     allowed = allowed & (token < vocab)
-    if TURNED:
+    if SWAP_AB:
         logits = tl.where(allowed[:, None], acc, float("-inf"))
-        best = tl.max(logits, 0)
-        found = tl.min(tl.where(logits == best[None, :], token[:, None], 2147483647), 0)
-        anchor = tl.where(best == float("-inf"), 0.0, best)
-        total = tl.sum(tl.exp(logits - anchor[None, :]), 0)
+        max_logit = tl.max(logits, 0)
+        argmax = tl.min(tl.where(logits == max_logit[None, :], token[:, None], 2147483647), 0)
+        anchor = tl.where(max_logit == float("-inf"), 0.0, max_logit)
+        sum_exp = tl.sum(tl.exp(logits - anchor[None, :]), 0)
     else:
         logits = tl.where(allowed[None, :], acc, float("-inf"))
-        best = tl.max(logits, 1)
-        found = tl.min(tl.where(logits == best[:, None], token[None, :], 2147483647), 1)
-        anchor = tl.where(best == float("-inf"), 0.0, best)
-        total = tl.sum(tl.exp(logits - anchor[:, None]), 1)
-    at = piece.to(tl.int64) * rows + line
-    tl.store(best_ptr + at, best, mask=line < live)
-    tl.store(token_ptr + at, found, mask=line < live)
-    tl.store(total_ptr + at, total, mask=line < live)
+        max_logit = tl.max(logits, 1)
+        argmax = tl.min(tl.where(logits == max_logit[:, None], token[None, :], 2147483647), 1)
+        anchor = tl.where(max_logit == float("-inf"), 0.0, max_logit)
+        sum_exp = tl.sum(tl.exp(logits - anchor[:, None]), 1)
+    at = piece.to(tl.int64) * rows + offs
+    tl.store(max_logit_ptr + at, max_logit, mask=offs < num_valid)
+    tl.store(token_ptr + at, argmax, mask=offs < num_valid)
+    tl.store(sum_exp_ptr + at, sum_exp, mask=offs < num_valid)
 
 
-@triton.jit(do_not_specialize=["rows", "vocab", "mask_id", "max_id", "spared_a", "spared_b"])
-def _pieces(
-    hidden, rest, weights, live_ptr, best_ptr, token_ptr, total_ptr, rows, vocab, mask_id, max_id, spared_a, spared_b,
-    INPUTS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
-    TURNED: tl.constexpr, REST: tl.constexpr, TOGETHER: tl.constexpr, COUNTED: tl.constexpr, DESCRIBED: tl.constexpr,
+@triton.jit(do_not_specialize=["rows", "vocab", "mask_id", "max_id", "allowed_id_a", "allowed_id_b"])
+def _partial_argmax(
+    hidden, tail, weights, num_valid_ptr, max_logit_ptr, token_ptr, sum_exp_ptr, rows, vocab, mask_id, max_id,
+    allowed_id_a, allowed_id_b, INPUTS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, SWAP_AB: tl.constexpr, TAIL: tl.constexpr, TAIL_STAGES: tl.constexpr,
+    HAS_NUM_VALID: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows, and up to REST more if they are the last, and TOKENS of the vocabulary. COUNTED: how many
-    rows there are is told by `live_ptr`. `rest`: REST rows of `hidden` a box, where it is described."""
+    """One program: ROWS rows, plus up to TAIL rows if they are the last, times TOKENS vocabulary rows.
+
+    HAS_NUM_VALID: the number of rows is read from `num_valid_ptr`. `tail`: `hidden` with a descriptor of TAIL rows.
+    """
     row, piece = tl.program_id(0) * ROWS, tl.program_id(1)
     first = piece * TOKENS
-    live = rows
-    if COUNTED:
-        live = tl.load(live_ptr)
-    left = live - row
-    if left <= 0:
+    num_valid = rows
+    if HAS_NUM_VALID:
+        num_valid = tl.load(num_valid_ptr)
+    remaining = num_valid - row
+    if remaining <= 0:
         return
-    if REST > 0:
-        if (row > 0) & (left <= REST):  # the program before does them
+    if TAIL > 0:
+        if (row > 0) & (remaining <= TAIL):  # computed by the previous program
             return
-        if (left > ROWS) & (left <= ROWS + REST):
+        if (remaining > ROWS) & (remaining <= ROWS + TAIL):
             acc = tl.zeros([TOKENS, ROWS], tl.float32)
-            more = tl.zeros([TOKENS, REST], tl.float32)
-            for start in tl.range(0, INPUTS, DEPTH, num_stages=TOGETHER):
-                weight = box(weights, first, start, vocab, INPUTS, TOKENS, DEPTH, DESCRIBED)
-                x = box(hidden, row, start, rows, INPUTS, ROWS, DEPTH, DESCRIBED)
-                y = box(rest, row + ROWS, start, rows, INPUTS, REST, DEPTH, DESCRIBED)
+            tail_acc = tl.zeros([TOKENS, TAIL], tl.float32)
+            for start in tl.range(0, INPUTS, DEPTH, num_stages=TAIL_STAGES):
+                weight = tma_load(weights, first, start, vocab, INPUTS, TOKENS, DEPTH, TMA)
+                x = tma_load(hidden, row, start, rows, INPUTS, ROWS, DEPTH, TMA)
+                y = tma_load(tail, row + ROWS, start, rows, INPUTS, TAIL, DEPTH, TMA)
                 acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
-                more = tl.dot(weight, tl.trans(y), more, input_precision="ieee")
-            line = row + tl.arange(0, ROWS)
-            _keep(
-                acc, line, live, rows, piece, best_ptr, token_ptr, total_ptr, vocab, mask_id, max_id, spared_a,
-                spared_b, TOKENS, True,
+                tail_acc = tl.dot(weight, tl.trans(y), tail_acc, input_precision="ieee")
+            offs = row + tl.arange(0, ROWS)
+            _store_partial(
+                acc, offs, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id,
+                allowed_id_a, allowed_id_b, TOKENS, True,
             )  # fmt: skip
-            line = row + ROWS + tl.arange(0, REST)
-            _keep(
-                more, line, live, rows, piece, best_ptr, token_ptr, total_ptr, vocab, mask_id, max_id, spared_a,
-                spared_b, TOKENS, True,
+            offs = row + ROWS + tl.arange(0, TAIL)
+            _store_partial(
+                tail_acc, offs, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id,
+                allowed_id_a, allowed_id_b, TOKENS, True,
             )  # fmt: skip
             return
-    if TURNED:
+    if SWAP_AB:
         acc = tl.zeros([TOKENS, ROWS], tl.float32)
     else:
         acc = tl.zeros([ROWS, TOKENS], tl.float32)
     for start in tl.range(0, INPUTS, DEPTH, num_stages=STAGES):
-        x = box(hidden, row, start, rows, INPUTS, ROWS, DEPTH, DESCRIBED)
-        weight = box(weights, first, start, vocab, INPUTS, TOKENS, DEPTH, DESCRIBED)
-        if TURNED:
+        x = tma_load(hidden, row, start, rows, INPUTS, ROWS, DEPTH, TMA)
+        weight = tma_load(weights, first, start, vocab, INPUTS, TOKENS, DEPTH, TMA)
+        if SWAP_AB:
             acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
         else:
             acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
-    line = row + tl.arange(0, ROWS)
-    _keep(
-        acc, line, live, rows, piece, best_ptr, token_ptr, total_ptr, vocab, mask_id, max_id, spared_a, spared_b,
-        TOKENS, TURNED,
+    offs = row + tl.arange(0, ROWS)
+    _store_partial(
+        acc, offs, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id, allowed_id_a,
+        allowed_id_b, TOKENS, SWAP_AB,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "pieces"])
-def _join(
-    live_ptr, best_ptr, token_ptr, total_ptr, out_ptr, conf_ptr, logit_ptr, rows, pieces,
-    ROWS: tl.constexpr, PIECES: tl.constexpr, COUNTED: tl.constexpr,
+def _merge_partials(
+    num_valid_ptr, max_logit_ptr, token_ptr, sum_exp_ptr, out_ptr, conf_ptr, logit_ptr, rows, pieces,
+    ROWS: tl.constexpr, PIECES: tl.constexpr, HAS_NUM_VALID: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows, PIECES pieces at a time. Of dead rows nothing was kept; theirs is token 0, and surely."""
+    """One program: ROWS rows, PIECES pieces per iteration. Padding rows get token 0 with probability 1."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    live = rows
-    if COUNTED:
-        live = tl.load(live_ptr)
-    ok = row < live
-    best = tl.full([ROWS], float("-inf"), tl.float32)
+    num_valid = rows
+    if HAS_NUM_VALID:
+        num_valid = tl.load(num_valid_ptr)
+    ok = row < num_valid
+    max_logit = tl.full([ROWS], float("-inf"), tl.float32)
     token = tl.full([ROWS], 2147483647, tl.int32)
-    total = tl.zeros([ROWS], tl.float32)
+    sum_exp = tl.zeros([ROWS], tl.float32)
     for first in range(0, pieces, PIECES):
         piece = first + tl.arange(0, PIECES)
         at = piece.to(tl.int64)[:, None] * rows + row[None, :]
         inside = (piece < pieces)[:, None] & ok[None, :]
-        bests = tl.load(best_ptr + at, mask=inside, other=float("-inf"))
+        max_logits = tl.load(max_logit_ptr + at, mask=inside, other=float("-inf"))
         tokens = tl.load(token_ptr + at, mask=inside, other=2147483647)
-        totals = tl.load(total_ptr + at, mask=inside, other=0.0)
-        here = tl.maximum(tl.max(bests, 0), best)
-        found = tl.min(tl.where(bests == here[None, :], tokens, 2147483647), 0)
-        token = tl.minimum(tl.where(best == here, token, 2147483647), found)
-        anchor = tl.where(here == float("-inf"), 0.0, here)
-        total = total * tl.exp(best - anchor) + tl.sum(totals * tl.exp(bests - anchor[None, :]), 0)
-        best = here
+        sum_exps = tl.load(sum_exp_ptr + at, mask=inside, other=0.0)
+        new_max = tl.maximum(tl.max(max_logits, 0), max_logit)
+        argmax = tl.min(tl.where(max_logits == new_max[None, :], tokens, 2147483647), 0)
+        token = tl.minimum(tl.where(max_logit == new_max, token, 2147483647), argmax)
+        anchor = tl.where(new_max == float("-inf"), 0.0, new_max)
+        sum_exp = sum_exp * tl.exp(max_logit - anchor) + tl.sum(sum_exps * tl.exp(max_logits - anchor[None, :]), 0)
+        max_logit = new_max
     tl.store(out_ptr + row, tl.where(ok, token, 0).to(tl.int64), mask=row < rows)
-    tl.store(conf_ptr + row, 1.0 / tl.where(ok, total, 1.0), mask=row < rows)
-    tl.store(logit_ptr + row, tl.where(ok, best, 0.0), mask=row < rows)
+    tl.store(conf_ptr + row, 1.0 / tl.where(ok, sum_exp, 1.0), mask=row < rows)
+    tl.store(logit_ptr + row, tl.where(ok, max_logit, 0.0), mask=row < rows)
 
 
-def likeliest(
-    hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
-    live: torch.Tensor | None = None, fixed: bool = False,
-) -> Likeliest:  # fmt: skip
-    """`likeliest_reference` for contiguous float32, float16 and bfloat16 on a GPU; sums in float32. `fixed`: a row's
-    bits do not depend on the others."""
-    assert len(spared) <= SPARED
+def lm_head_argmax(
+    hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
+    allowed_ids: Sequence[int] = (), num_valid: torch.Tensor | None = None, batch_invariant: bool = False,
+) -> ArgmaxOutput:  # fmt: skip
+    """`lm_head_argmax_reference` for contiguous float32, float16 and bfloat16 on a GPU, accumulated in float32.
+
+    Args:
+        batch_invariant: the bits of a row do not depend on the other rows.
+    """
+    assert len(allowed_ids) <= MAX_ALLOWED_IDS
     (rows, inputs), vocab = hidden.shape, len(weight)
-    how = cut(rows, inputs, hidden.element_size(), fixed=fixed)
-    pieces = triton.cdiv(vocab, how.tokens)
-    best, total = hidden.new_empty(2, pieces, rows, dtype=torch.float32)
-    found = hidden.new_empty(pieces, rows, dtype=torch.int32)
-    given, weights = boxes(hidden, how.rows, how.depth), boxes(weight, how.tokens, how.depth)
-    rest = boxes(hidden, how.rest or how.rows, how.depth)
-    if not (is_described(given) and is_described(weights)):
-        given, rest, weights = hidden, hidden, weight
-    first, second = (*spared, NONE, NONE)[:SPARED]
-    told = found if live is None else live
-    _pieces[(triton.cdiv(rows, how.rows), pieces)](
-        given, rest, weights, told, best, found, total, rows, vocab, NONE if mask_id is None else mask_id,
-        max_token_id, first, second, INPUTS=inputs, ROWS=how.rows, TOKENS=how.tokens, DEPTH=how.depth,
-        STAGES=how.stages, TURNED=how.turned, REST=how.rest, TOGETHER=how.together, COUNTED=live is not None,
-        DESCRIBED=is_described(weights), num_warps=how.warps,
+    config = select_config(rows, inputs, hidden.element_size(), batch_invariant=batch_invariant)
+    pieces = triton.cdiv(vocab, config.tokens)
+    max_logit, sum_exp = hidden.new_empty(2, pieces, rows, dtype=torch.float32)
+    partial_ids = hidden.new_empty(pieces, rows, dtype=torch.int32)
+    hidden_desc, weights = (
+        make_descriptor(hidden, config.rows, config.depth),
+        make_descriptor(weight, config.tokens, config.depth),
+    )
+    tail = make_descriptor(hidden, config.tail or config.rows, config.depth)
+    if not (has_descriptor(hidden_desc) and has_descriptor(weights)):
+        hidden_desc, tail, weights = hidden, hidden, weight
+    first, second = (*allowed_ids, NO_ID, NO_ID)[:MAX_ALLOWED_IDS]
+    num_valid_ptr = partial_ids if num_valid is None else num_valid
+    _partial_argmax[(triton.cdiv(rows, config.rows), pieces)](
+        hidden_desc, tail, weights, num_valid_ptr, max_logit, partial_ids, sum_exp, rows, vocab,
+        NO_ID if mask_id is None else mask_id, max_token_id, first, second, INPUTS=inputs, ROWS=config.rows,
+        TOKENS=config.tokens, DEPTH=config.depth, STAGES=config.stages, SWAP_AB=config.swap_ab, TAIL=config.tail,
+        TAIL_STAGES=config.tail_stages, HAS_NUM_VALID=num_valid is not None, TMA=has_descriptor(weights),
+        num_warps=config.warps,
     )  # fmt: skip
     token = hidden.new_empty(rows, dtype=torch.int64)
     conf, logit = hidden.new_empty(2, rows, dtype=torch.float32)
-    _join[(triton.cdiv(rows, 4),)](
-        told, best, found, total, token, conf, logit, rows, pieces, ROWS=4, PIECES=256, COUNTED=live is not None,
-        num_warps=4,
+    _merge_partials[(triton.cdiv(rows, 4),)](
+        num_valid_ptr, max_logit, partial_ids, sum_exp, token, conf, logit, rows, pieces, ROWS=4, PIECES=256,
+        HAS_NUM_VALID=num_valid is not None, num_warps=4,
     )  # fmt: skip
-    return Likeliest(token, conf, logit)
+    return ArgmaxOutput(token, conf, logit)

@@ -1,9 +1,8 @@
-"""A dense feed-forward layer's first product and its gate, in one launch where that is quicker.
+"""First GEMM of a dense MLP fused with its gated activation.
 
-Weights, gate and up rows in turns, are the operand that the matrix unit takes 64 rows of. A program multiplies 192 of
-them by up to 256 rows, as two products, since an operand's sizes are powers of two: that is what a multiprocessor's
-registers hold, so that what all programs read of the rows is the least, and of a width of 12,288 it makes 128 programs,
-one for all but four of Hopper's multiprocessors.
+The weights, with interleaved gate and up rows, are the first operand (swap AB). A program multiplies 192 weight rows by
+up to 256 rows, as two GEMMs because operand sizes are powers of two: that is what the registers of an SM hold, so that
+rows are read as rarely as possible. A width of 12,288 makes 128 programs, one for all but four SMs of Hopper.
 """
 
 from __future__ import annotations
@@ -13,106 +12,115 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.activation import Activation, gate_mul, gate_mul_reference, keep_gated
+from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_reference, store_gated_tile
 from runtime.kernels.device import multiprocessors
-from runtime.kernels.interleave import gates_first, run_of
-from runtime.kernels.tma import box, boxes, describable, is_described
+from runtime.kernels.interleave import deinterleave, interleave_group
+from runtime.kernels.tma import has_descriptor, make_descriptor, supports_tma, tma_load
 from runtime.kernels.triton_import import tl, triton
 
 
 class Tile(NamedTuple):
-    """What a program takes. It has a multiprocessor for itself."""
+    """Tile sizes of one program, which occupies an SM alone."""
 
     rows: int
-    columns: int  # of the weights' rows, a multiple of 64,
-    more: int  # and how many beside them, another one or 0
+    columns: int  # weight rows, a multiple of 64
+    extra_columns: int  # further weight rows of the second GEMM, a multiple of 64 or 0
     depth: int
     stages: int
     warps: int
 
 
-TILES = {  # by their height, what suits wide layers first
+TILES = {  # by number of rows, tiles for wide layers first
     32: (Tile(32, 128, 64, 128, 3, 4), Tile(32, 64, 0, 128, 5, 4)),
     64: (Tile(64, 128, 64, 64, 5, 4), Tile(64, 64, 0, 128, 4, 4)),
     128: (Tile(128, 128, 64, 64, 5, 8),),
     256: (Tile(256, 128, 64, 64, 4, 8), Tile(256, 128, 0, 64, 4, 8)),
 }
-FULL = 0.93  # of what the multiprocessors could do in as many rounds: below it the vendor's library is quicker
-BYTES = 64  # rows up to which time is the weights' bytes, and programs need not be full
-MANY = 2048  # rows by which a layer's highest tile is chosen, so that it has one for steps of all sizes
+MIN_UTILIZATION = 0.93  # useful part of all waves of programs; below it the library GEMM is faster
+MEMORY_BOUND_ROWS = 64  # up to this number of rows the GEMM is memory-bound, and utilization does not matter
+TYPICAL_ROWS = 2048  # rows by which the largest tile of a layer is selected, so that all large steps use the same
 
 
-def gated_product_reference(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+def fused_gate_up_reference(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
     """act(gate) * up of x [rows, inputs] times weight [2 * width, inputs]^T -> [rows, width].
 
     Gate and up rows are interleaved (`interleave.py`).
     """
-    return gate_mul_reference(F.linear(x, gates_first(weight)), activation)
+    return act_and_mul_reference(F.linear(x, deinterleave(weight)), activation)
 
 
-@triton.jit(do_not_specialize=["rows", "heights"])  # else each new value may compile again
-def _gated_product(
-    given, weights, others, out_ptr, rows, heights,
-    INPUTS: tl.constexpr, WIDTH: tl.constexpr, RUN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    MORE: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, GIVEN_DESCRIBED: tl.constexpr,
-    DESCRIBED: tl.constexpr, GELU: tl.constexpr,
+@triton.jit(do_not_specialize=["rows", "heights"])  # avoids a recompilation per value
+def _fused_gate_up(
+    x_desc, weights, extra_weights, out_ptr, rows, row_tiles,
+    INPUTS: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    EXTRA_COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, X_TMA: tl.constexpr,
+    TMA: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of COLUMNS and MORE of the weights' rows and ROWS rows. Programs that follow each other have
-    the same weights."""
-    part, first = tl.program_id(0) // heights * (COLUMNS + MORE), tl.program_id(0) % heights * ROWS
+    """One program: ROWS rows times COLUMNS + EXTRA_COLUMNS weight rows. Consecutive programs read the same weights."""
+    first_weight_row, first_row = (
+        tl.program_id(0) // row_tiles * (COLUMNS + EXTRA_COLUMNS),
+        tl.program_id(0) % row_tiles * ROWS,
+    )
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
-    if MORE > 0:
-        beside = tl.zeros([MORE, ROWS], tl.float32)
+    if EXTRA_COLUMNS > 0:
+        extra_acc = tl.zeros([EXTRA_COLUMNS, ROWS], tl.float32)
     for start in tl.range(0, INPUTS, DEPTH, num_stages=STAGES):
-        x = tl.trans(box(given, first, start, rows, INPUTS, ROWS, DEPTH, GIVEN_DESCRIBED))
-        weight = box(weights, part, start, 2 * WIDTH, INPUTS, COLUMNS, DEPTH, DESCRIBED)
+        x = tl.trans(tma_load(x_desc, first_row, start, rows, INPUTS, ROWS, DEPTH, X_TMA))
+        weight = tma_load(weights, first_weight_row, start, 2 * WIDTH, INPUTS, COLUMNS, DEPTH, TMA)
         acc = tl.dot(weight, x, acc, input_precision="ieee")
-        if MORE > 0:
-            weight = box(others, part + COLUMNS, start, 2 * WIDTH, INPUTS, MORE, DEPTH, DESCRIBED)
-            beside = tl.dot(weight, x, beside, input_precision="ieee")
-    row, column = first + tl.arange(0, ROWS), part // 2 + tl.arange(0, COLUMNS // 2)
-    keep_gated(acc, out_ptr, row, rows, column, WIDTH, RUN, ROWS, COLUMNS // 2, True, GELU)
-    if MORE > 0:
-        column = (part + COLUMNS) // 2 + tl.arange(0, MORE // 2)
-        keep_gated(beside, out_ptr, row, rows, column, WIDTH, RUN, ROWS, MORE // 2, True, GELU)
+        if EXTRA_COLUMNS > 0:
+            weight = tma_load(
+                extra_weights, first_weight_row + COLUMNS, start, 2 * WIDTH, INPUTS, EXTRA_COLUMNS, DEPTH, TMA
+            )
+            extra_acc = tl.dot(weight, x, extra_acc, input_precision="ieee")
+    row, column = first_row + tl.arange(0, ROWS), first_weight_row // 2 + tl.arange(0, COLUMNS // 2)
+    store_gated_tile(acc, out_ptr, row, rows, column, WIDTH, INTERLEAVE, ROWS, COLUMNS // 2, True, GELU)
+    if EXTRA_COLUMNS > 0:
+        column = (first_weight_row + COLUMNS) // 2 + tl.arange(0, EXTRA_COLUMNS // 2)
+        store_gated_tile(extra_acc, out_ptr, row, rows, column, WIDTH, INTERLEAVE, ROWS, EXTRA_COLUMNS // 2, True, GELU)
 
 
-def gated_product(
+def fused_gate_up(
     x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu", *, tile: Tile | None = None
 ) -> torch.Tensor:
-    """`gated_product_reference` for contiguous rows on a GPU. `tile`: if not what suits the sizes, or the library."""
+    """`fused_gate_up_reference` for contiguous rows on a GPU.
+
+    Args:
+        tile: overrides `select_tile`, which may select the library GEMM.
+    """
     (rows, inputs), outputs = x.shape, len(weight)
     width = outputs // 2
-    if tile is None and describable(x) and describable(weight):
-        tile = tile_for(rows, outputs, multiprocessors(x.device))
+    if tile is None and supports_tma(x) and supports_tma(weight):
+        tile = select_tile(rows, outputs, multiprocessors(x.device))
     if tile is None:
-        return gate_mul(F.linear(x, weight), activation, run=run_of(width))
+        return act_and_mul(F.linear(x, weight), activation, interleave=interleave_group(width))
     out = x.new_empty(rows, width)
     depth = min(tile.depth, max(16, triton.next_power_of_2(inputs)))
-    given, weights = boxes(x, tile.rows, depth), boxes(weight, tile.columns, depth)
-    others = boxes(weight, tile.more, depth) if tile.more else weights
-    heights = triton.cdiv(rows, tile.rows)
-    _gated_product[(triton.cdiv(outputs, tile.columns + tile.more) * heights,)](
-        given, weights, others, out, rows, heights, INPUTS=inputs, WIDTH=width, RUN=run_of(width), ROWS=tile.rows,
-        COLUMNS=tile.columns, MORE=tile.more, DEPTH=depth, STAGES=tile.stages, GIVEN_DESCRIBED=is_described(given),
-        DESCRIBED=is_described(weights), GELU=activation == "gelu_tanh", num_warps=tile.warps,
+    x_desc, weights = make_descriptor(x, tile.rows, depth), make_descriptor(weight, tile.columns, depth)
+    extra_weights = make_descriptor(weight, tile.extra_columns, depth) if tile.extra_columns else weights
+    row_tiles = triton.cdiv(rows, tile.rows)
+    _fused_gate_up[(triton.cdiv(outputs, tile.columns + tile.extra_columns) * row_tiles,)](
+        x_desc, weights, extra_weights, out, rows, row_tiles, INPUTS=inputs, WIDTH=width,
+        INTERLEAVE=interleave_group(width), ROWS=tile.rows, COLUMNS=tile.columns, EXTRA_COLUMNS=tile.extra_columns,
+        DEPTH=depth, STAGES=tile.stages, X_TMA=has_descriptor(x_desc), TMA=has_descriptor(weights),
+        GELU=activation == "gelu_tanh", num_warps=tile.warps,
     )  # fmt: skip
     return out
 
 
-def tile_for(rows: int, outputs: int, at_once: int) -> Tile | None:
-    """For so many rows and rows of the weights, where `at_once` programs run. None: the library is quicker."""
-    height = min(max(TILES), max(min(TILES), triton.next_power_of_2(rows)))
-    tiles = TILES[height]
-    if rows <= BYTES:
+def select_tile(rows: int, outputs: int, num_sms: int) -> Tile | None:
+    """Selects a tile for this number of rows and weight rows on `num_sms` SMs; None if the library GEMM is faster."""
+    rows_p2 = min(max(TILES), max(min(TILES), triton.next_power_of_2(rows)))
+    tiles = TILES[rows_p2]
+    if rows <= MEMORY_BOUND_ROWS:
         wide, narrow = tiles
-        return wide if triton.cdiv(outputs, wide.columns + wide.more) >= FULL * at_once else narrow
-    if height == max(TILES):
-        tiles = tuple(tile for tile in tiles if _full(tile, MANY, outputs, at_once))[:1]
-    return next((tile for tile in tiles if _full(tile, rows, outputs, at_once)), None)
+        return wide if triton.cdiv(outputs, wide.columns + wide.extra_columns) >= MIN_UTILIZATION * num_sms else narrow
+    if rows_p2 == max(TILES):
+        tiles = tuple(tile for tile in tiles if _well_utilized(tile, TYPICAL_ROWS, outputs, num_sms))[:1]
+    return next((tile for tile in tiles if _well_utilized(tile, rows, outputs, num_sms)), None)
 
 
-def _full(tile: Tile, rows: int, outputs: int, at_once: int) -> bool:
-    programs = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.columns + tile.more)
-    possible = triton.cdiv(programs, at_once) * at_once * tile.rows * (tile.columns + tile.more)
-    return rows * outputs >= FULL * possible
+def _well_utilized(tile: Tile, rows: int, outputs: int, num_sms: int) -> bool:
+    programs = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.columns + tile.extra_columns)
+    capacity = triton.cdiv(programs, num_sms) * num_sms * tile.rows * (tile.columns + tile.extra_columns)
+    return rows * outputs >= MIN_UTILIZATION * capacity

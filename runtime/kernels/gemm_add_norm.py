@@ -1,5 +1,7 @@
-"""A product whose results are added to the residual and normed: few rows are multiplied in shares of the inputs, which
-keep all multiprocessors at work, and the norm adds them up, so that no launch is needed for that."""
+"""GEMM, residual addition and RMSNorm, with split-K for few rows.
+
+Split-K keeps all SMs busy. The norm kernel sums the partial results, so that no extra launch is needed.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +10,41 @@ import torch.nn.functional as F
 
 from runtime.kernels.layernorm import add_rms_norm, rms_norm_reference
 from runtime.kernels.precision import wide
-from runtime.kernels.tma import describable
+from runtime.kernels.tma import supports_tma
 
-SHARES = 2
-ROWS, INPUTS = 256, 8192  # most rows, and least inputs, for which that is quicker
-LESS_INPUTS = 2048  # as many are enough
-FEW_ROWS = 32  # for so many rows,
-NARROW_ROWS, NARROW_OUTPUTS = 128, 2048  # or for more that make no more outputs than this
+SPLIT_K = 2
+ROWS, INPUTS = 256, 8192  # split-K is faster for at most this many rows and at least this many inputs
+LESS_INPUTS = 2048  # minimum inputs for a small GEMM:
+FEW_ROWS = 32  # one of at most this many rows,
+NARROW_ROWS, NARROW_OUTPUTS = 128, 2048  # or of at most this many rows and outputs
 
 
-def product_add_norm_reference(
+def gemm_add_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm_reference` of x [rows, inputs] times weight [outputs, inputs]^T, and residual [rows, outputs]; a
-    product in shares is not rounded before it is added."""
-    up = wide(x.dtype) if in_shares(*x.shape, len(weight)) else x.dtype
+    """`add_rms_norm_reference` of x [rows, inputs] times weight [outputs, inputs]^T, and residual [rows, outputs].
+
+    With split-K the GEMM's result is not rounded before the residual is added.
+    """
+    up = wide(x.dtype) if use_split_k(*x.shape, len(weight)) else x.dtype
     total = (F.linear(x.to(up), weight.to(up)) + residual.to(up)).to(x.dtype)
     return rms_norm_reference(total, norm, eps), total
 
 
-def product_add_norm(
+def gemm_add_norm(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`product_add_norm_reference` for contiguous rows on a GPU; in shares on those from Hopper on."""
+    """`gemm_add_norm_reference` for contiguous rows on a GPU; split-K from Hopper on."""
     rows, inputs = x.shape
-    if not (describable(x) and describable(weight) and in_shares(rows, inputs, len(weight))):
+    if not (supports_tma(x) and supports_tma(weight) and use_split_k(rows, inputs, len(weight))):
         return add_rms_norm(F.linear(x, weight), residual, norm, eps)
-    mine, theirs = (each.unflatten(1, (SHARES, -1)) for each in (x, weight))
-    shares = torch.bmm(mine.transpose(0, 1), theirs.permute(1, 2, 0), out_dtype=torch.float32)
-    return add_rms_norm(shares, residual, norm, eps)
+    x_splits, weight_splits = (each.unflatten(1, (SPLIT_K, -1)) for each in (x, weight))
+    partial_sums = torch.bmm(x_splits.transpose(0, 1), weight_splits.permute(1, 2, 0), out_dtype=torch.float32)
+    return add_rms_norm(partial_sums, residual, norm, eps)
 
 
-def in_shares(rows: int, inputs: int, outputs: int) -> bool:
-    """Whether that is quicker, by what was measured on a Hopper GPU."""
-    few = rows <= FEW_ROWS or (rows <= NARROW_ROWS and outputs <= NARROW_OUTPUTS)
-    aligned = inputs % (8 * SHARES) == 0  # a share begins where the library likes it to
-    return aligned and rows <= ROWS and inputs >= (LESS_INPUTS if few else INPUTS)
+def use_split_k(rows: int, inputs: int, outputs: int) -> bool:
+    """Whether split-K is faster, measured on a Hopper GPU."""
+    is_small = rows <= FEW_ROWS or (rows <= NARROW_ROWS and outputs <= NARROW_OUTPUTS)
+    aligned = inputs % (8 * SPLIT_K) == 0  # each split starts at the alignment that the library GEMM needs
+    return aligned and rows <= ROWS and inputs >= (LESS_INPUTS if is_small else INPUTS)

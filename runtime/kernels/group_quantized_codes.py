@@ -1,4 +1,4 @@
-"""On a GPU: how codes of few bits become numbers that the matrix unit takes, exactly and without a scale."""
+"""Conversion of int4 codes to floating point, exactly and without scales, on a GPU."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ from runtime.kernels.triton_import import tl, triton
 
 
 @triton.jit
-def number(code, like: tl.constexpr):
-    """uint8 from 0 to 15 -> the number that is 8 less. Sixteen bits hold 128 or 1024 and a code in the lowest ones of
-    their mantissa, so that no conversion is needed, which is what takes long."""
-    if like == tl.bfloat16:
+def to_float(code, dtype: tl.constexpr):
+    """uint8 code from 0 to 15 -> code - 8.
+
+    The code is placed in the lowest mantissa bits of 128 (bfloat16) or 1024 (float16), which avoids slow conversions.
+    """
+    if dtype == tl.bfloat16:
         return (code.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
-    elif like == tl.float16:
+    elif dtype == tl.float16:
         return (code.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1032.0
     else:
-        return code.to(like) - 8.0
+        return code.to(dtype) - 8.0
 
 
 @triton.jit
-def rows_of(x_ptr, row, ok, column, SIZE: tl.constexpr, COLUMNS: tl.constexpr, MULTIPLE: tl.constexpr):
-    """[rows, COLUMNS] of a matrix of SIZE columns from `column` on, 0 where a row is not `ok` and beyond the columns.
-    MULTIPLE: whatever is asked of SIZE columns ends with them."""
+def load_rows(x_ptr, row, ok, column, SIZE: tl.constexpr, COLUMNS: tl.constexpr, MULTIPLE: tl.constexpr):
+    """Loads [rows, COLUMNS] of a matrix of SIZE columns from `column` on; 0 where a row is not `ok` and past the
+    columns.
+
+    MULTIPLE: no load exceeds SIZE columns.
+    """
     columns = column + tl.arange(0, COLUMNS)
     inside = ok[:, None]
     if not MULTIPLE:

@@ -1,6 +1,6 @@
-"""Gate and up rows of a gated layer in turns: a run of gates, the run of ups that belongs to it, and so on.
+"""Interleaving of the gate and up rows of a gated MLP: a group of gate rows, the matching group of up rows, and so on.
 
-A kernel then gets both with one load, and finds a gate and its up in the same thread of the matrix unit's result.
+A kernel then reads both with one load, and finds a gate and its up value in the same thread of the GEMM's accumulator.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ import math
 
 import torch
 
-RUN = 8  # rows of a run: as far apart as two rows are that the matrix unit leaves with one thread
+INTERLEAVE = 8  # rows per group: the distance of two accumulator rows that one thread holds
 
 
-def run_of(width: int) -> int:
-    """How many rows a run has in a layer of `width`."""
-    return math.gcd(width, RUN)
+def interleave_group(width: int) -> int:
+    """Returns the rows per group in a layer of this width."""
+    return math.gcd(width, INTERLEAVE)
 
 
-def in_turns(gate_up: torch.Tensor) -> torch.Tensor:
-    """[..., 2 * width, inputs], gate rows first -> the same rows in turns."""
+def interleave_gate_up(gate_up: torch.Tensor) -> torch.Tensor:
+    """[..., 2 * width, inputs] with gate rows first -> the same rows interleaved."""
     width = gate_up.shape[-2] // 2
-    runs = gate_up.unflatten(-2, (2, width // run_of(width), run_of(width)))
-    return runs.transpose(-4, -3).flatten(-4, -2).contiguous()
+    groups = gate_up.unflatten(-2, (2, width // interleave_group(width), interleave_group(width)))
+    return groups.transpose(-4, -3).flatten(-4, -2).contiguous()
 
 
-def gates_first(kept: torch.Tensor) -> torch.Tensor:
-    """The inverse of `in_turns`."""
-    width = kept.shape[-2] // 2
-    runs = kept.unflatten(-2, (width // run_of(width), 2, run_of(width)))
-    return runs.transpose(-4, -3).flatten(-4, -2).contiguous()
+def deinterleave(interleaved: torch.Tensor) -> torch.Tensor:
+    """Inverse of `interleave_gate_up`."""
+    width = interleaved.shape[-2] // 2
+    groups = interleaved.unflatten(-2, (width // interleave_group(width), 2, interleave_group(width)))
+    return groups.transpose(-4, -3).flatten(-4, -2).contiguous()
 
 
-def outputs_first(made: torch.Tensor) -> torch.Tensor:
-    """[..., 2 * width] that rows in turns made -> as rows with gates first make them."""
-    return gates_first(made.unsqueeze(-1)).squeeze(-1)
+def deinterleave_outputs(outputs: torch.Tensor) -> torch.Tensor:
+    """[..., 2 * width] computed from interleaved rows -> the order of gate rows first."""
+    return deinterleave(outputs.unsqueeze(-1)).squeeze(-1)
 
 
-def places(rows: range, width: int, device: torch.device) -> torch.Tensor:
-    """int64 [len(rows)]: where `rows`, counted with gates first, lie in turns."""
-    row, run = torch.arange(rows.start, rows.stop, device=device), run_of(width)
-    of_half = row % width
-    return of_half // run * 2 * run + torch.where(row < width, 0, run) + of_half % run
+def interleaved_index(rows: range, width: int, device: torch.device) -> torch.Tensor:
+    """Returns the interleaved row index, int64 [len(rows)], of `rows` in the order of gate rows first."""
+    row, group = torch.arange(rows.start, rows.stop, device=device), interleave_group(width)
+    half_row = row % width
+    return half_row // group * 2 * group + torch.where(row < width, 0, group) + half_row % group

@@ -17,74 +17,82 @@ from runtime.kernels.triton_import import tl, triton
 
 
 @dataclass(frozen=True)
-class RoutingRule:
-    """`top_k` of the experts in the best `topk_group` of `n_group` groups; weights normalised to 1 where `normalise`,
-    then times `scale`. Scores are each expert's own sigmoid, or the softmax over all of them. A bias is added to them
-    for the ranking; `bias_weighs`: for the weights too. `capacity`: the rows of a block choose among so many experts,
-    those that rank best in any of its rows (of equals the lower one); 0: among all. `block`: the most rows of one.
-    `shared`: every row goes through one more expert, numbered after the others, as its last choice, with weight 1."""
+class RoutingConfig:
+    """Selection of experts per row.
+
+    Attributes:
+        top_k: selected experts per row.
+        n_group, topk_group: experts are selected from the best `topk_group` of `n_group` groups.
+        normalize: normalize the weights to sum 1, before `scale`.
+        scale: factor of the weights.
+        score_fn: "sigmoid" of each logit, or "softmax" over all experts. A bias is added to the scores for the ranking.
+        bias_in_weights: the bias counts for the weights too.
+        capacity: size of the expert pool that the rows of a block share: the experts that rank best in any row of the
+            block (the lower id of equals); 0 for no pool.
+        block: maximum rows of a block.
+        fused_shared_expert: append one more expert, with the id after the routed ones, as last choice with weight 1.
+    """
 
     top_k: int
     n_group: int
     topk_group: int
-    normalise: bool
+    normalize: bool
     scale: float
-    scores: Literal["sigmoid", "softmax"] = "sigmoid"
-    bias_weighs: bool = False
+    score_fn: Literal["sigmoid", "softmax"] = "sigmoid"
+    bias_in_weights: bool = False
     capacity: int = 0
     block: int = 0
-    shared: bool = False
+    fused_shared_expert: bool = False
 
     @property
-    def choices(self) -> int:
-        return self.top_k + self.shared
+    def num_choices(self) -> int:
+        return self.top_k + self.fused_shared_expert
 
 
-def route_reference(
-    logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None
+def select_experts_reference(
+    logits: torch.Tensor, bias: torch.Tensor | None, config: RoutingConfig, first: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose experts by scores plus bias, and weigh them by their scores alone (or, see the rule, by the sum).
+    """Selects experts by scores plus bias, and weights them by their scores (with `bias_in_weights`, by the sum).
 
     Args:
-        logits: [rows, experts], float32 or float64; or [shares, rows, experts], whose sum it is.
+        logits: [rows, experts], float32 or float64; or split-K partial sums [splits, rows, experts].
         bias: [experts] of the same dtype, or None.
-        first: int64 [rows], for a rule with a capacity: the first row of the block that a row belongs to. The rows of a
-            block follow each other.
+        first: int64 [rows], with a capacity: the first row of each row's block. The rows of a block are consecutive.
 
     Returns:
-        ids int32 [rows, choices] and weights [rows, choices] in logits' dtype, the best-ranked expert first.
+        ids int32 [rows, num_choices] and weights [rows, num_choices] in logits' dtype, the best-ranked expert first.
     """
     logits = logits.sum(0) if logits.dim() == 3 else logits
-    scores = logits.softmax(-1) if rule.scores == "softmax" else logits.sigmoid()
+    scores = logits.softmax(-1) if config.score_fn == "softmax" else logits.sigmoid()
     ranks = scores if bias is None else scores + bias
-    if rule.capacity:
+    if config.capacity:
         assert first is not None
         best = torch.full_like(ranks, float("-inf")).scatter_reduce_(0, first[:, None].expand_as(ranks), ranks, "amax")
-        pool = best.sort(dim=-1, descending=True, stable=True).indices[:, : rule.capacity]
+        pool = best.sort(dim=-1, descending=True, stable=True).indices[:, : config.capacity]
         keep = torch.zeros_like(best, dtype=torch.bool).scatter_(1, pool, True)
         ranks = ranks.masked_fill(~keep[first], float("-inf"))
-    if rule.topk_group < rule.n_group:
-        groups = ranks.unflatten(1, (rule.n_group, -1))
+    if config.topk_group < config.n_group:
+        groups = ranks.unflatten(1, (config.n_group, -1))
         best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)
-        keep = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(rule.topk_group, dim=-1).indices, True)
+        keep = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(config.topk_group, dim=-1).indices, True)
         ranks = groups.masked_fill(~keep.unsqueeze(-1), float("-inf")).flatten(1)
-    ids = ranks.topk(rule.top_k, dim=-1).indices
-    weights = (ranks if rule.bias_weighs else scores).gather(1, ids)
-    if rule.normalise:
+    ids = ranks.topk(config.top_k, dim=-1).indices
+    weights = (ranks if config.bias_in_weights else scores).gather(1, ids)
+    if config.normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    weights = weights * rule.scale
-    if rule.shared:
+    weights = weights * config.scale
+    if config.fused_shared_expert:
         ids, weights = F.pad(ids, (0, 1), value=logits.shape[1]), F.pad(weights, (0, 1), value=1.0)
     return ids.to(torch.int32), weights
 
 
 @triton.jit
-def _summed(logits_ptr, rows, row, expert, ok, none, EXPERTS: tl.constexpr, SHARES: tl.constexpr):
-    """A row's logits of `expert`, `none` where it is not `ok`."""
+def _load_logits(logits_ptr, rows, row, expert, ok, none, EXPERTS: tl.constexpr, SPLITS: tl.constexpr):
+    """Loads the logits of a row's experts, summed over the splits; `none` where not `ok`."""
     at = row * EXPERTS + expert
     logits = tl.load(logits_ptr + at, mask=ok, other=none)
-    for share in tl.static_range(1, SHARES):
-        logits += tl.load(logits_ptr + share * rows.to(tl.int64) * EXPERTS + at, mask=ok, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        logits += tl.load(logits_ptr + split * rows.to(tl.int64) * EXPERTS + at, mask=ok, other=0.0)
     return logits
 
 
@@ -92,9 +100,9 @@ def _summed(logits_ptr, rows, row, expert, ok, none, EXPERTS: tl.constexpr, SHAR
 def _pool(
     logits_ptr, bias_ptr, first_ptr, pool_ptr, rows,
     EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
-    BIASED: tl.constexpr, SOFTMAX: tl.constexpr, SHARES: tl.constexpr,
+    BIASED: tl.constexpr, SOFTMAX: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program a row; those of a block's first rows write 1 for each expert of its pool, the others return."""
+    """One program per row. That of a block's first row stores 1 for each expert of the pool; the others return."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(first_ptr + row) == row:
         expert = tl.arange(0, EXPERTS_P2)
@@ -105,31 +113,31 @@ def _pool(
         best = tl.full([EXPERTS_P2], float("-inf"), tl.float32)
         for step in range(BLOCK):
             other = row + step
-            mine = tl.load(first_ptr + other, mask=other < rows, other=-1) == row
-            logits = _summed(logits_ptr, rows, other, expert, ok & mine, float("-inf"), EXPERTS, SHARES)
+            in_block = tl.load(first_ptr + other, mask=other < rows, other=-1) == row
+            logits = _load_logits(logits_ptr, rows, other, expert, ok & in_block, float("-inf"), EXPERTS, SPLITS)
             if SOFTMAX:
-                scores = tl.exp(logits - tl.max(tl.where(mine, logits, 0.0), 0))
+                scores = tl.exp(logits - tl.max(tl.where(in_block, logits, 0.0), 0))
                 scores = scores / tl.sum(scores, 0)
             else:
                 scores = tl.sigmoid(logits)
-            best = tl.maximum(best, tl.where(ok & mine, scores + bias, float("-inf")))
-        kept = tl.zeros([EXPERTS_P2], tl.int1)
+            best = tl.maximum(best, tl.where(ok & in_block, scores + bias, float("-inf")))
+        selected = tl.zeros([EXPERTS_P2], tl.int1)
         for _ in range(CAPACITY):
-            chosen = expert == tl.argmax(best, 0)  # of equals the lowest expert
-            kept = kept | chosen
+            chosen = expert == tl.argmax(best, 0)  # the lowest id of equal ranks
+            selected = selected | chosen
             best = tl.where(chosen, float("-inf"), best)
-        tl.store(pool_ptr + row * EXPERTS + expert, kept.to(tl.int8), mask=ok)
+        tl.store(pool_ptr + row * EXPERTS + expert, selected.to(tl.int8), mask=ok)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _route(
+def _select_experts(
     logits_ptr, bias_ptr, first_ptr, pool_ptr, ids_ptr, weights_ptr, scale, rows,
-    EXPERTS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, TOP_K: tl.constexpr,
+    EXPERTS: tl.constexpr, GROUPS: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP_K: tl.constexpr,
     GROUPS_P2: tl.constexpr, SIZE_P2: tl.constexpr, TOP_P2: tl.constexpr,
-    BIASED: tl.constexpr, BIAS_WEIGHS: tl.constexpr, NORMALISE: tl.constexpr, SOFTMAX: tl.constexpr,
-    POOLED: tl.constexpr, SHARES: tl.constexpr, SHARED: tl.constexpr,
+    BIASED: tl.constexpr, BIAS_IN_WEIGHTS: tl.constexpr, NORMALIZE: tl.constexpr, SOFTMAX: tl.constexpr,
+    POOLED: tl.constexpr, SPLITS: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One program a row. Experts lie as [groups, experts of a group], padded to powers of two."""
+    """One program per row. Experts are laid out as [groups, experts per group], padded to powers of two."""
     SIZE: tl.constexpr = EXPERTS // GROUPS
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_P2)
@@ -137,80 +145,80 @@ def _route(
     expert = group[:, None] * SIZE + member[None, :]
     ok = (group[:, None] < GROUPS) & (member[None, :] < SIZE)
     if SOFTMAX:
-        logits = _summed(logits_ptr, rows, row, expert, ok, float("-inf"), EXPERTS, SHARES)
+        logits = _load_logits(logits_ptr, rows, row, expert, ok, float("-inf"), EXPERTS, SPLITS)
         scores = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
         scores = scores / tl.sum(tl.sum(scores, 1), 0)
     else:
-        scores = tl.sigmoid(_summed(logits_ptr, rows, row, expert, ok, 0.0, EXPERTS, SHARES))
+        scores = tl.sigmoid(_load_logits(logits_ptr, rows, row, expert, ok, 0.0, EXPERTS, SPLITS))
     ranks = scores
     if BIASED:
         ranks += tl.load(bias_ptr + expert, mask=ok, other=0.0)
-        if BIAS_WEIGHS:
+        if BIAS_IN_WEIGHTS:
             scores = ranks
     if POOLED:
         ok = ok & (tl.load(pool_ptr + tl.load(first_ptr + row) * EXPERTS + expert, mask=ok, other=0) != 0)
     ranks = tl.where(ok, ranks, float("-inf"))
 
-    if KEPT < GROUPS:
+    if TOPK_GROUP < GROUPS:
         first = tl.max(ranks, 1)
         value = first
         if SIZE > 1:
             rest = tl.where(member[None, :] == tl.argmax(ranks, 1)[:, None], float("-inf"), ranks)
             value = first + tl.max(rest, 1)
-        left = tl.where(group < GROUPS, value, float("-inf"))
-        kept = tl.zeros([GROUPS_P2], tl.int1)
-        for _ in tl.static_range(KEPT):
-            chosen = group == tl.argmax(left, 0)
-            kept = kept | chosen
-            left = tl.where(chosen, float("-inf"), left)
-        ranks = tl.where(kept[:, None], ranks, float("-inf"))
+        remaining = tl.where(group < GROUPS, value, float("-inf"))
+        selected = tl.zeros([GROUPS_P2], tl.int1)
+        for _ in tl.static_range(TOPK_GROUP):
+            chosen = group == tl.argmax(remaining, 0)
+            selected = selected | chosen
+            remaining = tl.where(chosen, float("-inf"), remaining)
+        ranks = tl.where(selected[:, None], ranks, float("-inf"))
 
     ranks = tl.reshape(ranks, [GROUPS_P2 * SIZE_P2])
     scores = tl.reshape(scores, [GROUPS_P2 * SIZE_P2])
     expert = tl.reshape(expert, [GROUPS_P2 * SIZE_P2])
-    lane = tl.arange(0, GROUPS_P2 * SIZE_P2)
-    place = tl.arange(0, TOP_P2)
+    flat = tl.arange(0, GROUPS_P2 * SIZE_P2)
+    slot = tl.arange(0, TOP_P2)
     ids = tl.zeros([TOP_P2], tl.int32)
     weights = tl.zeros([TOP_P2], tl.float32)
     for choice in tl.static_range(TOP_K):
-        best = lane == tl.argmax(ranks, 0)  # of equals the lowest expert
-        ids = tl.where(place == choice, tl.sum(tl.where(best, expert, 0), 0), ids)
-        weights = tl.where(place == choice, tl.sum(tl.where(best, scores, 0.0), 0), weights)
+        best = flat == tl.argmax(ranks, 0)  # the lowest id of equal ranks
+        ids = tl.where(slot == choice, tl.sum(tl.where(best, expert, 0), 0), ids)
+        weights = tl.where(slot == choice, tl.sum(tl.where(best, scores, 0.0), 0), weights)
         ranks = tl.where(best, float("-inf"), ranks)
-    if NORMALISE:
+    if NORMALIZE:
         weights = weights / (tl.sum(weights, 0) + 1e-20)
     weights = weights * scale
     CHOICES: tl.constexpr = TOP_K + SHARED
     if SHARED:
-        ids = tl.where(place == TOP_K, EXPERTS, ids)
-        weights = tl.where(place == TOP_K, 1.0, weights)
-    tl.store(ids_ptr + row * CHOICES + place, ids, mask=place < CHOICES)
-    tl.store(weights_ptr + row * CHOICES + place, weights, mask=place < CHOICES)
+        ids = tl.where(slot == TOP_K, EXPERTS, ids)
+        weights = tl.where(slot == TOP_K, 1.0, weights)
+    tl.store(ids_ptr + row * CHOICES + slot, ids, mask=slot < CHOICES)
+    tl.store(weights_ptr + row * CHOICES + slot, weights, mask=slot < CHOICES)
 
 
-def route(
-    logits: torch.Tensor, bias: torch.Tensor | None, rule: RoutingRule, first: torch.Tensor | None = None
+def select_experts(
+    logits: torch.Tensor, bias: torch.Tensor | None, config: RoutingConfig, first: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`route_reference` for float32 logits on a GPU."""
+    """`select_experts_reference` for float32 logits on a GPU."""
     rows, experts = logits.shape[-2:]
-    shares = len(logits) if logits.dim() == 3 else 1
-    ids = torch.empty(rows, rule.choices, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(rows, rule.choices, dtype=torch.float32, device=logits.device)
-    given, pool = (logits if bias is None else bias), ids
-    if rule.capacity:
+    splits = len(logits) if logits.dim() == 3 else 1
+    ids = torch.empty(rows, config.num_choices, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, config.num_choices, dtype=torch.float32, device=logits.device)
+    bias_or_logits, pool = (logits if bias is None else bias), ids
+    if config.capacity:
         assert first is not None
         pool = torch.empty(rows, experts, dtype=torch.int8, device=logits.device)
         _pool[(rows,)](
-            logits, given, first, pool, rows,
-            EXPERTS=experts, EXPERTS_P2=triton.next_power_of_2(experts), CAPACITY=rule.capacity, BLOCK=rule.block,
-            BIASED=bias is not None, SOFTMAX=rule.scores == "softmax", SHARES=shares, num_warps=1,
+            logits, bias_or_logits, first, pool, rows,
+            EXPERTS=experts, EXPERTS_P2=triton.next_power_of_2(experts), CAPACITY=config.capacity, BLOCK=config.block,
+            BIASED=bias is not None, SOFTMAX=config.score_fn == "softmax", SPLITS=splits, num_warps=1,
         )  # fmt: skip
-    _route[(rows,)](
-        logits, given, ids if first is None else first, pool, ids, weights, rule.scale, rows,
-        EXPERTS=experts, GROUPS=rule.n_group, KEPT=rule.topk_group, TOP_K=rule.top_k,
-        GROUPS_P2=triton.next_power_of_2(rule.n_group), SIZE_P2=triton.next_power_of_2(experts // rule.n_group),
-        TOP_P2=triton.next_power_of_2(rule.choices), BIASED=bias is not None, BIAS_WEIGHS=rule.bias_weighs,
-        NORMALISE=rule.normalise, SOFTMAX=rule.scores == "softmax", POOLED=rule.capacity > 0, SHARES=shares,
-        SHARED=int(rule.shared), num_warps=1,
+    _select_experts[(rows,)](
+        logits, bias_or_logits, ids if first is None else first, pool, ids, weights, config.scale, rows,
+        EXPERTS=experts, GROUPS=config.n_group, TOPK_GROUP=config.topk_group, TOP_K=config.top_k,
+        GROUPS_P2=triton.next_power_of_2(config.n_group), SIZE_P2=triton.next_power_of_2(experts // config.n_group),
+        TOP_P2=triton.next_power_of_2(config.num_choices), BIASED=bias is not None,
+        BIAS_IN_WEIGHTS=config.bias_in_weights, NORMALIZE=config.normalize, SOFTMAX=config.score_fn == "softmax",
+        POOLED=config.capacity > 0, SPLITS=splits, SHARED=int(config.fused_shared_expert), num_warps=1,
     )  # fmt: skip
     return ids, weights

@@ -1,4 +1,4 @@
-"""Which implementation of each kernel a model uses: chosen once, when it is built."""
+"""Selects the implementation of each kernel once, when a model is built."""
 
 from __future__ import annotations
 
@@ -16,131 +16,130 @@ from runtime.kernels import (
     quant_reference,
     sandwich_norm,
 )
-from runtime.kernels.activation import gate_mul, gate_mul_reference
-from runtime.kernels.batch_invariant_gemm import product
-from runtime.kernels.fused_argmax import likeliest, likeliest_reference
+from runtime.kernels.activation import act_and_mul, act_and_mul_reference
+from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm
+from runtime.kernels.fused_argmax import lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe import fp8_moe, group_quantized_moe
-from runtime.kernels.fused_moe.fused_moe import moe, moe_add_norm, products
-from runtime.kernels.fused_softmax_stats import describe
-from runtime.kernels.gate_up_gemm import gated_product
-from runtime.kernels.gemm_add_norm import product_add_norm
+from runtime.kernels.fused_moe.fused_moe import fused_experts, fused_moe, fused_moe_add_norm
+from runtime.kernels.fused_softmax_stats import softmax_stats
+from runtime.kernels.gate_up_gemm import fused_gate_up
+from runtime.kernels.gemm_add_norm import gemm_add_norm
 from runtime.kernels.layernorm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from runtime.kernels.lora import LoraKernel, add_lora, add_lora_reference
+from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_torch
-from runtime.kernels.moe_router import route, route_reference
+from runtime.kernels.moe_router import select_experts, select_experts_reference
 from runtime.kernels.moe_router_gemm import router_logits, router_logits_reference
-from runtime.kernels.rotary_and_cache import qkv_to_pages, qkv_to_pages_reference
+from runtime.kernels.rotary_and_cache import qk_norm_rope_and_cache, qk_norm_rope_and_cache_reference
 from runtime.kernels.signatures import (
+    ActAndMulKernel,
     AddRMSNormKernel,
-    DescribeKernel,
-    DrawKernel,
-    FillKernel,
     Fp8LinearKernel,
-    GatedProductKernel,
-    GateKernel,
-    GroupedLinearKernel,
-    LikeliestKernel,
+    FusedGateUpKernel,
+    GemmAddNormKernel,
+    GroupQuantizedLinearKernel,
     LinearKernel,
-    MeanKernel,
+    LMHeadArgmaxKernel,
     MoEAddNormKernel,
     MoEKernel,
-    ProductAddNormKernel,
-    QKVToPagesKernel,
+    QKNormRopeAndCacheKernel,
     RMSNormKernel,
-    RouteKernel,
     RouterLogitsKernel,
-    Sandwich,
+    SandwichNormOps,
+    SelectExpertsKernel,
+    SoftEmbeddingKernel,
+    SoftmaxStatsKernel,
     TableKernel,
+    TopKTopPSampleKernel,
+    UnmaskKernel,
 )
-from runtime.kernels.topk_topp_sampling import draw
-from runtime.kernels.unmask import fill
-from runtime.kernels.weighted_embedding import mean, mean_reference
+from runtime.kernels.topk_topp_sampling import topk_topp_sample
+from runtime.kernels.unmask import threshold_unmask
+from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_reference
 
 
 @dataclass(frozen=True)
 class Fp8Kernels:
-    """What computes with weights of eight bits, and what makes their rows."""
+    """Kernels for fp8 weights, and the kernels that quantize their inputs."""
 
     linear: Fp8LinearKernel
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
-    gate_mul: GateKernel
-    # norms make their rows, each for itself
-    product_add_norm: ProductAddNormKernel | None = None
-    sandwich: Sandwich | None = None
+    act_and_mul: ActAndMulKernel
+    # None: the separate norms quantize their output
+    gemm_add_norm: GemmAddNormKernel | None = None
+    sandwich_norms: SandwichNormOps | None = None
 
 
 @dataclass(frozen=True)
-class GroupedKernels:
-    """What computes with rows as they are and weights of few bits (``group_quantized.py``)."""
+class GroupQuantizedKernels:
+    """Kernels for group-quantized weights with 16-bit rows (``group_quantized.py``)."""
 
-    linear: GroupedLinearKernel
+    linear: GroupQuantizedLinearKernel
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None
-    sandwich: Sandwich | None = None
+    sandwich_norms: SandwichNormOps | None = None
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """One set of implementations with equal signatures (each reference's docstring is the contract)."""
+class KernelSet:
+    """One set of kernels; the docstring of each reference implementation is the contract."""
 
     name: str
-    turns: bool  # `moe` takes gate and up rows in turns (`turns.in_turns`), not gates first
-    parts: bool  # `router_logits` takes, for a bfloat16 model, its weight in parts (`router.split_parts`) too
+    interleaved_gate_up: bool  # `moe` expects interleaved gate and up rows (`interleave.interleave_gate_up`)
+    split_router_weight: bool  # `router_logits` accepts, for bfloat16 models, a weight from `split_bf16x3`
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
-    product_add_norm: ProductAddNormKernel | None  # `add_rms_norm` of a plain product, in less than the two take
-    qkv_to_pages: QKVToPagesKernel
-    gate_mul: GateKernel
-    gated_product: GatedProductKernel | None  # a dense layer's plain gate and up rows, which it takes in turns
+    gemm_add_norm: GemmAddNormKernel | None  # GEMM of an unquantized weight, then `add_rms_norm`
+    qk_norm_rope_and_cache: QKNormRopeAndCacheKernel
+    act_and_mul: ActAndMulKernel
+    fused_gate_up: FusedGateUpKernel | None  # of a dense layer's interleaved, unquantized gate and up rows
     router_logits: RouterLogitsKernel
-    route: RouteKernel
+    select_experts: SelectExpertsKernel
     moe: MoEKernel
-    moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`, in less than the two take
-    likeliest: LikeliestKernel
-    fill: (
-        FillKernel | None
-    )  # what `algorithms.common` and `worker.sample.sampler_output` do for the plainest rules, in less launches
-    describe: DescribeKernel | None  # what `worker.sample.sampler` does for rules of noise, reading the logits once
-    draw: DrawKernel | None  # what `algorithms.sampling` does to draw, without sorting
-    sandwich: Sandwich | None  # norms between parts, in less than each for itself takes
-    add_lora: LoraKernel
+    moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`
+    lm_head_argmax: LMHeadArgmaxKernel
+    # fused `algorithms.common` and `worker.sample.sampler_output`, for the simplest algorithms
+    threshold_unmask: UnmaskKernel | None
+    softmax_stats: SoftmaxStatsKernel | None  # what `worker.sample.sampler` computes for renoising algorithms
+    topk_topp_sample: TopKTopPSampleKernel | None  # `algorithms.sampling` without sorting
+    sandwich_norms: SandwichNormOps | None  # fused norms between sublayers
+    add_lora: LoRAKernel
     fp8: Fp8Kernels
-    grouped: GroupedKernels
-    linear: LinearKernel = F.linear  # of plain weights
-    mean: MeanKernel = mean_reference  # of embeddings
-    logits: TableKernel | None = None  # of a head that is capped; None: ``layers.lm_head.head_logits``
-    fixed: bool = False  # a row's bits depend on what is beside it in no way: `--deterministic`
+    group_quantized: GroupQuantizedKernels
+    linear: LinearKernel = F.linear  # of unquantized weights
+    soft_embedding: SoftEmbeddingKernel = soft_embedding_reference
+    head_logits: TableKernel | None = None  # of a soft-capped lm_head; None: ``layers.lm_head.head_logits``
+    batch_invariant: bool = False  # the bits of a row do not depend on the other rows: `--deterministic`
 
-    def of(self, quantization: str | None) -> Kernels:
-        """For models whose experts are kept in this format."""
+    def for_quantization(self, quantization: str | None) -> KernelSet:
+        """Returns the kernels for models with this format of expert weights."""
         if quantization is None:
             return self
-        own = self.fp8 if quantization == "fp8" else self.grouped
+        own = self.fp8 if quantization == "fp8" else self.group_quantized
         return replace(self, **{f.name: getattr(own, f.name) for f in fields(own) if f.name != "linear"})
 
 
-TORCH = Kernels(
+TORCH = KernelSet(
     name="torch",
-    turns=False,
-    parts=False,
+    interleaved_gate_up=False,
+    split_router_weight=False,
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
-    product_add_norm=None,
-    qkv_to_pages=qkv_to_pages_reference,
-    gate_mul=gate_mul_reference,
-    gated_product=None,
+    gemm_add_norm=None,
+    qk_norm_rope_and_cache=qk_norm_rope_and_cache_reference,
+    act_and_mul=act_and_mul_reference,
+    fused_gate_up=None,
     router_logits=router_logits_reference,
-    route=route_reference,
+    select_experts=select_experts_reference,
     moe=moe_torch,
     moe_add_norm=None,
-    likeliest=likeliest_reference,
-    fill=None,
-    describe=None,
-    draw=None,
-    sandwich=None,
+    lm_head_argmax=lm_head_argmax_reference,
+    threshold_unmask=None,
+    softmax_stats=None,
+    topk_topp_sample=None,
+    sandwich_norms=None,
     add_lora=add_lora_reference,
     fp8=Fp8Kernels(
         quant_reference.linear_torch,
@@ -148,105 +147,109 @@ TORCH = Kernels(
         None,
         rms_norm_reference,
         add_rms_norm_reference,
-        gate_mul_reference,
+        act_and_mul_reference,
     ),
-    grouped=GroupedKernels(quant_reference.linear_torch, quant_reference.moe_torch, None),
+    group_quantized=GroupQuantizedKernels(quant_reference.linear_torch, quant_reference.moe_torch, None),
 )
 
 
-TRITON = Kernels(
+TRITON = KernelSet(
     name="triton",
-    turns=True,
-    parts=True,
+    interleaved_gate_up=True,
+    split_router_weight=True,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
-    product_add_norm=product_add_norm,
-    qkv_to_pages=qkv_to_pages,
-    gate_mul=gate_mul,
-    gated_product=gated_product,
+    gemm_add_norm=gemm_add_norm,
+    qk_norm_rope_and_cache=qk_norm_rope_and_cache,
+    act_and_mul=act_and_mul,
+    fused_gate_up=fused_gate_up,
     router_logits=router_logits,
-    route=route,
-    moe=moe,
-    moe_add_norm=moe_add_norm,
-    likeliest=likeliest,
-    fill=fill,
-    describe=describe,
-    draw=draw,
-    sandwich=Sandwich(sandwich_norm.before, sandwich_norm.after, products),
+    select_experts=select_experts,
+    moe=fused_moe,
+    moe_add_norm=fused_moe_add_norm,
+    lm_head_argmax=lm_head_argmax,
+    threshold_unmask=threshold_unmask,
+    softmax_stats=softmax_stats,
+    topk_topp_sample=topk_topp_sample,
+    sandwich_norms=SandwichNormOps(sandwich_norm.pre_mlp_norms, sandwich_norm.post_mlp_norms, fused_experts),
     add_lora=add_lora,
     fp8=Fp8Kernels(
         fp8_linear.linear,
-        fp8_moe.moe,
-        fp8_moe.moe_add_norm,
-        fp8_fused.rms_norm,
-        fp8_fused.add_rms_norm,
-        fp8_fused.gate_mul,
+        fp8_moe.fused_moe,
+        fp8_moe.fused_moe_add_norm,
+        fp8_fused.rms_norm_quant,
+        fp8_fused.add_rms_norm_quant,
+        fp8_fused.act_and_mul_quant,
     ),
-    grouped=GroupedKernels(
+    group_quantized=GroupQuantizedKernels(
         group_quantized_linear.linear,
-        group_quantized_moe.moe,
-        group_quantized_moe.moe_add_norm,
-        Sandwich(sandwich_norm.before, sandwich_norm.after, group_quantized_moe.products),
+        group_quantized_moe.fused_moe,
+        group_quantized_moe.fused_moe_add_norm,
+        SandwichNormOps(sandwich_norm.pre_mlp_norms, sandwich_norm.post_mlp_norms, group_quantized_moe.fused_experts),
     ),
 )
 
 
-FIXED_TRITON = replace(
+BATCH_INVARIANT_TRITON = replace(
     TRITON,
     name="triton, fixed",
-    product_add_norm=None,
-    gated_product=None,
-    router_logits=partial(router_logits, fixed=True),
-    moe=partial(moe, fixed=True),
-    moe_add_norm=partial(moe_add_norm, fixed=True),
-    likeliest=partial(likeliest, fixed=True),
-    sandwich=Sandwich(sandwich_norm.before, sandwich_norm.after, partial(products, fixed=True)),
+    gemm_add_norm=None,
+    fused_gate_up=None,
+    router_logits=partial(router_logits, batch_invariant=True),
+    moe=partial(fused_moe, batch_invariant=True),
+    moe_add_norm=partial(fused_moe_add_norm, batch_invariant=True),
+    lm_head_argmax=partial(lm_head_argmax, batch_invariant=True),
+    sandwich_norms=SandwichNormOps(
+        sandwich_norm.pre_mlp_norms, sandwich_norm.post_mlp_norms, partial(fused_experts, batch_invariant=True)
+    ),
     fp8=replace(
         TRITON.fp8,
-        linear=partial(fp8_linear.linear, fixed=True),
-        moe=partial(fp8_moe.moe, fixed=True),
-        moe_add_norm=partial(fp8_moe.moe_add_norm, fixed=True),
+        linear=partial(fp8_linear.linear, batch_invariant=True),
+        moe=partial(fp8_moe.fused_moe, batch_invariant=True),
+        moe_add_norm=partial(fp8_moe.fused_moe_add_norm, batch_invariant=True),
     ),
-    grouped=replace(
-        TRITON.grouped, linear=partial(group_quantized_linear.linear, fixed=True)
-    ),  # experts' cuts all sum alike
-    linear=product,
-    mean=mean,
-    logits=partial(product, dtype=torch.float32),
-    fixed=True,
+    group_quantized=replace(
+        TRITON.group_quantized, linear=partial(group_quantized_linear.linear, batch_invariant=True)
+    ),  # all MoE configs are batch-invariant
+    linear=batch_invariant_gemm,
+    soft_embedding=soft_embedding,
+    head_logits=partial(batch_invariant_gemm, dtype=torch.float32),
+    batch_invariant=True,
 )
 
 
-FIXED_TORCH = replace(
+BATCH_INVARIANT_TORCH = replace(
     TORCH,
     name="torch, by row",
     rms_norm=batch_invariant_torch.rms_norm,
     add_rms_norm=batch_invariant_torch.add_rms_norm,
-    qkv_to_pages=batch_invariant_torch.qkv_to_pages,
-    gate_mul=batch_invariant_torch.gate_mul,
+    qk_norm_rope_and_cache=batch_invariant_torch.qk_norm_rope_and_cache,
+    act_and_mul=batch_invariant_torch.act_and_mul,
     router_logits=batch_invariant_torch.router_logits,
-    route=batch_invariant_torch.route,
+    select_experts=batch_invariant_torch.select_experts,
     moe=batch_invariant_torch.moe,
     fp8=Fp8Kernels(
-        batch_invariant_torch.packed_linear,
-        batch_invariant_torch.packed_moe,
+        batch_invariant_torch.quantized_linear,
+        batch_invariant_torch.quantized_moe,
         None,
         batch_invariant_torch.rms_norm,
         batch_invariant_torch.add_rms_norm,
-        batch_invariant_torch.gate_mul,
+        batch_invariant_torch.act_and_mul,
     ),
-    grouped=GroupedKernels(batch_invariant_torch.packed_linear, batch_invariant_torch.packed_moe, None),
+    group_quantized=GroupQuantizedKernels(
+        batch_invariant_torch.quantized_linear, batch_invariant_torch.quantized_moe, None
+    ),
     add_lora=batch_invariant_torch.add_lora,
     linear=batch_invariant_torch.linear,
-    fixed=True,
+    batch_invariant=True,
 )
 
 
 def select_kernels(
     device: torch.device, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False
-) -> Kernels:
-    """Triton on CUDA, torch elsewhere. float64, which exists for tests, is torch everywhere."""
+) -> KernelSet:
+    """Returns the Triton kernels on CUDA, those of torch elsewhere and for float64 (used by tests only)."""
     on_gpu = device.type == "cuda" and dtype != torch.float64
     if deterministic:
-        return (FIXED_TRITON if on_gpu else FIXED_TORCH).of(quantization)
-    return (TRITON if on_gpu else TORCH).of(quantization)
+        return (BATCH_INVARIANT_TRITON if on_gpu else BATCH_INVARIANT_TORCH).for_quantization(quantization)
+    return (TRITON if on_gpu else TORCH).for_quantization(quantization)

@@ -1,4 +1,4 @@
-"""The one rule of precision: sums, norms, softmax and routing run in float32, and in float64 where the model does."""
+"""Accumulation dtype: sums, norms, softmax and routing run in float32, or float64 for a float64 model."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in: float64 stays float64, everything narrower becomes float32."""
+    """Returns the dtype to compute in: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,25 +1,25 @@
-"""RMSNorm per head, clipping, rotary embedding and the write of K/V to pages, in one pass over the fused QKV rows.
+"""Fused norm per head, clipping, rotary embedding and write of K/V to the paged pool, in one pass over the QKV rows.
 
-Models use them as docs/models.md#architecture-notes states. NeoX rotary embedding covers all dimensions of a head or
-some.
+docs/models.md#architecture-notes states which models use what. The rotary embedding (NeoX style) covers all or some
+dimensions of a head.
 """
 
 from __future__ import annotations
 
 import torch
 
-from runtime.kernels.heads import heads_together
+from runtime.kernels.heads import heads_per_program
 from runtime.kernels.kv_write import write_kv_reference
 from runtime.kernels.layernorm import rms_norm_reference
 from runtime.kernels.pages import strides
 from runtime.kernels.precision import wide
 from runtime.kernels.triton_import import tl, triton
 
-TILE = 1024  # numbers of a row's heads that a program takes,
-WARPS = 1  # and its warps: many small ones hide each other's waits
+TILE = 1024  # elements of a row's heads per program
+WARPS = 1  # many small programs hide latency
 
 
-def qk_norm_rotary_reference(
+def qk_norm_rope_reference(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
@@ -30,25 +30,26 @@ def qk_norm_rotary_reference(
     eps: float,
     clip: float | None = None,
     *,
-    apart: int | None = None,
+    pair_stride: int | None = None,
     v_norm: bool = False,
     v_from_k: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split fused rows into normed (with weights), clipped (with `clip`), rotated q and k, and normed or clipped v.
+    """Splits fused QKV rows, and applies norm (with weights), clipping (with `clip`) and rotary embedding to q and k.
 
     Args:
         qkv: [rows, (heads + 2 * kv_heads) * head_dim]: all Q heads, all K, all V. May be overwritten.
-        v_from_k: there are no V heads in `qkv`; v is made from the K heads as they are there.
         positions: int64 [rows], each below len(table).
         table: [positions, rotary_dim], float32 or float64: cosines, then sines, of rotary_dim/2 frequencies.
-        q_weight, k_weight: [head_dim]; both None: nothing is normed, and `eps` plays no part.
-        apart: how far the two dimensions of a turning pair are from each other, at least rotary_dim/2, its default:
-            pair i is dimensions i and i + apart.
-        v_norm: v's heads are normed, without a weight, by `eps`.
-        clip: above 0: no number of normed q and k, and of v, is further from 0. None: they are as they are.
+        q_weight, k_weight: [head_dim]; both None for no norm, and `eps` is not used.
+        clip: > 0: clamps normed q and k, and v, to [-clip, clip]. None: no clipping.
+        pair_stride: distance of the two dimensions of a rotated pair, at least rotary_dim/2, its default: pair i is the
+            dimensions i and i + pair_stride.
+        v_norm: v is normed per head, without a weight.
+        v_from_k: `qkv` has no V heads; v is computed from the unmodified K heads.
 
     Returns:
         q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], contiguous, in qkv's dtype (rounded once, after
+        the
         rotation).
     """
     up, split = wide(qkv.dtype), [heads, kv_heads] if v_from_k else [heads, kv_heads, kv_heads]
@@ -62,13 +63,13 @@ def qk_norm_rotary_reference(
         x, v = x.clamp(-clip, clip), v.clamp(-clip, clip)
     cos, sin = table[positions].to(up).unsqueeze(1).chunk(2, dim=-1)
     pairs = cos.shape[-1]
-    between = (apart or pairs) - pairs
-    first, middle, second, rest = x.split([pairs, between, pairs, x.shape[-1] - 2 * pairs - between], dim=-1)
+    gap = (pair_stride or pairs) - pairs
+    first, middle, second, rest = x.split([pairs, gap, pairs, x.shape[-1] - 2 * pairs - gap], dim=-1)
     x = torch.cat([first * cos - second * sin, middle, second * cos + first * sin, rest], dim=-1).to(qkv.dtype)
     return x[:, :heads].contiguous(), x[:, heads:].contiguous(), v.contiguous()
 
 
-def qkv_to_pages_reference(
+def qk_norm_rope_and_cache_reference(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
@@ -82,51 +83,50 @@ def qkv_to_pages_reference(
     slots: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    apart: int | None = None,
+    pair_stride: int | None = None,
     v_norm: bool = False,
     v_from_k: bool = False,
 ) -> torch.Tensor:
-    """q of `qk_norm_rotary_reference`, whose k and v go where `write_kv_reference` stores them."""
-    q, k, v = qk_norm_rotary_reference(
+    """Returns q of `qk_norm_rope_reference` and stores k and v as `write_kv_reference` does."""
+    q, k, v = qk_norm_rope_reference(
         qkv, positions, table, q_weight, k_weight, heads, kv_heads, eps, clip,
-        apart=apart, v_norm=v_norm, v_from_k=v_from_k,
+        pair_stride=pair_stride, v_norm=v_norm, v_from_k=v_from_k,
     )  # fmt: skip
     write_kv_reference(k, v, slots, k_cache, v_cache)
     return q
 
 
 @triton.jit
-def _qkv_to_pages(
+def _qk_norm_rope_and_cache(
     qkv_ptr, positions_ptr, table_ptr, q_weight_ptr, k_weight_ptr, slots_ptr, q_ptr, k_ptr, v_ptr, eps, clip,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
-    TOGETHER: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr, CLIP: tl.constexpr,
-    APART: tl.constexpr, V_NORM: tl.constexpr, V_FROM_K: tl.constexpr,
+    HEADS_PER_PROGRAM: tl.constexpr, DIM_P2: tl.constexpr, NORM: tl.constexpr, CLIP: tl.constexpr,
+    PAIR_STRIDE: tl.constexpr, V_NORM: tl.constexpr, V_FROM_K: tl.constexpr,
     PAGE: tl.constexpr, PIECE: tl.constexpr,
     K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
     V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """One program: TOGETHER of a row's heads, which are those of Q, then K, then V, as one [heads, dim] tile. The table
-    holds cosines, then sines."""
+    """One program: HEADS_PER_PROGRAM heads of a row, in the order Q, K, V, as one [heads, dim] tile."""
     HALF: tl.constexpr = ROTARY // 2
     STORED: tl.constexpr = HEADS + KV_HEADS if V_FROM_K else HEADS + 2 * KV_HEADS
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)[:, None]
+    head = tl.program_id(1) * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM)[:, None]
     dim = tl.arange(0, DIM_P2)[None, :]
     is_q, is_k = head < HEADS, (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
-    turned = is_q | is_k
-    ok = (turned | is_v) & (dim < DIM)
+    is_rotated = is_q | is_k
+    ok = (is_rotated | is_v) & (dim < DIM)
     source = head
     if V_FROM_K:
         source = tl.where(is_v, source - KV_HEADS, source)
     raw = tl.load(qkv_ptr + row * (STORED * DIM) + (source * DIM + dim), mask=ok, other=0.0)
     x = raw.to(tl.float32)
 
-    # the other half's value for each rotated dimension: loaded again (it is in the cache) rather than shuffled
-    is_first, is_second = dim < HALF, (dim >= APART) & (dim < APART + HALF)
-    turns = is_first | is_second
-    partner = tl.where(is_first, dim + APART, tl.where(is_second, dim - APART, dim))
-    other = tl.load(qkv_ptr + row * (STORED * DIM) + (source * DIM + partner), mask=turned & turns, other=0.0)
+    # the other dimension of each pair: a second load, from cache, is cheaper than a shuffle
+    is_first, is_second = dim < HALF, (dim >= PAIR_STRIDE) & (dim < PAIR_STRIDE + HALF)
+    in_rotary = is_first | is_second
+    partner = tl.where(is_first, dim + PAIR_STRIDE, tl.where(is_second, dim - PAIR_STRIDE, dim))
+    other = tl.load(qkv_ptr + row * (STORED * DIM) + (source * DIM + partner), mask=is_rotated & in_rotary, other=0.0)
     other = other.to(tl.float32)
     q_ok, k_ok = is_q & (dim < DIM), is_k & (dim < DIM)
     v = raw
@@ -146,9 +146,9 @@ def _qkv_to_pages(
         v = tl.minimum(tl.maximum(v.to(tl.float32), -clip), clip).to(raw.dtype)
 
     position = tl.load(positions_ptr + row)
-    angle = position * ROTARY + tl.where(is_first, dim, dim - APART)
-    cos = tl.load(table_ptr + angle, mask=turns, other=1.0)
-    sin = tl.load(table_ptr + angle + HALF, mask=turns, other=0.0)
+    angle = position * ROTARY + tl.where(is_first, dim, dim - PAIR_STRIDE)
+    cos = tl.load(table_ptr + angle, mask=in_rotary, other=1.0)
+    sin = tl.load(table_ptr + angle + HALF, mask=in_rotary, other=0.0)
     x = x * cos + tl.where(is_first, -other, other) * sin
 
     tl.store(q_ptr + row * (HEADS * DIM) + (head * DIM + dim), x.to(q_ptr.dtype.element_ty), mask=q_ok)
@@ -157,14 +157,14 @@ def _qkv_to_pages(
     number = dim
     if PIECE < DIM:
         number = dim // PIECE * K_PIECE + dim % PIECE
-    alive = slot >= 0
+    valid = slot >= 0
     k_at = k_ptr + (page * K_PAGE + offset * K_TOKEN) + ((head - HEADS) * K_HEAD + number)
-    tl.store(k_at, x.to(raw.dtype).to(k_ptr.dtype.element_ty), mask=k_ok & alive)
+    tl.store(k_at, x.to(raw.dtype).to(k_ptr.dtype.element_ty), mask=k_ok & valid)
     v_at = v_ptr + (page * V_PAGE + offset * V_TOKEN) + ((head - HEADS - KV_HEADS) * V_HEAD + dim * V_NUMBER)
-    tl.store(v_at, v.to(v_ptr.dtype.element_ty), mask=is_v & (dim < DIM) & alive)
+    tl.store(v_at, v.to(v_ptr.dtype.element_ty), mask=is_v & (dim < DIM) & valid)
 
 
-def qkv_to_pages(
+def qk_norm_rope_and_cache(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
@@ -178,20 +178,20 @@ def qkv_to_pages(
     slots: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    apart: int | None = None,
+    pair_stride: int | None = None,
     v_norm: bool = False,
     v_from_k: bool = False,
 ) -> torch.Tensor:
-    """`qkv_to_pages_reference` for contiguous rows on a GPU."""
+    """`qk_norm_rope_and_cache_reference` for contiguous rows on a GPU."""
     rows, dim = len(qkv), qkv.shape[1] // (heads + (1 if v_from_k else 2) * kv_heads)
     norm = q_weight is not None and k_weight is not None
-    every, together = heads + 2 * kv_heads, heads_together(heads + 2 * kv_heads, dim, TILE)
+    every, heads_per_prog = heads + 2 * kv_heads, heads_per_program(heads + 2 * kv_heads, dim, TILE)
     q = qkv.new_empty(rows, heads, dim)
-    _qkv_to_pages[(rows, triton.cdiv(every, together))](
+    _qk_norm_rope_and_cache[(rows, triton.cdiv(every, heads_per_prog))](
         qkv, positions, table, q_weight if norm else qkv, k_weight if norm else qkv, slots, q, k_cache, v_cache, eps,
         clip or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
-        TOGETHER=together, DIM_P2=triton.next_power_of_2(dim),
-        NORM=norm, CLIP=clip is not None, APART=apart or table.shape[1] // 2, V_NORM=v_norm, V_FROM_K=v_from_k,
-        **strides(k_cache, v_cache), num_warps=WARPS,
+        HEADS_PER_PROGRAM=heads_per_prog, DIM_P2=triton.next_power_of_2(dim),
+        NORM=norm, CLIP=clip is not None, PAIR_STRIDE=pair_stride or table.shape[1] // 2, V_NORM=v_norm,
+        V_FROM_K=v_from_k, **strides(k_cache, v_cache), num_warps=WARPS,
     )  # fmt: skip
     return q

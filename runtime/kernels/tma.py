@@ -1,4 +1,4 @@
-"""Matrices as Hopper's copy engine takes them: boxes of a tensor that it loads by itself, described on the host."""
+"""TMA (the tensor memory accelerator of Hopper): descriptors, and tile loads that use one if there is one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import torch
 from runtime.kernels.triton_import import tl, triton
 
 
-def boxes(matrix: torch.Tensor, rows: int, columns: int) -> Any:
-    """What `box` loads [rows, columns] of `matrix` [.., ..] from: a descriptor where the device and the matrix allow
-    one, else the matrix."""
-    if not describable(matrix):
+def make_descriptor(matrix: torch.Tensor, rows: int, columns: int) -> Any:
+    """Returns what `tma_load` loads [rows, columns] tiles of a matrix from: a TMA descriptor, or the matrix if
+    unsupported.
+    """
+    if not supports_tma(matrix):
         return matrix
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
-def describable(matrix: torch.Tensor) -> bool:
-    """Hopper or later, numbers of 16 or 8 bits, contiguous rows that begin at multiples of 16 bytes."""
+def supports_tma(matrix: torch.Tensor) -> bool:
+    """Hopper or later, elements of 8 or 16 bits, contiguous rows aligned to 16 bytes."""
     return (
         matrix.is_cuda
         and matrix.element_size() <= 2
@@ -31,18 +32,21 @@ def describable(matrix: torch.Tensor) -> bool:
     )
 
 
-def is_described(operand: Any) -> bool:
+def has_descriptor(operand: Any) -> bool:
+    """Whether `make_descriptor` returned a descriptor."""
     return not isinstance(operand, torch.Tensor)
 
 
 @triton.jit
-def box(
+def tma_load(
     matrix, row, column, limit, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DESCRIBED: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, COLUMNS] of a matrix of INPUTS columns, from (row, column) on; 0 beyond the matrix. Rows from `limit` on
-    hold anything."""
-    if DESCRIBED:
+    """Loads [ROWS, COLUMNS] of a matrix of INPUTS columns at (row, column); 0 past the matrix.
+
+    Rows from `limit` on are undefined.
+    """
+    if TMA:
         return matrix.load([row, column])
     else:
         rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)

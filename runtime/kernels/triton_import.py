@@ -1,5 +1,6 @@
-"""Triton where it is installed. Elsewhere the kernels' modules still import (their references need only torch), and
-launching one says what is missing."""
+"""Imports Triton if it is installed. Otherwise kernel modules still import, as their references need only torch, and a
+launch raises an error.
+"""
 
 from __future__ import annotations
 

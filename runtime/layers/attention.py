@@ -1,4 +1,4 @@
-"""Paged block-diffusion attention: what an implementation is made for, and what it offers."""
+"""Interface of paged block-diffusion attention implementations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from runtime.layers.kv_pool import LayerKV
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """`heads` query heads share `kv_heads` key heads, heads/kv_heads consecutive ones each; scores are scaled by
-    `scale`."""
+    """Sizes of an attention layer: consecutive groups of heads / kv_heads query heads read one KV head. Scores are
+    scaled by `scale`.
+    """
 
     heads: int
     kv_heads: int
@@ -27,19 +28,19 @@ class AttentionShape:
 
 
 class BatchAttention(Protocol):
-    """Attention over one batch: what depends on the batch alone has been worked out, for every layer."""
+    """Attention over one batch, with all metadata that depends on the batch alone."""
 
-    def attend(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
-        """q [rows, heads, head_dim] over a layer's pages, which hold the K/V of the batch's rows already -> like q."""
+    def run(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
+        """q [rows, heads, head_dim] over a layer's pages, which already hold the K/V of the batch -> like q."""
         ...
 
 
 class Attention(Protocol):
-    """One implementation, built for one shape, device and dtype.
+    """One implementation, created for one shape, device and dtype.
 
-    What a row sees is the batch's to say (``ForwardBatch``). Softmax and sums run in float32 (float64 for float64).
+    The batch defines the visible keys (``ForwardBatch``). Softmax and sums run in float32 (float64 for float64).
     """
 
-    def plan(self, batch: ForwardBatch, window: int | None = None) -> BatchAttention:
-        """Once a forward, for its layers that have this window."""
+    def prepare_metadata(self, batch: ForwardBatch, window: int | None = None) -> BatchAttention:
+        """Called once per forward for all layers with this window."""
         ...

@@ -1,4 +1,4 @@
-"""Which implementation of attention a model uses (``--attn-impl``): chosen when it is built."""
+"""Selects the attention implementation of a model (``--attn-impl``)."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.layers.attention import Attention, AttentionShape
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 
-Factory = Callable[[AttentionShape, Build], Attention]
+MakeAttention = Callable[[AttentionShape, LayerFactory], Attention]
 
 
-def _torch(shape: AttentionShape, build: Build) -> Attention:
-    from runtime.layers.attention_batch_invariant import RowAttention
+def _torch(shape: AttentionShape, factory: LayerFactory) -> Attention:
+    from runtime.layers.attention_batch_invariant import BatchInvariantAttention
     from runtime.layers.attention_torch import TorchAttention
 
-    if build.kernels.fixed:
-        return RowAttention(shape)
-    return TorchAttention(shape, build.dtype)
+    if factory.kernels.batch_invariant:
+        return BatchInvariantAttention(shape)
+    return TorchAttention(shape, factory.dtype)
 
 
-def _triton(shape: AttentionShape, build: Build) -> Attention:
+def _triton(shape: AttentionShape, factory: LayerFactory) -> Attention:
     from runtime.layers.attention_triton import TritonAttention
 
-    name = build.attn_impl
-    if build.device.type != "cuda":
-        raise ConfigError(f"--attn-impl {name} needs a CUDA device, not {build.device.type}; use --attn-impl torch")
-    if build.dtype == torch.float64:
+    name = factory.attn_impl
+    if factory.device.type != "cuda":
+        raise ConfigError(f"--attn-impl {name} needs a CUDA device, not {factory.device.type}; use --attn-impl torch")
+    if factory.dtype == torch.float64:
         raise ConfigError(f"--attn-impl {name} does not compute in float64; use --attn-impl torch")
-    return TritonAttention(shape, grouped=name == "triton_grouped", fixed=build.kernels.fixed)
+    return TritonAttention(shape, grouped=name == "triton_grouped", batch_invariant=factory.kernels.batch_invariant)
 
 
-_IMPLEMENTATIONS: dict[str, Factory] = {
+_IMPLEMENTATIONS: dict[str, MakeAttention] = {
     "triton_grouped": _triton,
     "triton": _triton,
     "torch": _torch,
@@ -45,9 +45,13 @@ def attention_names() -> list[str]:
     return list(_IMPLEMENTATIONS)
 
 
-def make_attention(shape: AttentionShape, build: Build) -> Attention:
-    """The implementation that `build` names; ConfigError where there is none, or it cannot run there."""
-    name = build.attn_impl
+def make_attention(shape: AttentionShape, factory: LayerFactory) -> Attention:
+    """Returns the implementation that the factory names.
+
+    Raises:
+        ConfigError: unknown implementation, or one that the device or dtype does not support.
+    """
+    name = factory.attn_impl
     if name not in _IMPLEMENTATIONS:
         raise ConfigError(f"--attn-impl {name!r} is not known; known: {', '.join(_IMPLEMENTATIONS)}")
-    return _IMPLEMENTATIONS[name](shape, build)
+    return _IMPLEMENTATIONS[name](shape, factory)

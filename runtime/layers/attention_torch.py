@@ -1,7 +1,7 @@
-"""Paged block-diffusion attention in torch: any device, any dtype, float64 too.
+"""Paged block-diffusion attention in torch: any device, any dtype, also float64.
 
-Tiles of like size are padded to one shape and computed together, so that 32 short requests are a few calls and a long
-prompt never makes a square of scores.
+Tiles of similar size are padded to one shape and computed together: 32 short requests take few calls, and a long prompt
+does not make a square matrix of scores.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from runtime.kernels.pages import read, read_keys
 from runtime.layers.attention import AttentionShape
 from runtime.layers.kv_pool import LayerKV
 
-PADDING_LIMIT = 1.5  # score cells computed for each one needed, within a group
-GROUP_CELLS = 1 << 22  # and the most cells of a group of several tiles, which bounds its masks
+PADDING_LIMIT = 1.5  # computed scores per required score, within a group
+GROUP_CELLS = 1 << 22  # maximum scores of a group of several tiles, which bounds its masks
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,21 @@ class _Tile:
     request: int
     row: int  # first row in the batch
     rows: int
-    first_key: int  # what any of its rows sees lies in [first_key, first_key + keys)
+    first_key: int  # visible keys of its rows are in [first_key, first_key + keys)
     keys: int
 
 
 @dataclass(frozen=True)
 class _Group:
-    """n tiles padded to R rows and K keys. Padding repeats a tile's own last row and key: never another's, never a
-    slot nothing wrote."""
+    """n tiles padded to R rows and K keys. Padding repeats a tile's own last row and key, and never reads an unwritten
+    slot.
+    """
 
     rows: torch.Tensor  # int64 [n, R], row of q
     slots: torch.Tensor  # int64 [n, K]
     mask: torch.Tensor | None  # [n, 1, group * R, K], 0 or -inf; None: all visible
-    taken: torch.Tensor  # int64 [m], the real ones among the n * R results
-    written: torch.Tensor  # int64 [m], the rows of the output they are
+    valid_results: torch.Tensor  # int64 [m], the results that are not padding, of n * R
+    output_rows: torch.Tensor  # int64 [m], their rows in the output
 
 
 @dataclass(frozen=True)
@@ -47,35 +48,35 @@ class _BatchAttention:
     shape: AttentionShape
     groups: list[_Group]
 
-    def attend(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
+    def run(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
         kv_heads, group, dim = self.shape.kv_heads, self.shape.group, self.shape.head_dim
         out = q.new_empty(*q.shape[:2], kv.v.shape[-1])
         for part in self.groups:
             n, rows = part.rows.shape
-            # the query heads of one key head become rows of one product: [n, kv_heads, group * rows, dim]
+            # the query heads of a KV head become rows of one GEMM: [n, kv_heads, group * rows, dim]
             queries = q[part.rows].view(n, rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
             k, v = read_keys(kv.k, part.slots, dim).transpose(1, 2), read(kv.v, part.slots).transpose(1, 2)
             result = F.scaled_dot_product_attention(
                 queries, k.to(q.dtype), v.to(q.dtype), attn_mask=part.mask, scale=self.shape.scale
             )
             result = torch.unflatten(result, 2, (group, rows)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
-            out[part.written] = result[part.taken]
+            out[part.output_rows] = result[part.valid_results]
         return out
 
 
 class TorchAttention:
-    """See ``runtime.layers.attention.Attention``. Planning reads sizes on the host (it synchronises a GPU)."""
+    """See ``runtime.layers.attention.Attention``. The metadata needs sizes on the host, which synchronizes a GPU."""
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype) -> None:
         self.shape = shape
         self.dtype = dtype
 
-    def plan(self, batch: ForwardBatch, window: int | None = None) -> _BatchAttention:
+    def prepare_metadata(self, batch: ForwardBatch, window: int | None = None) -> _BatchAttention:
         groups: list[list[_Tile]] = []
         cells = 0
         for tile in sorted(_tiles(batch, window), key=lambda t: (t.rows, t.keys), reverse=True):
             if groups:
-                first = groups[-1][0]  # the largest in rows; keys may be larger later where rows are fewer
+                first = groups[-1][0]  # the most rows; later tiles may have more keys
                 keys = max(max(t.keys for t in groups[-1]), tile.keys)
                 padded = first.rows * keys * (len(groups[-1]) + 1)
                 if padded <= min(GROUP_CELLS, PADDING_LIMIT * (cells + tile.rows * tile.keys)):
@@ -98,24 +99,24 @@ class TorchAttention:
         pages = batch.page_table[request, key // batch.page_size].long()
         hidden = (first_key + key_span).unsqueeze(1) >= batch.visible_end[at].unsqueeze(-1)  # [n, R, K]
         if window is not None:
-            hidden |= batch.window_origin[at].unsqueeze(-1) - key.unsqueeze(1) >= window
+            hidden |= batch.window_pos[at].unsqueeze(-1) - key.unsqueeze(1) >= window
         mask = None
         if bool(hidden.any()):
             mask = torch.zeros(hidden.shape, dtype=self.dtype, device=device).masked_fill_(hidden, float("-inf"))
             mask = mask.repeat(1, self.shape.group, 1).unsqueeze(1)
-        real = row_span < rows
+        is_valid = row_span < rows
         return _Group(
             rows=at,
             slots=pages * batch.page_size + key % batch.page_size,
             mask=mask,
-            taken=real.flatten().nonzero().squeeze(-1),
-            written=at[real],
+            valid_results=is_valid.flatten().nonzero().squeeze(-1),
+            output_rows=at[is_valid],
         )
 
 
 def _tiles(batch: ForwardBatch, window: int | None) -> list[_Tile]:
-    """The batch's tiles with the span of keys that each of them reads."""
-    tiles = batch.tiles.cpu().numpy()
+    """The batch's tiles with the range of keys that each reads."""
+    tiles = batch.query_tiles.cpu().numpy()
     tiles = tiles[tiles[:, 2] > 0]
     if not len(tiles):
         return []
@@ -123,7 +124,7 @@ def _tiles(batch: ForwardBatch, window: int | None) -> list[_Tile]:
     key_end = np.maximum.reduceat(batch.visible_end.cpu().numpy(), starts)
     first_key = np.zeros_like(key_end)
     if window is not None:
-        origin = np.minimum.reduceat(batch.window_origin.cpu().numpy(), starts)
+        origin = np.minimum.reduceat(batch.window_pos.cpu().numpy(), starts)
         first_key = np.maximum(origin - window + 1, 0)
     return [
         _Tile(*numbers)

@@ -1,4 +1,4 @@
-"""Paged block-diffusion attention through Triton, for CUDA."""
+"""Paged block-diffusion attention with Triton, for CUDA."""
 
 from __future__ import annotations
 
@@ -18,22 +18,31 @@ class _BatchAttention:
     window: int | None
     scale: float
     grouped: bool
-    fixed: bool
+    batch_invariant: bool
 
-    def attend(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
+    def run(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
         return paged_attention(
-            q, kv.k, kv.v, self.batch, scale=self.scale, window=self.window, grouped=self.grouped, fixed=self.fixed
+            q,
+            kv.k,
+            kv.v,
+            self.batch,
+            scale=self.scale,
+            window=self.window,
+            grouped=self.grouped,
+            batch_invariant=self.batch_invariant,
         )
 
 
 class TritonAttention:
-    """See ``runtime.layers.attention.Attention``. The kernel reads the batch's own tensors; nothing to work out.
-    `fixed`: a row's bits do not depend on the batch."""
+    """See ``runtime.layers.attention.Attention``. The kernel reads the batch's tensors directly.
 
-    def __init__(self, shape: AttentionShape, *, grouped: bool, fixed: bool = False) -> None:
+    `batch_invariant`: the bits of a row do not depend on the batch.
+    """
+
+    def __init__(self, shape: AttentionShape, *, grouped: bool, batch_invariant: bool = False) -> None:
         self.shape = shape
         self.grouped = grouped
-        self.fixed = fixed
+        self.batch_invariant = batch_invariant
 
-    def plan(self, batch: ForwardBatch, window: int | None = None) -> _BatchAttention:
-        return _BatchAttention(batch, window, self.shape.scale, self.grouped, self.fixed)
+    def prepare_metadata(self, batch: ForwardBatch, window: int | None = None) -> _BatchAttention:
+        return _BatchAttention(batch, window, self.shape.scale, self.grouped, self.batch_invariant)

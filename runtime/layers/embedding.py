@@ -1,4 +1,4 @@
-"""Token embeddings, and embeddings that are made of several tokens'."""
+"""Token embeddings and soft embeddings."""
 
 from __future__ import annotations
 
@@ -7,38 +7,37 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from runtime.layers.layer_factory import Build, Calls
+from runtime.layers.layer_factory import ForwardCall, LayerFactory
 
 
 class Embedding(nn.Module):
-    """int64 ids [rows] -> [rows, hidden]; unfilled."""
+    """int64 ids [rows] -> [rows, hidden]; uninitialized. Sharded over the vocabulary with tensor parallelism."""
 
-    __call__: Calls[[torch.Tensor], torch.Tensor]
+    __call__: ForwardCall[[torch.Tensor], torch.Tensor]
 
-    def __init__(self, build: Build, vocab_size: int, hidden: int) -> None:
+    def __init__(self, factory: LayerFactory, vocab_size: int, hidden: int) -> None:
         super().__init__()
-        self.weight = build.table(vocab_size, hidden)
-        self.ids = build.ids(vocab_size)
-        self.kernels = build.kernels
+        self.weight = factory.vocab_weight(vocab_size, hidden)
+        self.ids = factory.vocab_shard(vocab_size)
+        self.kernels = factory.kernels
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         if self.ids is None:
             return self.weight.rows(ids)
-        at, here = self.ids.at(ids)
-        return self.ids.group.sum(self.weight.rows(at).mul_(here[:, None]))
+        index, is_local = self.ids.local_index(ids)
+        return self.ids.group.all_reduce(self.weight.rows(index).mul_(is_local[:, None]))
 
-    def mean(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, ids that are here] -> [n, hidden], the mean embedding under each distribution.
-
-        See ``kernels.weighted_embedding``.
+    def soft_embedding(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, local ids] -> [n, hidden], the mean embedding under each distribution. See
+        ``kernels.weighted_embedding``.
         """
-        mine = self.kernels.mean(probs, self.weight.tensor, divisor)
-        return mine if self.ids is None else self.ids.group.sum(mine)
+        partial = self.kernels.soft_embedding(probs, self.weight.tensor, divisor)
+        return partial if self.ids is None else self.ids.group.all_reduce(partial)
 
 
-def merged(
+def soft_token_embeddings(
     embed: Callable[[torch.Tensor], torch.Tensor],
-    own: torch.Tensor,
+    token_embeddings: torch.Tensor,
     ids: torch.Tensor,
     probs: torch.Tensor,
     mask_id: int,
@@ -47,26 +46,28 @@ def merged(
     weight: torch.Tensor,
     renormalize: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns input embeddings that replace `own`, those of the tokens: [rows, hidden] of its dtype.
+    """Returns input embeddings that replace those of the tokens: [rows, hidden] of their dtype.
 
     docs/decoding-rules.md#soft-embeddings has the formulas. `smooth` selects `iter_smooth_topk` instead of `dmax_topk`.
 
     Args:
-        embed: int64 ids [rows] -> [rows, hidden]. ids, probs: [rows, count]; a probability of 0 takes no part.
-        smooth, weight, renormalize: [rows], each row's own.
+        embed: int64 ids [rows] -> [rows, hidden].
+        token_embeddings: [rows, hidden], of the tokens.
+        ids, probs: [rows, count]; a probability of 0 has no effect.
+        smooth, weight, renormalize: [rows], one value per row.
     """
-    wide = torch.promote_types(own.dtype, torch.float32)
+    wide = torch.promote_types(token_embeddings.dtype, torch.float32)
     probs, weight = probs.to(wide), weight.to(wide)
-    mixed, length = torch.zeros_like(own, dtype=wide), torch.zeros_like(probs[:, :1])
-    held = torch.zeros_like(length)
-    for id, prob in zip(ids.unbind(1), torch.split(probs, 1, 1), strict=True):  # one at a time: the rows may be many
+    mixed, length = torch.zeros_like(token_embeddings, dtype=wide), torch.zeros_like(probs[:, :1])
+    total_prob = torch.zeros_like(length)
+    for id, prob in zip(ids.unbind(1), torch.split(probs, 1, 1), strict=True):  # one at a time, to bound memory
         each = embed(id).to(wide)
         mixed += prob * each
-        held += prob
+        total_prob += prob
         length += prob * each.norm(dim=1, keepdim=True)
-    rest = (1 - held).clamp(min=0)
+    rest = (1 - total_prob).clamp(min=0)
     mask = embed(ids.new_full((1,), mask_id)).to(wide)
     blend = mixed + rest * mask
     scale = (length + rest * mask.norm()) / (blend.norm(dim=1, keepdim=True) + 1e-6)
     blend = torch.where(renormalize[:, None], blend * scale, blend)
-    return torch.where(smooth[:, None], own + weight[:, None] * mixed, blend).to(own.dtype)
+    return torch.where(smooth[:, None], token_embeddings + weight[:, None] * mixed, blend).to(token_embeddings.dtype)

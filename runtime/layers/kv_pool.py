@@ -1,4 +1,4 @@
-"""The pool of keys and values: every layer's pages, one page id for all of them, in one of two layouts."""
+"""Paged KV pool: the pages of every layer, with common page ids, in one of two layouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, Self
 
 import torch
 
-PIECE = 8  # numbers of a key that lie side by side where keys are cut
+PIECE = 8  # contiguous elements of a key in the `distinct` layout
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class KVShape:
 
 
 class LayerKV(NamedTuple):
-    """One layer's pages: views whose strides are the layout (``runtime.kernels.pages``)."""
+    """One layer's pages: views whose strides define the layout (``runtime.kernels.pages``)."""
 
     k: torch.Tensor  # [pages, page_size, heads, pieces, piece], pieces * piece at least k_dim
     v: torch.Tensor  # [pages, page_size, heads, v_dim]
 
 
 class KVPool(Protocol):
-    """A layout of the pool; nothing else knows it."""
+    """Interface of the pool; the layout is hidden behind it."""
 
     num_pages: int
     page_size: int
@@ -45,17 +45,18 @@ class KVPool(Protocol):
     def nbytes(self) -> int: ...
 
     def layer(self, index: int) -> LayerKV:
-        """Where layer `index` reads and writes."""
+        """Returns the pages of layer `index`."""
         ...
 
     def like(self, num_pages: int) -> Self:
-        """An empty pool for the same layers in the same layout, of `num_pages` pages."""
+        """Returns an empty pool of `num_pages` pages for the same layers in the same layout."""
         ...
 
 
 class PagedPool(ABC):
-    """What the layouts share: one tensor of keys and one of values, [layers, pages, ...], for all layers of like shape.
-    Holds zeros at first."""
+    """Base class of the layouts: one tensor of keys and one of values, [layers, pages, ...], per layer shape.
+    Zero-initialized.
+    """
 
     def __init__(
         self,
@@ -69,32 +70,32 @@ class PagedPool(ABC):
         self.shapes = tuple(shapes)
         self.num_pages, self.page_size, self.dtype = num_pages, page_size, dtype
         self.device = torch.device(device)
-        self.tensors: list[torch.Tensor] = []  # keys and values of each kind of layer
+        self.tensors: list[torch.Tensor] = []  # keys and values of each layer shape
         self._layers: list[LayerKV] = [LayerKV(torch.empty(0), torch.empty(0))] * len(shapes)
         kinds = [replace(shape, window=None) for shape in shapes]
         for kind in dict.fromkeys(kinds):
-            mine = [index for index, other in enumerate(kinds) if other == kind]
+            same_shape = [index for index, other in enumerate(kinds) if other == kind]
             k, v = (
-                torch.zeros(len(mine), num_pages, *page, dtype=dtype, device=self.device)
+                torch.zeros(len(same_shape), num_pages, *page, dtype=dtype, device=self.device)
                 for page in self.page_of(kind, page_size)
             )
             self.tensors += [k, v]
-            for at, index in enumerate(mine):
+            for at, index in enumerate(same_shape):
                 self._layers[index] = self.view(k[at], v[at])
 
     @staticmethod
     @abstractmethod
     def page_of(shape: KVShape, page_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The dimensions of a page of keys, and of values, as they lie in memory."""
+        """Returns the dimensions of a page of keys and of values in memory."""
 
     @staticmethod
     @abstractmethod
     def view(k: torch.Tensor, v: torch.Tensor) -> LayerKV:
-        """One layer's pages, given as they lie in memory."""
+        """Returns one layer's pages from the tensors in memory layout."""
 
     @classmethod
     def page_bytes(cls, shapes: Sequence[KVShape], page_size: int, dtype: torch.dtype) -> int:
-        """Bytes that one page takes in all layers together."""
+        """Bytes of one page over all layers."""
         return dtype.itemsize * sum(prod(page) for shape in shapes for page in cls.page_of(shape, page_size))
 
     @property
@@ -111,7 +112,7 @@ class PagedPool(ABC):
 
 
 class UnifiedPool(PagedPool):
-    """Tokens of a page follow each other, with all their heads: [page_size, heads, dim] of keys and of values."""
+    """A page is [page_size, heads, dim] for keys and values."""
 
     @staticmethod
     def page_of(shape: KVShape, page_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -123,8 +124,9 @@ class UnifiedPool(PagedPool):
 
 
 class DistinctPool(PagedPool):
-    """Each head for itself: keys cut into pieces of 8 numbers, [heads, pieces, page_size, 8], so that the same piece of
-    a page's keys lies together; values transposed, [heads, v_dim, page_size], so that the same number of them does."""
+    """Keys are [heads, pieces, page_size, 8], values [heads, v_dim, page_size], so that a page's tokens are contiguous
+    per piece of keys and per element of values.
+    """
 
     @staticmethod
     def page_of(shape: KVShape, page_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

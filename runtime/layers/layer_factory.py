@@ -7,104 +7,125 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from runtime.distributed.process_group import ALONE, Group
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.errors import ConfigError
-from runtime.kernels.ops import Kernels, select_kernels
+from runtime.kernels.ops import KernelSet, select_kernels
 from runtime.kernels.precision import wide
-from runtime.layers.lora import Lora, LoraWeight, Room
-from runtime.layers.parameter import PartsWeight, PlainWeight, TurnsWeight, Weight
-from runtime.layers.sharding import Heads, Ids, Share
+from runtime.layers.lora import LoRAConfig, LoRAContext, LoRAWeight
+from runtime.layers.parameter import InterleavedWeight, SplitBF16Weight, UnquantizedWeight, Weight
+from runtime.layers.sharding import HeadShard, Shard, VocabShard
 from runtime.quantization import fp8, int4_int8  # noqa: F401  they register themselves
-from runtime.quantization.base import PackedWeight
-from runtime.quantization.registry import format_of
+from runtime.quantization.base import QuantizedWeight
+from runtime.quantization.registry import get_format
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
-EXPERT_WIDTH = "experts' width"  # in sentences
+EXPERT_WIDTH = "experts' width"  # in error messages
 
 
-class Calls(Protocol[P, R_co]):
-    """What calling a module takes and gives, which torch's own types leave open: as its `forward`."""
+class ForwardCall(Protocol[P, R_co]):
+    """Type of a module's `__call__`, which torch leaves untyped: that of its `forward`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
-class Gated(NamedTuple):
-    """What a gated layer, or a stack of them, holds."""
+class GateUpDown(NamedTuple):
+    """Weights of a gated MLP, or of a stack of them."""
 
     gate_up: Weight
     down: Weight
 
 
 @dataclass(frozen=True)
-class Joined:
-    """`experts` and, behind them, the `last` one; and both as kernels take them."""
+class FusedSharedExpert:
+    """Weights of routed experts and of a shared expert, stored behind them; and both together for the kernels."""
 
-    experts: Gated
-    last: Gated
+    experts: GateUpDown
+    shared: GateUpDown
     gate_up: Any
     down: Any
 
 
 @dataclass(frozen=True)
-class Build:
-    """Where a model's weights lie, in which dtype and format, and what computes with them: one for a whole model,
-    handed to each layer's constructor. `attn_impl` names an attention implementation
-    (``layers/attention_dispatch.py``), `quantization` the format of linear layers and experts, None: plain. Norms,
-    router, embedding and head are plain in every format. `group`: the processes that share the model; `deals`: they
-    share a mixture's experts out instead of each expert's width. `lora`: what adapters of requests share, None: there
-    are none."""
+class LayerFactory:
+    """Creates the weights of a model's layers. One object is passed to the constructors of all layers.
+
+    Attributes:
+        device, dtype: of the weights.
+        kernels: what the layers compute with.
+        attn_impl: name of the attention implementation (``layers/attention_dispatch.py``).
+        quantization: format of linear layers and experts; None for unquantized. Norms, router, embedding and lm_head
+            are never quantized.
+        group: tensor parallel group of the model.
+        expert_parallel: distribute whole experts over the ranks instead of sharding each expert's width.
+        allow_fused_shared_expert: see `fused_shared_expert`.
+        lora: state that the LoRA weights share; None without LoRA.
+    """
 
     device: torch.device
     dtype: torch.dtype
-    kernels: Kernels
+    kernels: KernelSet
     attn_impl: str
     quantization: str | None = field(default=None, kw_only=True)
-    group: Group = field(default=ALONE, kw_only=True)
-    deals: bool = field(default=False, kw_only=True)
-    joins: bool = field(default=True, kw_only=True)  # see `joined`
-    lora: Lora | None = field(default=None, kw_only=True)
+    group: TensorParallelGroup = field(default=SINGLE_RANK, kw_only=True)
+    expert_parallel: bool = field(default=False, kw_only=True)
+    allow_fused_shared_expert: bool = field(default=True, kw_only=True)
+    lora: LoRAContext | None = field(default=None, kw_only=True)
 
     @classmethod
-    def choose(
+    def create(
         cls,
         device: torch.device | str,
         dtype: torch.dtype,
         attn_impl: str | None = None,
         quantization: str | None = None,
-        adapters: Room | None = None,
+        lora_config: LoRAConfig | None = None,
         *,
-        group: Group = ALONE,
-        deals: bool = False,
+        group: TensorParallelGroup = SINGLE_RANK,
+        expert_parallel: bool = False,
         deterministic: bool = False,
-    ) -> Build:
-        """With the kernels that fit, and, unless it is named, the attention. ConfigError for a dtype of no floats, and
-        for a format that does not go with the dtype or the device. `deterministic`: with kernels and an attention whose
-        bits do not depend on what rows are beside each other."""
+    ) -> LayerFactory:
+        """Selects the kernels and, unless it is named, the attention implementation.
+
+        Args:
+            deterministic: select batch-invariant kernels and attention.
+
+        Raises:
+            ConfigError: the dtype is not a floating point type, or the format does not support the dtype or the device.
+        """
         if not dtype.is_floating_point:
             raise ConfigError(f"--dtype {dtype} is not a floating point type")
         device = torch.device(device)
         if quantization is not None:
-            format_of(quantization).check(device, dtype)
+            get_format(quantization).check(device, dtype)
         default = "triton_grouped" if device.type == "cuda" else "torch"
         kernels = select_kernels(device, dtype, quantization, deterministic=deterministic)
-        lora = None if adapters is None else Lora(adapters, kernels.add_lora, fixed=kernels.fixed)
+        lora = None
+        if lora_config is not None:
+            lora = LoRAContext(lora_config, kernels.add_lora, batch_invariant=kernels.batch_invariant)
         return cls(
-            device, dtype, kernels, attn_impl or default, quantization=quantization, group=group, deals=deals, lora=lora
+            device, dtype, kernels, attn_impl or default, quantization=quantization, group=group,
+            expert_parallel=expert_parallel, lora=lora,
         )  # fmt: skip
 
-    def share(self, dim: int, length: int, what: str, *, times: int = 1) -> Share | None:
-        """This process's even share of a weight's dimension: `times` as many places as the `length` that is shared
-        out, of which each run of `length` is shared alike. None: it is alone. ConfigError where it does not divide;
-        `what` is shared out, in words."""
-        if self.group.alone:
-            return None
-        mine = self.part(length, what)
-        runs = tuple(range(mine.start + length * n, mine.stop + length * n) for n in range(times))
-        return Share(dim, times * length, runs)
+    def shard(self, dim: int, length: int, what: str, *, repeat: int = 1) -> Shard | None:
+        """Returns this rank's even shard of a weight's dimension; None without tensor parallelism.
 
-    def part(self, count: int, what: str) -> range:
-        """Of so many, those that are this process's own."""
+        Args:
+            repeat: the dimension has `repeat` blocks of `length`, and each is sharded alike.
+            what: name of what is sharded, for the message.
+
+        Raises:
+            ConfigError: the number of ranks does not divide `length`.
+        """
+        if self.group.is_single:
+            return None
+        own = self.local_range(length, what)
+        ranges = tuple(range(own.start + length * n, own.stop + length * n) for n in range(repeat))
+        return Shard(dim, repeat * length, ranges)
+
+    def local_range(self, count: int, what: str) -> range:
+        """Returns this rank's even part of `count` elements. Raises ConfigError as `shard`."""
         rank, size = self.group.rank, self.group.size
         if count % size:
             raise ConfigError(
@@ -113,108 +134,123 @@ class Build:
             )
         return range(rank * (count // size), (rank + 1) * (count // size))
 
-    def heads(self, heads: int, kv_heads: int, dim: int) -> Heads:
-        """This process's own: query heads are shared out, and key heads with them; where there are fewer of these than
-        processes, several keep the same one. ConfigError where that does not divide."""
+    def local_heads(self, heads: int, kv_heads: int, dim: int) -> HeadShard:
+        """Returns this rank's query heads and their KV heads. With fewer KV heads than ranks, ranks replicate them.
+
+        Raises:
+            ConfigError: the heads cannot be divided so.
+        """
         size = self.group.size
-        queries, group = self.part(heads, "attention heads"), heads // kv_heads
+        queries, group = self.local_range(heads, "attention heads"), heads // kv_heads
         if kv_heads % size and size % kv_heads:
             raise ConfigError(
                 f"--tensor-parallel-size {size}: the model's key and value heads are {kv_heads}, which it neither "
                 "divides nor is a multiple of; give a size that does or is"
             )
-        return Heads(queries, range(queries.start // group, (queries.stop - 1) // group + 1), dim)
+        return HeadShard(queries, range(queries.start // group, (queries.stop - 1) // group + 1), dim)
 
-    def weight(self, *shape: int, share: Share | None = None) -> Weight:
-        """Unfilled, of a product [outputs, inputs], or of experts [experts, outputs, inputs]. `shape` is the whole's,
-        here and below, of which a `share` is kept."""
+    def weight(self, *shape: int, shard: Shard | None = None) -> Weight:
+        """Creates the uninitialized weight of a linear layer [outputs, inputs] or of experts.
+
+        Args:
+            shape: of the full parameter, here and below; experts have [experts, outputs, inputs].
+            shard: the part that this rank stores.
+        """
         if self.quantization is None:
-            return self.parameter(*shape, share=share)
-        return self._packed(_kept(shape, share)).sharing(share)
+            return self.parameter(*shape, shard=shard)
+        return self._quantized(_local_shape(shape, shard)).with_shard(shard)
 
-    def adapted(self, weight: Weight, *, apart: bool = False) -> Weight:
-        """A product's weight as adapters change it. `apart`: kernels take it together with others."""
-        return weight if self.lora is None else LoraWeight(weight, self.lora, apart=apart)
+    def with_lora(self, weight: Weight, *, eager: bool = False) -> Weight:
+        """Wraps a linear layer's weight for LoRA. `eager`: see ``LoRAWeight``."""
+        return weight if self.lora is None else LoRAWeight(weight, self.lora, eager=eager)
 
-    def expert_gates(self, *shape: int, share: Share | None = None) -> Weight:
-        """Unfilled, of experts whose gate and up rows are one product [experts, 2 * width, inputs], gates first. They
-        are kept as the kernels take them."""
-        if not self.kernels.turns:
-            return self.weight(*shape, share=share)
+    def expert_gate_up(self, *shape: int, shard: Shard | None = None) -> Weight:
+        """Creates gate and up weights of experts, [experts, 2 * width, inputs], gate rows first in a checkpoint.
+
+        They are stored in the layout that the kernels expect.
+        """
+        if not self.kernels.interleaved_gate_up:
+            return self.weight(*shape, shard=shard)
         if self.quantization is not None:
-            return self._packed(_kept(shape, share), turns=True).sharing(share)
-        return self._in_turns(*shape, share=share)
+            return self._quantized(_local_shape(shape, shard), interleaved=True).with_shard(shard)
+        return self._interleaved(*shape, shard=shard)
 
-    def dense_gates(self, width: int, hidden: int, share: Share | None) -> Weight:
-        """Unfilled, of one gated layer's gate and up rows, which are one product [2 * width, hidden], gates first. Kept
-        in turns where the kernels take plain ones so."""
-        as_filled = self.kernels.gated_product is None or self.quantization is not None
-        make = self.weight if as_filled else self._in_turns
-        return self.adapted(make(2 * width, hidden, share=share))
+    def dense_gate_up(self, width: int, hidden: int, shard: Shard | None) -> Weight:
+        """Creates gate and up weights of a dense MLP, [2 * width, hidden], gate rows first in a checkpoint.
 
-    def _in_turns(self, *shape: int, share: Share | None) -> Weight:
-        return TurnsWeight(_kept(shape, share), self.dtype, self.device).sharing(share)
+        They are interleaved if the kernels expect it, which unquantized ones may.
+        """
+        checkpoint_layout = self.kernels.fused_gate_up is None or self.quantization is not None
+        make = self.weight if checkpoint_layout else self._interleaved
+        return self.with_lora(make(2 * width, hidden, shard=shard))
 
-    def _packed(self, shape: tuple[int, ...], *, turns: bool = False) -> PackedWeight:
+    def _interleaved(self, *shape: int, shard: Shard | None) -> Weight:
+        return InterleavedWeight(_local_shape(shape, shard), self.dtype, self.device).with_shard(shard)
+
+    def _quantized(self, shape: tuple[int, ...], *, interleaved: bool = False) -> QuantizedWeight:
         assert self.quantization is not None
-        return format_of(self.quantization).make(shape, self.dtype, self.device, self.kernels, turns)
+        return get_format(self.quantization).make(shape, self.dtype, self.device, self.kernels, interleaved)
 
-    def joined(self, experts: int, hidden: int, width: int) -> Joined | None:
-        """Unfilled, of `experts` gated layers and one more of like width, kept so that kernels take it for an expert.
-        None: the kernels, or the format, do not, the experts are dealt out, or `joins` says that their formats may
-        differ."""
-        if not self.kernels.turns or self.deals or not self.joins:
+    def fused_shared_expert(self, experts: int, hidden: int, width: int) -> FusedSharedExpert | None:
+        """Creates weights of `experts` routed experts and a shared one of equal width, stored as expert N of the MoE.
+
+        Returns:
+            None if the kernels or the format do not support it, with expert parallelism, or if the formats of the
+            experts
+            may differ (`allow_fused_shared_expert`).
+        """
+        if not self.kernels.interleaved_gate_up or self.expert_parallel or not self.allow_fused_shared_expert:
             return None
-        rows, columns = self.widths(width)
+        rows, columns = self.mlp_shards(width)
         if self.group.size > 1:
-            width = len(self.part(width, EXPERT_WIDTH))
+            width = len(self.local_range(width, EXPERT_WIDTH))
         if self.quantization is not None:
-            whole = (
-                self._packed((experts + 1, 2 * width, hidden), turns=True),
-                self._packed((experts + 1, hidden, width)),
+            both = (
+                self._quantized((experts + 1, 2 * width, hidden), interleaved=True),
+                self._quantized((experts + 1, hidden, width)),
             )
-            own, last = (Gated(*(weight.part(at) for weight in whole)) for at in (slice(experts), experts))
-            operands: tuple[Any, Any] = whole[0].operand, whole[1].operand
+            routed, shared = (GateUpDown(*(weight.select(at) for weight in both)) for at in (slice(experts), experts))
+            kernel_args: tuple[Any, Any] = both[0].kernel_arg, both[1].kernel_arg
         else:
             gate_up = torch.empty(experts + 1, 2 * width, hidden, dtype=self.dtype, device=self.device)
             down = torch.empty(experts + 1, hidden, width, dtype=self.dtype, device=self.device)
-            own, last = (
-                Gated(TurnsWeight.of(gate_up[at]), PlainWeight.of(down[at])) for at in (slice(experts), experts)
+            routed, shared = (
+                GateUpDown(InterleavedWeight.of(gate_up[at]), UnquantizedWeight.of(down[at]))
+                for at in (slice(experts), experts)
             )
-            operands = gate_up, down
-        for held in (own, last):
-            held.gate_up.sharing(rows)
-            held.down.sharing(columns)
-        return Joined(own, last, *operands)
+            kernel_args = gate_up, down
+        for weights in (routed, shared):
+            weights.gate_up.with_shard(rows)
+            weights.down.with_shard(columns)
+        return FusedSharedExpert(routed, shared, *kernel_args)
 
-    def widths(self, width: int, what: str = EXPERT_WIDTH) -> tuple[Share | None, Share | None]:
-        """Of a gated layer's two products, whose width is shared out."""
-        return self.share(-2, width, what, times=2), self.share(-1, width, what)
+    def mlp_shards(self, width: int, what: str = EXPERT_WIDTH) -> tuple[Shard | None, Shard | None]:
+        """Returns the shards of gate_up and down of an MLP whose width is sharded."""
+        return self.shard(-2, width, what, repeat=2), self.shard(-1, width, what)
 
-    def table(self, vocab_size: int, hidden: int) -> Weight:
-        """Unfilled, of an embedding, or of a head."""
-        ids = self.ids(vocab_size)
-        return self.parameter(vocab_size, hidden, share=None if ids is None else Share(-2, vocab_size, (ids.here,)))
+    def vocab_weight(self, vocab_size: int, hidden: int) -> Weight:
+        """Creates the uninitialized weight of an embedding or an lm_head."""
+        ids = self.vocab_shard(vocab_size)
+        return self.parameter(vocab_size, hidden, shard=None if ids is None else Shard(-2, vocab_size, (ids.local,)))
 
-    def ids(self, vocab_size: int) -> Ids | None:
-        """Those whose rows of a table are kept here, if not all are; the shares may differ by one."""
+    def vocab_shard(self, vocab_size: int) -> VocabShard | None:
+        """Returns this rank's part of the vocabulary; sizes of ranks may differ by one. None if not sharded."""
         rank, size = self.group.rank, self.group.size
-        if self.group.alone:
+        if self.group.is_single:
             return None
-        return Ids(range(vocab_size * rank // size, vocab_size * (rank + 1) // size), vocab_size, self.group)
+        return VocabShard(range(vocab_size * rank // size, vocab_size * (rank + 1) // size), vocab_size, self.group)
 
-    def scores(self, experts: int, hidden: int) -> Weight:
-        """Unfilled, of a router's product, which is wide."""
-        if self.kernels.parts and self.dtype == torch.bfloat16:
-            return PartsWeight((experts, hidden), self.device)
+    def router_weight(self, experts: int, hidden: int) -> Weight:
+        """Creates the uninitialized weight of a router, in float32 (float64 for a float64 model)."""
+        if self.kernels.split_router_weight and self.dtype == torch.bfloat16:
+            return SplitBF16Weight((experts, hidden), self.device)
         return self.parameter(experts, hidden, dtype=wide(self.dtype))
 
-    def parameter(self, *shape: int, dtype: torch.dtype | None = None, share: Share | None = None) -> Weight:
-        """Unfilled, of something small: plain however large ones are kept, and whole unless a share is given; in the
-        model's dtype unless another is given."""
-        made = PlainWeight(_kept(shape, share), dtype or self.dtype, self.device, self.kernels.linear)
-        return made.sharing(share)
+    def parameter(self, *shape: int, dtype: torch.dtype | None = None, shard: Shard | None = None) -> Weight:
+        """Creates an uninitialized parameter that is never quantized. `dtype`: the model's if None."""
+        weight = UnquantizedWeight(_local_shape(shape, shard), dtype or self.dtype, self.device, self.kernels.linear)
+        return weight.with_shard(shard)
 
 
-def _kept(shape: tuple[int, ...], share: Share | None) -> tuple[int, ...]:
-    return shape if share is None else share.kept(shape)
+def _local_shape(shape: tuple[int, ...], shard: Shard | None) -> tuple[int, ...]:
+    return shape if shard is None else shard.local_shape(shape)

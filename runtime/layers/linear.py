@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Linear layers."""
 
 from __future__ import annotations
 
@@ -7,58 +7,72 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from runtime.layers.layer_factory import Build, Calls
+from runtime.layers.layer_factory import ForwardCall, LayerFactory
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parameter import PlainWeight, Weight, tensor_of
-from runtime.layers.sharding import Share
+from runtime.layers.parameter import UnquantizedWeight, Weight, tensor_of
+from runtime.layers.sharding import Shard
 
 
 class Linear(nn.Module):
-    """x W^T (+ b), with x [rows, inputs] and W [outputs, inputs], unfilled: `weight`, or one of its own that adapters
-    may change.
+    """x W^T (+ b), with x [rows, inputs] and W [outputs, inputs], uninitialized.
 
-    `outputs_share`, `inputs_share`: of W (dim -2, -1), where this process keeps one. With a share of the outputs it
-    gives these outputs alone; with a share of the inputs it is given these, and all processes' results are added up,
-    unless `partial`: whoever asks for that does it.
+    Args:
+        weight: an existing weight; None creates one, with LoRA if enabled.
+        outputs_shard, inputs_shard: the shard of W (dim -2 or -1) that this rank stores. With sharded outputs (column
+            parallel) it returns the local outputs. With sharded inputs (row parallel) it takes the local inputs, and
+            ranks sum their partial results with all-reduce.
+        partial: leave the all-reduce to the caller.
     """
 
-    __call__: Calls[[torch.Tensor], torch.Tensor]
+    __call__: ForwardCall[[torch.Tensor], torch.Tensor]
 
     def __init__(
-        self, build: Build, inputs: int, outputs: int, *, bias: bool, weight: Weight | None = None,
-        outputs_share: Share | None = None, inputs_share: Share | None = None, partial: bool = False,
+        self, factory: LayerFactory, inputs: int, outputs: int, *, bias: bool, weight: Weight | None = None,
+        outputs_shard: Shard | None = None, inputs_shard: Shard | None = None, partial: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        own = outputs_share or inputs_share
-        self.weight = build.adapted(build.weight(outputs, inputs, share=own)) if weight is None else weight
-        of_bias = None if outputs_share is None else replace(outputs_share, dim=-1)
-        self.bias = build.parameter(outputs, share=of_bias) if bias else None
-        self.group = None if inputs_share is None or partial else build.group
+        weight_shard = outputs_shard or inputs_shard
+        self.weight = (
+            factory.with_lora(factory.weight(outputs, inputs, shard=weight_shard)) if weight is None else weight
+        )
+        bias_shard = None if outputs_shard is None else replace(outputs_shard, dim=-1)
+        self.bias = factory.parameter(outputs, shard=bias_shard) if bias else None
+        self.group = None if inputs_shard is None or partial else factory.group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.tensor
         if self.group is None:
             return self.weight.matmul(x, bias)
-        room = self.group.room((len(x), self.weight.shape[-2]), x.dtype)
-        out = self.group.add_up(self.weight.into(x, room))
+        out = self.group.output_buffer((len(x), self.weight.shape[-2]), x.dtype)
+        out = self.group.all_reduce_out(self.weight.matmul_out(x, out))
         return out if bias is None else out.add_(bias)
 
-    def add_normed(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `norm.add` makes of what this gives, and `residual`."""
-        fused, weight = norm.kernels.product_add_norm, self.weight.current
-        if fused is None or self.group is not None or self.bias is not None or not isinstance(weight, PlainWeight):
+    def forward_add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns ``norm.add(self(x), residual)``, fused if possible."""
+        fused, weight = norm.kernels.gemm_add_norm, self.weight.active
+        if (
+            fused is None
+            or self.group is not None
+            or self.bias is not None
+            or not isinstance(weight, UnquantizedWeight)
+        ):
             return norm.add(self(x), residual)
         return fused(x, weight.tensor, residual, tensor_of(norm.weight), norm.eps)
 
 
-def attention_shares(
-    build: Build, heads: int, kv_heads: int, head_dim: int, *, values: bool = True
-) -> tuple[int, int, Share | None, Share | None]:
-    """How many query and key heads are here, and the shares that they are of the product before attention, of queries,
-    keys and (`values`) values, and of the product behind it."""
-    here = build.heads(heads, kv_heads, head_dim)
-    if build.group.alone:
+def attention_shards(
+    factory: LayerFactory, heads: int, kv_heads: int, head_dim: int, *, values: bool = True
+) -> tuple[int, int, Shard | None, Shard | None]:
+    """Returns the local number of query and KV heads, and the shards of the QKV projection and of the output
+    projection.
+
+    `values`: the QKV projection includes V.
+    """
+    local = factory.local_heads(heads, kv_heads, head_dim)
+    if factory.group.is_single:
         return heads, kv_heads, None, None
-    runs = here.runs(heads, kv_heads, values=values)
-    rows = Share(-2, (heads + (2 if values else 1) * kv_heads) * head_dim, runs)
-    return *here.counts, rows, Share(-1, heads * head_dim, runs[:1])
+    ranges = local.qkv_ranges(heads, kv_heads, values=values)
+    rows = Shard(-2, (heads + (2 if values else 1) * kv_heads) * head_dim, ranges)
+    return *local.counts, rows, Shard(-1, heads * head_dim, ranges[:1])

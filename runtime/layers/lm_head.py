@@ -1,4 +1,4 @@
-"""The head's product, whose result is never rounded below float32, and what can be asked of it without one."""
+"""lm_head: logits that are never rounded below float32, and the argmax without logits in memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.fused_argmax import likeliest_reference
+from runtime.kernels.fused_argmax import lm_head_argmax_reference
 from runtime.kernels.precision import wide
 
 if TYPE_CHECKING:
-    from runtime.kernels.ops import Kernels
+    from runtime.kernels.ops import KernelSet
     from runtime.layers.parameter import Weight
-    from runtime.layers.sharding import Ids
+    from runtime.layers.sharding import VocabShard
 
-HEAD_CHUNK = 8192  # vocabulary rows widened at a time where the device cannot accumulate wide by itself
+WIDE_CHUNK = 8192  # vocabulary rows converted to float32 at once on devices that cannot accumulate in float32
 
 
 def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -30,66 +30,77 @@ def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if hidden.is_cuda:
         return torch.mm(hidden, weight.t(), out_dtype=up)
     hidden = hidden.to(up)
-    return torch.cat([F.linear(hidden, part.to(up)) for part in torch.split(weight, HEAD_CHUNK)], dim=-1)
+    return torch.cat([F.linear(hidden, part.to(up)) for part in torch.split(weight, WIDE_CHUNK)], dim=-1)
 
 
-class CappedHead:
-    """A head whose logits are kept within `cap` by a tanh; those of its product alone are `raw`."""
+class SoftcapLMHead:
+    """lm_head with soft-capped logits: cap * tanh(logits / cap); `uncapped` returns the logits before."""
 
-    def __init__(self, weight: Weight, kernels: Kernels, cap: float) -> None:
+    def __init__(self, weight: Weight, kernels: KernelSet, cap: float) -> None:
         self.weight = weight
         self.kernels = kernels
         self.cap = cap
 
-    def raw(self, hidden: torch.Tensor) -> torch.Tensor:
+    def uncapped(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocab], see `head_logits`."""
-        logits = self.kernels.logits
+        logits = self.kernels.head_logits
         return self.weight.logits(hidden) if logits is None else logits(hidden, self.weight.tensor)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.raw(hidden).div_(self.cap).tanh_().mul_(self.cap)
+        return self.uncapped(hidden).div_(self.cap).tanh_().mul_(self.cap)
 
 
-class PlainHead:
-    """A head that is one product with `weight` and no more: it gives logits, and the likeliest tokens, `direct` without
-    them. `ids`: those of the vocabulary whose logits it gives, if not all."""
+class LMHead:
+    """lm_head without soft-capping.
 
-    def __init__(self, weight: Weight, kernels: Kernels, ids: Ids | None = None) -> None:
+    Attributes:
+        fused_argmax: `argmax` computes no logits in memory.
+        ids: the local part of the vocabulary; None if not sharded. Logits are those of the local ids.
+    """
+
+    def __init__(self, weight: Weight, kernels: KernelSet, ids: VocabShard | None = None) -> None:
         self.weight = weight
         self.kernels = kernels
         self.ids = ids
-        self.direct = kernels.likeliest is not likeliest_reference
+        self.fused_argmax = kernels.lm_head_argmax is not lm_head_argmax_reference
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocab], see `head_logits`."""
         return self.weight.logits(hidden)
 
-    def likeliest(
-        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
-        live: torch.Tensor | None = None,
+    def argmax(
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int] = (),
+        num_valid: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """[n, hidden] -> token int64 [n] and its probability [n], see ``kernels.fused_argmax.likeliest_reference``."""
+        """[n, hidden] -> token int64 [n] and its probability [n], see
+        ``kernels.fused_argmax.lm_head_argmax_reference``.
+        """
         if self.ids is not None:
-            return self._joined(self.ids, hidden, mask_id, max_token_id, spared, live)
-        found = self.kernels.likeliest(
-            hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, spared=spared, live=live
+            return self._merge_ranks(self.ids, hidden, mask_id, max_token_id, allowed_ids, num_valid)
+        found = self.kernels.lm_head_argmax(
+            hidden,
+            self.weight.tensor,
+            mask_id=mask_id,
+            max_token_id=max_token_id,
+            allowed_ids=allowed_ids,
+            num_valid=num_valid,
         )
         return found.token, found.conf
 
-    def _joined(
-        self, ids: Ids, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, spared: Sequence[int],
-        live: torch.Tensor | None,
+    def _merge_ranks(
+        self, ids: VocabShard, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int],
+        num_valid: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """The likeliest of all processes' likeliest."""
-        first = ids.here.start
-        token, conf, peak = self.kernels.likeliest(
-            hidden, self.weight.tensor, mask_id=mask_id - first if mask_id in ids.here else None,  # type: ignore[operator]
-            max_token_id=max_token_id - first, spared=[token - first for token in spared if token in ids.here],
-            live=live,
+        """The argmax over all ranks, from each rank's argmax."""
+        first = ids.local.start
+        token, conf, peak = self.kernels.lm_head_argmax(
+            hidden, self.weight.tensor, mask_id=mask_id - first if mask_id in ids.local else None,  # type: ignore[operator]
+            max_token_id=max_token_id - first,
+            allowed_ids=[token - first for token in allowed_ids if token in ids.local], num_valid=num_valid,
         )  # fmt: skip
         numbers = torch.stack([peak, 1 / conf, (token + first).to(conf.dtype)])
-        peaks, sums, tokens = ids.group.gather(numbers).unbind(1)
-        peak, best = peaks.max(0, keepdim=True)  # the first of equal values: the lowest ids
-        there = peaks > -torch.inf  # where anything may be predicted; its sum is by its own peak
-        total = torch.where(there, sums * (peaks - peak).exp(), 0).sum(0)
+        peaks, sums, tokens = ids.group.all_gather(numbers).unbind(1)
+        peak, best = peaks.max(0, keepdim=True)  # the first of equal values: the lowest id
+        has_allowed = peaks > -torch.inf  # whether the rank has an allowed id; its sum is relative to its own peak
+        total = torch.where(has_allowed, sums * (peaks - peak).exp(), 0).sum(0)
         return tokens.gather(0, best)[0].long(), 1 / total

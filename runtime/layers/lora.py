@@ -1,4 +1,4 @@
-"""Weights that adapters of low rank change, for each row its own: a bank of slots beside a weight of any format."""
+"""LoRA weights: a base weight of any format with slots for adapters, selected per row."""
 
 from __future__ import annotations
 
@@ -9,100 +9,105 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.lora import LoraKernel, LoraRows
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.lora import LoRAKernel, LoRARows
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.layers.parameter import Weight
-from runtime.layers.sharding import Index, Part
+from runtime.layers.sharding import Index, WeightSlice
 
-LEAST_RANK = 16  # of what kernels multiply
+MIN_RANK = 16  # multiple of the rank in GEMMs
 
 
-class Lora:
-    """What the adapted weights of one model share: how large their banks are, and which rows of the forward under way
-    are whose.
+class LoRAContext:
+    """State shared by the LoRA weights of a model: the size of their slots, and the adapters of the current forward.
 
-    `rank`: what every bank has room for, at least the largest adapter's. `fixed`: a row's bits do not depend on what is
-    beside it.
+    Attributes:
+        rank: of all slots, at least that of the largest adapter.
+        batch_invariant: the bits of a row do not depend on the other rows.
+        rows: the slot of each row of the current forward; None if no row has an adapter.
+        active_modules: bits of the modules that the adapters of the current forward may change.
+        eager_modules: bits of the modules that fused kernels use, whose layers run eagerly if an adapter changes them.
     """
 
-    def __init__(self, room: Room, kernel: LoraKernel, *, fixed: bool = False) -> None:
-        self.slots = room.slots
-        self.rank = max(LEAST_RANK, 1 << (room.rank - 1).bit_length())
+    def __init__(self, config: LoRAConfig, kernel: LoRAKernel, *, batch_invariant: bool = False) -> None:
+        self.slots = config.slots
+        self.rank = max(MIN_RANK, 1 << (config.rank - 1).bit_length())
         self.kernel = kernel
-        self.fixed = fixed
-        self.rows: LoraRows | None = None  # None: nobody's
-        self.touched = 0  # bits of the weights that the adapters of this forward may change
-        self.apart = 0  # bits of those that kernels take whole, so that their layers are computed in pieces
-        self._bits: dict[str, int] = {}
+        self.batch_invariant = batch_invariant
+        self.rows: LoRARows | None = None
+        self.active_modules = 0
+        self.eager_modules = 0
+        self._module_bits: dict[str, int] = {}
 
-    def bit(self, kind: str) -> int:
-        """Of all weights of a kind: a forward goes to the banks of those alone that some adapter changes."""
-        return self._bits.setdefault(kind, 1 << len(self._bits))
+    def module_bit(self, kind: str) -> int:
+        """Returns the bit of a module name; a forward skips LoRA in modules that no active adapter changes."""
+        return self._module_bits.setdefault(kind, 1 << len(self._module_bits))
 
-    def begin(self, batch: ForwardBatch) -> None:
-        """Before each forward."""
-        self.touched = batch.adapted
+    def set_batch(self, batch: ForwardBatch) -> None:
+        """Sets the adapters of the current forward."""
+        self.active_modules = batch.active_lora_modules
         self.rows = None
-        if batch.adapted:
-            assert batch.adapters is not None
-            self.rows = LoraRows(batch.adapters, batch.tiles, batch.tile_rows)
+        if batch.active_lora_modules:
+            assert batch.lora_slots is not None
+            self.rows = LoRARows(batch.lora_slots, batch.query_tiles, batch.tile_rows)
 
     @property
-    def every(self) -> int:
-        """Bits of all weights but those that are computed in pieces."""
-        bits = 0
-        for bit in self._bits.values():
-            bits |= bit
-        return bits & ~self.apart
+    def capturable_modules(self) -> int:
+        """Bits of all modules that a CUDA graph may capture."""
+        mask = 0
+        for module_bit in self._module_bits.values():
+            mask |= module_bit
+        return mask & ~self.eager_modules
 
     @property
-    def in_pieces(self) -> bool:
-        """Whether this forward changes something that kernels would take whole."""
-        return bool(self.touched & self.apart)
+    def needs_eager(self) -> bool:
+        """Whether an adapter of the current forward changes a module that a fused kernel would use."""
+        return bool(self.active_modules & self.eager_modules)
 
 
-class Room(NamedTuple):
-    """For adapters that requests name: how many the device holds at once, and the largest rank."""
+class LoRAConfig(NamedTuple):
+    """Adapter slots on the device, and the largest rank."""
 
     slots: int
     rank: int
 
 
 @dataclass(frozen=True)
-class Stack:
-    """An adapter's matrices for some outputs of a stack of weights: `down` [experts, rank, inputs] and `up`
-    [experts, outputs, rank]."""
+class StackedLoRA:
+    """An adapter's matrices for a range of outputs of an expert stack: `down` [experts, rank, inputs], `up`
+    [experts, outputs, rank].
+    """
 
     outputs: slice
     down: torch.Tensor
     up: torch.Tensor
 
 
-class LoraWeight(Weight):
-    """`base`, and what the adapter of each row adds. Filled as the base is, of which this process may keep a share.
+class LoRAWeight(Weight):
+    """A base weight plus the adapter of each row. It loads as the base does, which may be sharded.
 
-    A matrix has a bank at a fixed place, of one part for each run of outputs that checkpoints hold as a tensor of its
-    own; a stack of experts has an adapter's matrices as long as it has a slot. `apart`: see `Lora`.
+    A matrix has static slots, with one part for each range of outputs that is a tensor of its own in checkpoints. An
+    expert stack holds an adapter's matrices as long as the adapter has a slot. `eager`: see
+    ``LoRAContext.eager_modules``.
     """
 
-    def __init__(self, base: Weight, lora: Lora, *, apart: bool) -> None:
+    def __init__(self, base: Weight, lora: LoRAContext, *, eager: bool) -> None:
         super().__init__(base.shape, base.dtype)
         self.base = base
-        self.share = base.share
+        self.shard = base.shard
         self.lora = lora
-        self.apart = apart or len(base.shape) == 3
-        self.bit = 0
-        self.cuts: tuple[int, ...] = ()  # where each part's outputs begin, and the end
+        self.eager = eager or len(base.shape) == 3
+        self.module_bit = 0
+        self.part_starts: tuple[int, ...] = ()  # first output of each part, and the number of outputs
         self.down = self.up = torch.empty(0)
-        self.stacks: dict[int, list[Stack]] = {}
+        self.stacks: dict[int, list[StackedLoRA]] = {}
 
     @property
     def tensor(self) -> torch.Tensor:
         return self.base.tensor
 
     @property
-    def operand(self) -> Any:
-        return self.base.operand
+    def kernel_arg(self) -> Any:
+        return self.base.kernel_arg
 
     @property
     def nbytes(self) -> int:
@@ -112,72 +117,75 @@ class LoraWeight(Weight):
     def size(self) -> int:
         return self.base.size
 
-    def fill(self, index: Index, tensor: torch.Tensor) -> int:
-        return self.base.fill(index, tensor)
+    def load(self, index: Index, tensor: torch.Tensor) -> int:
+        return self.base.load(index, tensor)
 
-    def take(self, part: Part, tensor: torch.Tensor) -> int:
-        return self.base.take(part, tensor)
+    def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
+        return self.base.load_slice(part, tensor)
 
-    def fill_packed(self, index: Index, packed: Packed) -> int:
-        return self.base.fill_packed(index, packed)
+    def load_quantized(self, index: Index, packed: QuantizedTensor) -> int:
+        return self.base.load_quantized(index, packed)
 
     @property
-    def current(self) -> Weight:
+    def active(self) -> Weight:
         return self.base if self._rows is None else self
 
     @property
-    def _rows(self) -> LoraRows | None:
-        """Whose adapters' rows are in the forward under way, if one of these may change it."""
-        return self.lora.rows if self.lora.touched & self.bit else None
+    def _rows(self) -> LoRARows | None:
+        """The slots of the current forward's rows, if one of its adapters may change this weight."""
+        return self.lora.rows if self.lora.active_modules & self.module_bit else None
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return self._added(self.base.matmul(x, bias), x)
+        return self._add_lora(self.base.matmul(x, bias), x)
 
-    def into(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        return self._added(self.base.into(x, out), x)
+    def matmul_out(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        return self._add_lora(self.base.matmul_out(x, out), x)
 
-    def _added(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """With what the rows' adapters add."""
+    def _add_lora(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         rows = self._rows
         if rows is not None:
-            self.lora.kernel(out, x, self.down, self.up, self.cuts, rows)
+            self.lora.kernel(out, x, self.down, self.up, self.part_starts, rows)
         return out
 
-    def lay(self, kind: str, parts: Sequence[Part], device: torch.device) -> None:
-        """Make room for the slots. `parts`: those of the whole that checkpoints fill."""
-        self.bit = self.lora.bit(kind)
-        if self.apart:
-            self.lora.apart |= self.bit
+    def allocate(self, kind: str, parts: Sequence[WeightSlice], device: torch.device) -> None:
+        """Allocates the slots.
+
+        Args:
+            kind: module name, for ``LoRAContext.module_bit``.
+            parts: slices of the full parameter that checkpoints hold as separate tensors.
+        """
+        self.module_bit = self.lora.module_bit(kind)
+        if self.eager:
+            self.lora.eager_modules |= self.module_bit
         outputs, inputs = self.shape[-2:]
-        firsts = {kept.ranges[-2].start for part in parts for kept, _ in self.pieces(part)}
-        self.cuts = tuple(sorted(firsts | {outputs}))
+        firsts = {local.ranges[-2].start for part in parts for local, _ in self.local_slices(part)}
+        self.part_starts = tuple(sorted(firsts | {outputs}))
         if len(self.shape) == 2:
             slots, rank = self.lora.slots, self.lora.rank
-            self.down = torch.zeros(slots, (len(self.cuts) - 1) * rank, inputs, dtype=self.dtype, device=device)
+            self.down = torch.zeros(slots, (len(self.part_starts) - 1) * rank, inputs, dtype=self.dtype, device=device)
             self.up = torch.zeros(slots, outputs, rank, dtype=self.dtype, device=device)
         else:
-            self.down = self.down.to(device)  # of nothing, where the stacks will be
+            self.down = self.down.to(device)  # empty, only for its device
 
-    def stack_bytes(self, rank: int) -> int:
-        """Of what an adapter of a rank takes beside the bank, at most."""
+    def max_adapter_bytes(self, rank: int) -> int:
+        """Upper bound of the memory of an adapter of this rank in addition to the slots."""
         if len(self.shape) == 2:
             return 0
         experts, outputs, inputs = self.shape
-        rank = -(-rank // LEAST_RANK) * LEAST_RANK
-        return experts * rank * ((len(self.cuts) - 1) * inputs + outputs) * self.dtype.itemsize
+        rank = -(-rank // MIN_RANK) * MIN_RANK
+        return experts * rank * ((len(self.part_starts) - 1) * inputs + outputs) * self.dtype.itemsize
 
     @property
-    def held_bytes(self) -> int:
-        """Of what adapters take now beside the bank."""
-        return sum(stack.down.nbytes + stack.up.nbytes for held in self.stacks.values() for stack in held)
+    def adapter_bytes(self) -> int:
+        """Memory that adapters use in addition to the slots."""
+        return sum(stack.down.nbytes + stack.up.nbytes for stacked in self.stacks.values() for stack in stacked)
 
-    def put(self, slot: int, pairs: Mapping[Part, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """From now on the slot's adapter adds `up` times `down` to each of these parts of the whole, and nothing to
-        others."""
+    def load_adapter(self, slot: int, pairs: Mapping[WeightSlice, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Makes the slot's adapter add `up` times `down` to these slices of the full parameter."""
         own = {
-            kept: (down[:, box[-1]], up[box[-2]])
+            local: (down[:, slices[-1]], up[slices[-2]])
             for part, (down, up) in pairs.items()
-            for kept, box in self.pieces(part)
+            for local, slices in self.local_slices(part)
         }
         if len(self.shape) == 3:
             self._stack(slot, own)
@@ -186,28 +194,28 @@ class LoraWeight(Weight):
         self.up[slot].zero_()
         for part, (down, up) in own.items():
             outputs = part.ranges[0]
-            for n, first in enumerate(self.cuts[:-1]):
-                if first in outputs:  # an adapter of all of them has one matrix for all parts
+            for n, first in enumerate(self.part_starts[:-1]):
+                if first in outputs:  # an adapter of several parts has one `down` for all of them
                     at = n * self.lora.rank
                     self.down[slot, at : at + len(down)].copy_(down)
             self.up[slot, outputs.start : outputs.stop, : up.shape[1]].copy_(up)
 
-    def _stack(self, slot: int, pairs: Mapping[Part, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _stack(self, slot: int, pairs: Mapping[WeightSlice, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.stacks.pop(slot, None)
-        made: dict[tuple[int, int], Stack] = {}
+        stacks_: dict[tuple[int, int], StackedLoRA] = {}
         for part, (down, up) in pairs.items():
             experts, outputs, inputs = part.ranges
-            where = outputs.start, outputs.stop
-            if where not in made:
+            outputs_key = outputs.start, outputs.stop
+            if outputs_key not in stacks_:
                 rank = max(len(d) for p, (d, _) in pairs.items() if p.ranges[1] == outputs)
-                rank = -(-rank // LEAST_RANK) * LEAST_RANK
-                room = self.down.new_zeros  # of the bank's device
-                made[where] = Stack(
-                    slice(*where),
-                    room(self.shape[0], rank, len(inputs), dtype=self.dtype),
-                    room(self.shape[0], len(outputs), rank, dtype=self.dtype),
+                rank = -(-rank // MIN_RANK) * MIN_RANK
+                new_zeros = self.down.new_zeros
+                stacks_[outputs_key] = StackedLoRA(
+                    slice(*outputs_key),
+                    new_zeros(self.shape[0], rank, len(inputs), dtype=self.dtype),
+                    new_zeros(self.shape[0], len(outputs), rank, dtype=self.dtype),
                 )
-            made[where].down[experts.start, : len(down)].copy_(down)
-            made[where].up[experts.start, :, : up.shape[1]].copy_(up)
-        if made:
-            self.stacks[slot] = list(made.values())
+            stacks_[outputs_key].down[experts.start, : len(down)].copy_(down)
+            stacks_[outputs_key].up[experts.start, :, : up.shape[1]].copy_(up)
+        if stacks_:
+            self.stacks[slot] = list(stacks_.values())

@@ -1,31 +1,31 @@
-"""Experts that adapters change: the two products in pieces, each with what the adapter of each row adds."""
+"""MoE with LoRA: both GEMMs run separately, each with the adapter of each row."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.activation import Activation, gate_mul_reference
+from runtime.kernels.activation import Activation, act_and_mul_reference
 from runtime.kernels.precision import wide
-from runtime.layers.lora import Lora, LoraWeight
+from runtime.layers.lora import LoRAContext, LoRAWeight
 from runtime.layers.parameter import Weight
 
 
-def adapted_experts(
+def lora_experts(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Weight, down: Weight,
-    shared: torch.Tensor | None, lora: Lora, activation: Activation = "silu",
+    shared: torch.Tensor | None, lora: LoRAContext, activation: Activation = "silu",
 ) -> torch.Tensor:  # fmt: skip
-    """``kernels.moe.moe_reference`` of weights that adapters change. Asks the device, so it cannot be recorded."""
+    """``kernels.moe.moe_reference`` of weights with LoRA. Synchronizes the device, so it cannot be captured."""
     rows, top_k = ids.shape
     flat = ids.flatten().long()
     order = flat.argsort(stable=True)
-    order = order[int((flat < 0).sum()) :]  # pairs (row, choice) grouped by expert; -1 is nobody's
+    order = order[int((flat < 0).sum()) :]  # token-expert pairs sorted by expert, without -1
     expert, row = flat[order], order // top_k
     slots = torch.full_like(row, -1) if lora.rows is None else lora.rows.slots[row]
-    hidden = gate_mul_reference(_product(x[row], expert, slots, gate_up), activation)
-    made = _product(hidden, expert, slots, down)
+    hidden = act_and_mul_reference(_expert_gemm(x[row], expert, slots, gate_up), activation)
+    result = _expert_gemm(hidden, expert, slots, down)
     up = wide(x.dtype)
-    by_choice = made.new_zeros(rows * top_k, made.shape[1]).index_copy_(0, order, made)
+    by_choice = result.new_zeros(rows * top_k, result.shape[1]).index_copy_(0, order, result)
     by_choice = by_choice.view(rows, top_k, -1).to(up)
     total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
     for choice, weight in enumerate(torch.split(weights.to(up), 1, dim=1)):
@@ -33,21 +33,21 @@ def adapted_experts(
     return total.to(x.dtype)
 
 
-def _product(x: torch.Tensor, expert: torch.Tensor, slots: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """[pairs, inputs] -> [pairs, outputs], each through its expert."""
-    out = grouped(x, expert, weight.tensor)
-    for slot, stacks in weight.stacks.items() if isinstance(weight, LoraWeight) else ():
-        mine = (slots == slot).nonzero().flatten()
-        if not len(mine):
+def _expert_gemm(x: torch.Tensor, expert: torch.Tensor, slots: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """[pairs, inputs] -> [pairs, outputs], each pair with its expert."""
+    out = grouped_gemm(x, expert, weight.tensor)
+    for slot, stacks in weight.stacks.items() if isinstance(weight, LoRAWeight) else ():
+        slot_rows = (slots == slot).nonzero().flatten()
+        if not len(slot_rows):
             continue
         for stack in stacks:
-            change = grouped(grouped(x[mine], expert[mine], stack.down), expert[mine], stack.up)
-            out[:, stack.outputs].index_add_(0, mine, change)
+            delta = grouped_gemm(grouped_gemm(x[slot_rows], expert[slot_rows], stack.down), expert[slot_rows], stack.up)
+            out[:, stack.outputs].index_add_(0, slot_rows, delta)
     return out
 
 
-def grouped(x: torch.Tensor, expert: torch.Tensor, stack: torch.Tensor) -> torch.Tensor:
-    """Row i of `x` [rows, inputs], in the order of their experts, times ``stack[expert[i]]`` [outputs, inputs]."""
+def grouped_gemm(x: torch.Tensor, expert: torch.Tensor, stack: torch.Tensor) -> torch.Tensor:
+    """Row i of `x` [rows, inputs], sorted by expert, times ``stack[expert[i]]`` [outputs, inputs]."""
     counts = torch.bincount(expert, minlength=len(stack))
     if x.is_cuda and x.dtype == torch.bfloat16:
         return F.grouped_mm(x, stack.transpose(1, 2), offs=counts.cumsum(0).int())

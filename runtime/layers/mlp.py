@@ -1,4 +1,4 @@
-"""The dense feed-forward layer."""
+"""Dense gated MLP."""
 
 from __future__ import annotations
 
@@ -6,43 +6,49 @@ import torch
 from torch import nn
 
 from runtime.kernels.activation import Activation
-from runtime.layers.layer_factory import Build, Calls, Gated
+from runtime.layers.layer_factory import ForwardCall, GateUpDown, LayerFactory
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parameter import TurnsWeight
+from runtime.layers.parameter import InterleavedWeight
 
 
-class SwiGLU(nn.Module):
-    """down(act(gate(x)) * up(x)); gate and up are one product, filled gate rows first. Unfilled. SwiGLU in the strict
-    sense unless `activation` is another than its SiLU. `held`: the weights, if it makes none of its own. Processes
-    share its width; `partial`: what each gives is not added up here."""
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), uninitialized. Gate and up are one GEMM, gate rows first in a checkpoint.
 
-    __call__: Calls[[torch.Tensor], torch.Tensor]
+    Args:
+        activation: "silu" (SwiGLU) or "gelu_tanh".
+        weights: existing weights; None creates them.
+        partial: leave the all-reduce of a width-sharded MLP to the caller.
+    """
+
+    __call__: ForwardCall[[torch.Tensor], torch.Tensor]
 
     def __init__(
-        self, build: Build, hidden: int, width: int, activation: Activation = "silu", held: Gated | None = None, *,
-        partial: bool = False,
+        self, factory: LayerFactory, hidden: int, width: int, activation: Activation = "silu",
+        weights: GateUpDown | None = None, *, partial: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        rows, columns = build.widths(width, "feed-forward width")
-        first = build.dense_gates(width, hidden, rows) if held is None else held.gate_up
-        self.gate_up = Linear(build, hidden, 2 * width, bias=False, weight=first, outputs_share=rows)
-        self.down = Linear(
-            build, width, hidden, bias=False, weight=held and held.down, inputs_share=columns, partial=partial
+        rows, columns = factory.mlp_shards(width, "feed-forward width")
+        gate_up_proj = factory.dense_gate_up(width, hidden, rows) if weights is None else weights.gate_up
+        self.gate_up_proj = Linear(factory, hidden, 2 * width, bias=False, weight=gate_up_proj, outputs_shard=rows)
+        self.down_proj = Linear(
+            factory, width, hidden, bias=False, weight=weights and weights.down, inputs_shard=columns, partial=partial
         )
         self.activation = activation
-        self.kernels = build.kernels
+        self.kernels = factory.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self._gated(x))
+        return self.down_proj(self._activated(x))
 
-    def add_normed(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `norm.add` makes of what this gives, and `residual`."""
-        return self.down.add_normed(self._gated(x), residual, norm)
+    def forward_add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns ``norm.add(self(x), residual)``, fused if possible."""
+        return self.down_proj.forward_add_norm(self._activated(x), residual, norm)
 
-    def _gated(self, x: torch.Tensor) -> torch.Tensor:
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, width]."""
-        weight, product = self.gate_up.weight.current, self.kernels.gated_product
-        if product is not None and isinstance(weight, TurnsWeight):
-            return product(x, weight.operand, self.activation)
-        return self.kernels.gate_mul(self.gate_up(x), self.activation)
+        weight, fused = self.gate_up_proj.weight.active, self.kernels.fused_gate_up
+        if fused is not None and isinstance(weight, InterleavedWeight):
+            return fused(x, weight.kernel_arg, self.activation)
+        return self.kernels.act_and_mul(self.gate_up_proj(x), self.activation)

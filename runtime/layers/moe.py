@@ -1,4 +1,4 @@
-"""The mixture-of-experts feed-forward layer: router, experts, shared experts."""
+"""Mixture-of-experts layer: router, routed experts, shared expert."""
 
 from __future__ import annotations
 
@@ -8,114 +8,132 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.precision import wide
-from runtime.layers.layer_factory import Build, Calls, Gated
-from runtime.layers.lora import Lora
-from runtime.layers.lora_experts import adapted_experts
-from runtime.layers.mlp import SwiGLU
+from runtime.layers.layer_factory import ForwardCall, GateUpDown, LayerFactory
+from runtime.layers.lora import LoRAContext
+from runtime.layers.lora_experts import lora_experts
+from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parameter import tensor_of
-from runtime.layers.sharding import Experts, Share
+from runtime.layers.sharding import ExpertShard, Shard
 
 
 class Router(nn.Module):
-    """Scores experts in float32 (float64 for a float64 model), whatever the model's dtype; rows are of either.
-    Unfilled."""
+    """Scores experts in float32 (float64 for a float64 model) for rows of any dtype, and selects top_k of them."""
 
-    __call__: Calls[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+    __call__: ForwardCall[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, build: Build, hidden: int, experts: int, rule: RoutingRule, *, bias: bool) -> None:
+    def __init__(self, factory: LayerFactory, hidden: int, experts: int, routing: RoutingConfig, *, bias: bool) -> None:
         super().__init__()
-        self.weight = build.scores(experts, hidden)
-        self.bias = build.parameter(experts, dtype=wide(build.dtype)) if bias else None
-        self.rule = rule
-        self.kernels = build.kernels
+        self.weight = factory.router_weight(experts, hidden)
+        self.bias = factory.parameter(experts, dtype=wide(factory.dtype)) if bias else None
+        self.routing = routing
+        self.kernels = factory.kernels
 
     def forward(
         self, x: torch.Tensor, first: torch.Tensor | None, factor: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, hidden] -> ids int32 and weights, both [rows, top_k]. `first`: see ``route_reference``; `factor`: see
-        ``router_logits_reference``."""
-        logits = self.kernels.router_logits(x, self.weight.operand, factor)
-        return self.kernels.route(logits, tensor_of(self.bias), self.rule, first)
+        """[rows, hidden] -> ids int32 and weights, both [rows, top_k].
+
+        Args:
+            first: see ``select_experts_reference``. factor: see ``router_logits_reference``.
+        """
+        logits = self.kernels.router_logits(x, self.weight.kernel_arg, factor)
+        return self.kernels.select_experts(logits, tensor_of(self.bias), self.routing, first)
 
 
-class Stack(NamedTuple):
-    """The experts that are kept here, or their share of each one's width; `here` None: all of them."""
+class ExpertWeights(NamedTuple):
+    """Weights of the local experts, or of the local part of each expert's width; then `expert_shard` is None."""
 
-    held: Gated
-    here: Experts | None
+    weights: GateUpDown
+    expert_shard: ExpertShard | None
 
 
-def stack(build: Build, experts: int, hidden: int, width: int) -> Stack:
-    """Unfilled. Every process gives its part of the result, and all are to be added up."""
-    if build.deals and not build.group.alone:
-        here = build.part(experts, "experts")
-        share = Share(-3, experts, (here,))
-        gate_up = build.expert_gates(experts, 2 * width, hidden, share=share)
-        return Stack(Gated(gate_up, build.weight(experts, hidden, width, share=share)), Experts(here))
-    rows, columns = build.widths(width)
-    gate_up = build.expert_gates(experts, 2 * width, hidden, share=rows)
-    return Stack(Gated(gate_up, build.weight(experts, hidden, width, share=columns)), None)
+def make_experts(factory: LayerFactory, experts: int, hidden: int, width: int) -> ExpertWeights:
+    """Creates uninitialized weights. Ranks sum their partial results with all-reduce."""
+    if factory.expert_parallel and not factory.group.is_single:
+        expert_shard = factory.local_range(experts, "experts")
+        shard = Shard(-3, experts, (expert_shard,))
+        gate_up = factory.expert_gate_up(experts, 2 * width, hidden, shard=shard)
+        return ExpertWeights(
+            GateUpDown(gate_up, factory.weight(experts, hidden, width, shard=shard)), ExpertShard(expert_shard)
+        )
+    rows, columns = factory.mlp_shards(width)
+    gate_up = factory.expert_gate_up(experts, 2 * width, hidden, shard=rows)
+    return ExpertWeights(GateUpDown(gate_up, factory.weight(experts, hidden, width, shard=columns)), None)
 
 
 class MoE(nn.Module):
-    """Routed experts of `width`, plus shared experts as one SwiGLU of `shared_width` (0: none). Unfilled. Where it is
-    as wide as an expert and the kernels take it, the shared one is an expert that every row chooses."""
+    """Routed experts of `width`, and a shared expert of `shared_width` (0 for none). Uninitialized.
 
-    __call__: Calls[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    If both widths are equal and the kernels support it, the shared expert is fused: every row selects it as expert N.
+    """
+
+    __call__: ForwardCall[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
     def __init__(
-        self, build: Build, hidden: int, width: int, experts: int, shared_width: int, rule: RoutingRule, *,
-        router_bias: bool,
+        self, factory: LayerFactory, hidden: int, width: int, experts: int, shared_width: int, routing: RoutingConfig,
+        *, router_bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.joined = build.joined(experts, hidden, width) if shared_width == width else None
-        if self.joined is None:
-            held, self.here = stack(build, experts, hidden, width)
-            last = None
+        self.fused_shared = factory.fused_shared_expert(experts, hidden, width) if shared_width == width else None
+        if self.fused_shared is None:
+            weights, self.expert_shard = make_experts(factory, experts, hidden, width)
+            shared_weights = None
         else:
-            held, last, rule = self.joined.experts, self.joined.last, replace(rule, shared=True)
-            last = Gated(*(build.adapted(weight, apart=True) for weight in last))
-            self.here = None
-        self.router = Router(build, hidden, experts, rule, bias=router_bias)
-        self.gate_up, self.down = (build.adapted(weight) for weight in held)
-        self.top_k = rule.top_k
-        self.lora = build.lora
-        self.shared = SwiGLU(build, hidden, shared_width, held=last, partial=True) if shared_width else None
-        self.kernels = build.kernels
-        self.group = build.group
+            weights, shared_weights, routing = (
+                self.fused_shared.experts,
+                self.fused_shared.shared,
+                replace(routing, fused_shared_expert=True),
+            )
+            shared_weights = GateUpDown(*(factory.with_lora(weight, eager=True) for weight in shared_weights))
+            self.expert_shard = None
+        self.gate = Router(factory, hidden, experts, routing, bias=router_bias)
+        self.gate_up_proj, self.down_proj = (factory.with_lora(weight) for weight in weights)
+        self.top_k = routing.top_k
+        self.lora = factory.lora
+        self.shared_experts = (
+            GatedMLP(factory, hidden, shared_width, weights=shared_weights, partial=True) if shared_width else None
+        )
+        self.kernels = factory.kernels
+        self.group = factory.group
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
-        ids, weights = self.router(x, first, None)
-        if self.here is not None:
-            ids = self.here.at(ids)
-        if self.lora is not None and self.lora.in_pieces:
-            return self._in_pieces(x, ids, weights, self.lora)
-        operands, room = self._operands(x), self.group.room(x.shape, x.dtype)
-        return self.group.add_up(self.kernels.moe(x, ids, weights, *operands, out=room))
+        ids, weights = self.gate(x, first, None)
+        if self.expert_shard is not None:
+            ids = self.expert_shard.local_ids(ids)
+        if self.lora is not None and self.lora.needs_eager:
+            return self._forward_lora(x, ids, weights, self.lora)
+        kernel_args, out = self._kernel_args(x), self.group.output_buffer(x.shape, x.dtype)
+        return self.group.all_reduce_out(self.kernels.moe(x, ids, weights, *kernel_args, out=out))
 
-    def add_normed(
+    def forward_add_norm(
         self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `norm.add` makes of what this gives, and `residual`."""
-        in_pieces = self.lora is not None and self.lora.in_pieces
-        if self.kernels.moe_add_norm is None or in_pieces or not self.group.alone:
+        """Returns ``norm.add(self(x, first), residual)``, fused if possible."""
+        needs_eager = self.lora is not None and self.lora.needs_eager
+        if self.kernels.moe_add_norm is None or needs_eager or not self.group.is_single:
             return norm.add(self(x, first), residual)
-        ids, weights = self.router(x, first, None)
-        after = residual, tensor_of(norm.weight), norm.eps
-        return self.kernels.moe_add_norm(x, ids, weights, *self._operands(x), *after)
+        ids, weights = self.gate(x, first, None)
+        norm_args = residual, tensor_of(norm.weight), norm.eps
+        return self.kernels.moe_add_norm(x, ids, weights, *self._kernel_args(x), *norm_args)
 
-    def _in_pieces(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, lora: Lora) -> torch.Tensor:
-        """With what adapters change in the experts. A shared one that is routed to has the last column."""
+    def _forward_lora(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, lora: LoRAContext
+    ) -> torch.Tensor:
+        """The experts with LoRA. A fused shared expert is the last choice and computed separately here."""
         k = self.top_k
-        shared = None if self.shared is None else self.shared(x)
-        made = adapted_experts(x, ids[:, :k], weights[:, :k], self.gate_up, self.down, shared, lora)
-        return self.group.add_up(made)
+        shared_experts = None if self.shared_experts is None else self.shared_experts(x)
+        result = lora_experts(x, ids[:, :k], weights[:, :k], self.gate_up_proj, self.down_proj, shared_experts, lora)
+        return self.group.all_reduce_out(result)
 
-    def _operands(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """What the kernels take: both products' weights, and what is added."""
-        if self.joined is not None:
-            return self.joined.gate_up, self.joined.down, None
-        return self.gate_up.operand, self.down.operand, None if self.shared is None else self.shared(x)
+    def _kernel_args(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Returns the kernels' gate_up and down weights, and what is added to the result."""
+        if self.fused_shared is not None:
+            return self.fused_shared.gate_up, self.fused_shared.down, None
+        return (
+            self.gate_up_proj.kernel_arg,
+            self.down_proj.kernel_arg,
+            None if self.shared_experts is None else self.shared_experts(x),
+        )

@@ -1,4 +1,4 @@
-"""What a layer holds of a checkpoint: in the checkpoint's coordinates, in a format of its own."""
+"""Model parameters that load themselves from a checkpoint: sharded, quantized or laid out for kernels."""
 
 from __future__ import annotations
 
@@ -12,48 +12,52 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import gates_first, outputs_first, places
-from runtime.kernels.moe_router_gemm import PARTS, split_parts
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.interleave import deinterleave, deinterleave_outputs, interleaved_index
+from runtime.kernels.moe_router_gemm import NUM_PARTS, split_bf16x3
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.layers.lm_head import head_logits
-from runtime.layers.sharding import Index, Part, Share
+from runtime.layers.sharding import Index, Shard, WeightSlice
 
 if TYPE_CHECKING:
     from runtime.kernels.signatures import LinearKernel
 
 
 class Weight(ABC):
-    """A matrix [..., outputs, inputs], or a vector, that a checkpoint fills and layers compute with in `dtype`.
+    """A parameter [..., outputs, inputs], or a vector, that layers compute with in `dtype`.
 
-    It is filled in the coordinates of the whole, whatever of it this process keeps (`shape`), and in whatever format.
-    A format says how it takes a part of what is kept and what `tensor` is; the products below follow from that, and it
-    has its own where it has better ones.
+    Checkpoint tensors are loaded in the coordinates of the full parameter, whatever shard of it this rank stores
+    (`shape`) and in whatever format. A format defines `load_slice` and `tensor`; the GEMMs follow from these and may be
+    overridden.
+
+    Attributes:
+        shard: the shard that this rank stores; None for the full parameter.
+        shape: of what this rank stores.
     """
 
-    share: Share | None = None  # None: all of it is kept
+    shard: Shard | None = None  # None: not sharded
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape = shape
         self.dtype = dtype
 
-    def sharing(self, share: Share | None) -> Self:
-        """This weight, as a share of a whole."""
-        self.share = share
+    def with_shard(self, shard: Shard | None) -> Self:
+        """Marks this weight as a shard of a parameter and returns it."""
+        self.shard = shard
         return self
 
     @property
-    def whole(self) -> tuple[int, ...]:
-        """The sizes that a checkpoint has."""
-        return self.shape if self.share is None else self.share.whole(self.shape)
+    def full_shape(self) -> tuple[int, ...]:
+        """Shape of the full parameter, as in a checkpoint."""
+        return self.shape if self.shard is None else self.shard.full_shape(self.shape)
 
     @property
     @abstractmethod
     def tensor(self) -> torch.Tensor:
-        """What is kept here, of `dtype`. Plain: the very tensor; others make it anew."""
+        """The stored values in `dtype`: the stored tensor itself if unquantized, otherwise dequantized anew."""
 
     @property
-    def operand(self) -> Any:
-        """What the build's kernels are given of it: `tensor`, unless the format has kernels of its own."""
+    def kernel_arg(self) -> Any:
+        """The argument of the kernels: `tensor`, unless the format has its own kernels."""
         return self.tensor
 
     @property
@@ -63,45 +67,57 @@ class Weight(ABC):
 
     @property
     def size(self) -> int:
-        """How many of the whole's elements are kept here."""
+        """Number of stored elements."""
         return math.prod(self.shape)
 
-    def fill(self, index: Index, tensor: torch.Tensor) -> int:
-        """Take `tensor`, of any float dtype and device, as the whole's [index]; return how many of its elements are
-        kept here. ConfigError, worded to follow a tensor's name, for a wrong shape and for what is not finite here."""
-        part = Part.of(self.whole, index)
+    def load(self, index: Index, tensor: torch.Tensor) -> int:
+        """Loads `tensor`, of any float dtype and device, to [index] of the full parameter.
+
+        Returns:
+            Number of its elements that this rank stores.
+
+        Raises:
+            ConfigError: wrong shape, or values that are not finite in `dtype`. The message continues a sentence that
+                names the tensor.
+        """
+        part = WeightSlice.of(self.full_shape, index)
         if tensor.shape != part.shape:
             raise ConfigError(f"is {list(tensor.shape)}, not {list(part.shape)}")
-        return self.fill_from(index, lambda box: tensor[box])
+        return self.load_lazily(index, lambda box: tensor[box])
 
-    def fill_from(self, index: Index, read: Callable[[tuple[slice, ...]], torch.Tensor]) -> int:
-        """The same of a tensor of which only what is kept here is read: `read(box)` gives a box of it."""
-        part = Part.of(self.whole, index)
-        return sum(self.take(kept, read(box).reshape([len(r) for r in kept.ranges])) for kept, box in self.pieces(part))
+    def load_lazily(self, index: Index, read: Callable[[tuple[slice, ...]], torch.Tensor]) -> int:
+        """As `load`, but reads only what this rank stores: `read(slices)` returns that part of the tensor."""
+        part = WeightSlice.of(self.full_shape, index)
+        return sum(
+            self.load_slice(stored, read(box).reshape([len(r) for r in stored.ranges]))
+            for stored, box in self.local_slices(part)
+        )
 
-    def pieces(self, part: Part) -> Iterable[tuple[Part, tuple[slice, ...]]]:
-        """What of a part of the whole is kept here, see ``Share.pieces``."""
-        return [(part, part.box)] if self.share is None else self.share.pieces(part)
+    def local_slices(self, part: WeightSlice) -> Iterable[tuple[WeightSlice, tuple[slice, ...]]]:
+        """Returns the stored slices of a slice of the full parameter, see ``Shard.intersect``."""
+        return [(part, part.tensor_slices)] if self.shard is None else self.shard.intersect(part)
 
-    def fill_packed(self, index: Index, packed: Packed) -> int:
-        """`fill` with a matrix of few bits that a checkpoint holds. Its own format keeps it as it is."""
-        return self.fill(index, packed.whole(torch.float32))
+    def load_quantized(self, index: Index, packed: QuantizedTensor) -> int:
+        """As `load` for a quantized matrix of a checkpoint, which the same format stores unchanged."""
+        return self.load(index, packed.dequantize(torch.float32))
 
     @abstractmethod
-    def take(self, part: Part, tensor: torch.Tensor) -> int:
-        """See `fill`; `part` is one of what is kept, and `tensor` has as many dimensions and the part's sizes."""
+    def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
+        """Loads a slice of what this rank stores; `tensor` has as many dimensions and the slice's sizes. See `load`."""
 
     @property
-    def current(self) -> Weight:
-        """What the forward under way computes with: this, or, of one that adapters may change and do not, its base."""
+    def active(self) -> Weight:
+        """The weight that the current forward computes with: this one, or the base if no adapter of the batch changes
+        it.
+        """
         return self
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, inputs] -> [rows, outputs], plus `bias` [outputs]."""
         return F.linear(x, self.tensor, bias)
 
-    def into(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """`matmul` without a bias, written to `out` by whoever needs no copy for it."""
+    def matmul_out(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """`matmul` without a bias, written to `out` if the format can do so without a copy."""
         return self.matmul(x)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -113,10 +129,10 @@ class Weight(ABC):
         return head_logits(hidden, self.tensor)
 
 
-class PlainWeight(Weight):
-    """One tensor of the whole. `linear`: what multiplies by it."""
+class UnquantizedWeight(Weight):
+    """An unquantized parameter. `linear`: the GEMM kernel."""
 
-    __slots__ = ("linear", "tensor")  # an attribute in the property's place: reading it costs the host no call
+    __slots__ = ("linear", "tensor")  # an attribute instead of a property saves a call on the host
     tensor: torch.Tensor
 
     def __init__(
@@ -127,109 +143,112 @@ class PlainWeight(Weight):
         self.tensor = torch.empty(shape, dtype=dtype, device=device)
 
     @classmethod
-    def of(cls, kept: torch.Tensor) -> PlainWeight:
-        """One that fills `kept`."""
-        made = cls(tuple(kept.shape), kept.dtype, torch.device("meta"))
-        made.tensor = kept
-        return made
+    def of(cls, stored: torch.Tensor) -> UnquantizedWeight:
+        """Wraps `stored` without a copy."""
+        result = cls(tuple(stored.shape), stored.dtype, torch.device("meta"))
+        result.tensor = stored
+        return result
 
     @property
     def nbytes(self) -> int:
         return self.tensor.nbytes
 
-    def take(self, part: Part, tensor: torch.Tensor) -> int:
-        kept = self.tensor[part.slices]
-        kept.copy_(tensor)
-        require_finite(kept, tensor)
-        return kept.numel()
+    def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
+        stored = self.tensor[part.slices]
+        stored.copy_(tensor)
+        require_finite(stored, tensor)
+        return stored.numel()
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self.linear(x, self.tensor, bias)
 
-    def into(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def matmul_out(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         return self.matmul(x) if self.linear is not F.linear else torch.mm(x, self.tensor.t(), out=out)
 
 
-class TurnsWeight(Weight):
-    """One tensor of the whole, [2 * width, inputs] or a stack of such, whose gate and up rows lie in turns
-    (``kernels/interleave.py``)."""
+class InterleavedWeight(Weight):
+    """Unquantized [2 * width, inputs], or a stack of such, with interleaved gate and up rows
+    (``kernels/interleave.py``).
+    """
 
-    __slots__ = ("operand",)  # as a plain weight's tensor
-    operand: torch.Tensor
+    __slots__ = ("kernel_arg",)  # as `UnquantizedWeight.tensor`
+    kernel_arg: torch.Tensor
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape, dtype)
-        self.operand = torch.empty(shape, dtype=dtype, device=device)
+        self.kernel_arg = torch.empty(shape, dtype=dtype, device=device)
 
     @classmethod
-    def of(cls, kept: torch.Tensor) -> TurnsWeight:
-        """One that fills `kept`."""
-        made = cls(tuple(kept.shape), kept.dtype, torch.device("meta"))
-        made.operand = kept
-        return made
+    def of(cls, stored: torch.Tensor) -> InterleavedWeight:
+        """Wraps `stored` without a copy."""
+        result = cls(tuple(stored.shape), stored.dtype, torch.device("meta"))
+        result.kernel_arg = stored
+        return result
 
     @property
     def tensor(self) -> torch.Tensor:
-        return gates_first(self.operand)
+        return deinterleave(self.kernel_arg)
 
     @property
     def nbytes(self) -> int:
-        return self.operand.nbytes
+        return self.kernel_arg.nbytes
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        made = outputs_first(F.linear(x, self.operand))
-        return made if bias is None else made.add_(bias)
+        result = deinterleave_outputs(F.linear(x, self.kernel_arg))
+        return result if bias is None else result.add_(bias)
 
-    def take(self, part: Part, tensor: torch.Tensor) -> int:
+    def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         *others, _, inputs = part.slices
-        at = places(part.ranges[-2], self.shape[-2] // 2, self.operand.device)
-        box = self.operand[(*others, slice(None), inputs)]
-        for stack, given in zip(box, tensor, strict=True) if others else [(box, tensor)]:  # no copy of all of them
-            kept = given.to(self.operand.device, self.dtype)
-            require_finite(kept, given)
-            stack.index_copy_(0, at, kept)
+        at = interleaved_index(part.ranges[-2], self.shape[-2] // 2, self.kernel_arg.device)
+        box = self.kernel_arg[(*others, slice(None), inputs)]
+        for stack, source in (
+            zip(box, tensor, strict=True) if others else [(box, tensor)]
+        ):  # one by one, to avoid a copy of the stack
+            stored = source.to(self.kernel_arg.device, self.dtype)
+            require_finite(stored, source)
+            stack.index_copy_(0, at, stored)
         return tensor.numel()
 
 
-class PartsWeight(Weight):
-    """A float32 matrix as three of bfloat16 that sum up to it (``kernels/moe_router_gemm.py``)."""
+class SplitBF16Weight(Weight):
+    """A float32 matrix as three bfloat16 matrices whose sum it is (``kernels/moe_router_gemm.py``)."""
 
-    __slots__ = ("operand",)
-    operand: torch.Tensor
+    __slots__ = ("kernel_arg",)
+    kernel_arg: torch.Tensor
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         super().__init__(shape, torch.float32)
-        self.operand = torch.empty(PARTS, *shape, dtype=torch.bfloat16, device=device)
+        self.kernel_arg = torch.empty(NUM_PARTS, *shape, dtype=torch.bfloat16, device=device)
 
     @property
     def tensor(self) -> torch.Tensor:
-        high, middle, low = self.operand.to(self.dtype).unbind()
+        high, middle, low = self.kernel_arg.to(self.dtype).unbind()
         return high.add(middle + low)
 
     @property
     def nbytes(self) -> int:
-        return self.operand.nbytes
+        return self.kernel_arg.nbytes
 
-    def take(self, part: Part, tensor: torch.Tensor) -> int:
-        kept = self.operand[(slice(None), *part.slices)]
-        kept.copy_(split_parts(tensor.to(self.dtype)))
-        require_finite(kept, tensor)
+    def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
+        stored = self.kernel_arg[(slice(None), *part.slices)]
+        stored.copy_(split_bf16x3(tensor.to(self.dtype)))
+        require_finite(stored, tensor)
         return tensor.numel()
 
 
-def require_finite(kept: torch.Tensor, given: torch.Tensor) -> None:
-    """ConfigError, worded to follow a tensor's name, unless all of `kept`, made of `given`, is finite."""
-    if not bool(torch.isfinite(kept).all()):
-        if not bool(torch.isfinite(given).all()):
+def require_finite(stored: torch.Tensor, source: torch.Tensor) -> None:
+    """Raises ConfigError unless all of `stored`, converted from `source`, is finite; the message names no tensor."""
+    if not bool(torch.isfinite(stored).all()):
+        if not bool(torch.isfinite(source).all()):
             raise ConfigError("holds NaN or infinite values")
-        raise ConfigError(f"holds values too large for {kept.dtype}; choose another --dtype")
+        raise ConfigError(f"holds values too large for {stored.dtype}; choose another --dtype")
 
 
 def tensor_of(weight: Weight | None) -> torch.Tensor | None:
     return None if weight is None else weight.tensor
 
 
-def weights_of(module: nn.Module) -> dict[str, Weight]:
+def named_weights(module: nn.Module) -> dict[str, Weight]:
     """What a module and those in it hold, by where: "layers.0.attention.qkv.weight"."""
     return {
         f"{path}.{name}" if path else name: held

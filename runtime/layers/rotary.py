@@ -1,4 +1,4 @@
-"""The rotary embedding's table of cosines and sines."""
+"""Table of cosines and sines of the rotary embedding."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels.precision import wide
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 
-GRANULE = 512  # rows are added in multiples of it
+ROW_MULTIPLE = 512  # the number of rows is a multiple of it
 
 
 @dataclass(frozen=True)
 class Yarn:
-    """How a model trained on `original` positions turns heads where there are `factor` times as many (arXiv
-    2309.00071): frequencies that turn more than `beta_fast` times within `original` stay, those that turn less than
-    `beta_slow` times are divided by `factor`, between them is a ramp. Cosines and sines are multiplied by `magnitude`.
+    """YaRN scaling of a model trained on `original` positions to `factor` times as many (arXiv 2309.00071).
+
+    Frequencies with more than `beta_fast` rotations within `original` are unchanged, those with fewer than `beta_slow`
+    are divided by `factor`, with a ramp between. Cosines and sines are multiplied by `magnitude`.
     """
 
     factor: float
@@ -26,54 +27,57 @@ class Yarn:
     beta_slow: float = 1.0
     magnitude: float = 1.0
 
-    def slowed(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
-        """[n] frequencies theta^(-i/n) -> those that the table is made from."""
+    def scale_frequencies(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
+        """[n] frequencies theta^(-i/n) -> scaled frequencies."""
         n = len(frequencies)
 
-        def place(turns: float) -> float:
+        def index_of(rotations: float) -> float:
             """Which of the frequencies turns so often within `original`, as a fraction of places."""
-            return n * math.log(self.original / (turns * 2 * math.pi)) / math.log(theta)
+            return n * math.log(self.original / (rotations * 2 * math.pi)) / math.log(theta)
 
-        # the ends of the ramp are bounded by the head's dimensions, twice the frequencies, as the method's authors did
-        first, last = max(math.floor(place(self.beta_fast)), 0), min(math.ceil(place(self.beta_slow)), 2 * n - 1)
+        # the reference implementation bounds the ramp by the head's dimensions, twice the number of frequencies
+        first, last = max(math.floor(index_of(self.beta_fast)), 0), min(math.ceil(index_of(self.beta_slow)), 2 * n - 1)
         width = last - first or 0.001
-        share = ((torch.arange(n, dtype=frequencies.dtype) - first) / width).clamp(0, 1)
-        return frequencies * (1 - share) + frequencies / self.factor * share
+        shard = ((torch.arange(n, dtype=frequencies.dtype) - first) / width).clamp(0, 1)
+        return frequencies * (1 - shard) + frequencies / self.factor * shard
 
 
 class RotaryTable:
-    """[positions, rotary_dim]: cosines, then sines, of position * theta^(-2i/span), i < rotary_dim/2, or of what `yarn`
-    makes of these frequencies. `span` is rotary_dim unless another is given.
+    """[positions, rotary_dim]: cosines, then sines, of position * theta^(-2i/span), i < rotary_dim/2, scaled by
+    `yarn`.
 
-    Angles are computed in float64 and stored in float32 (float64 for a float64 model), so that far positions are as
-    exact as near ones. The table covers the model's own limit from the start and grows if a block reaches past it.
+    Angles are computed in float64 and stored in float32 (float64 for a float64 model), so that far positions are exact.
+    The table covers the model's maximum length and grows if a block exceeds it.
+
+    Args:
+        span: rotary_dim if None.
     """
 
     def __init__(
-        self, build: Build, rotary_dim: int, theta: float, positions: int, yarn: Yarn | None = None,
+        self, factory: LayerFactory, rotary_dim: int, theta: float, positions: int, yarn: Yarn | None = None,
         span: int | None = None,
     ) -> None:  # fmt: skip
         self.rotary_dim = rotary_dim
         self.span = span or rotary_dim
         self.theta = theta
         self.yarn = yarn
-        self.device = build.device
-        self.dtype = wide(build.dtype)
+        self.device = factory.device
+        self.dtype = wide(factory.dtype)
         self.table = self._make(positions)
 
     def cover(self, positions: int) -> torch.Tensor:
-        """The table, with at least `positions` rows."""
+        """Returns the table with at least `positions` rows."""
         if positions > len(self.table):
             self.table = self._make(positions)
         return self.table
 
     def _make(self, positions: int) -> torch.Tensor:
-        rows = -(-positions // GRANULE) * GRANULE
-        if self.device.type == "meta":  # of a model that is only held against its checkpoint
+        rows = -(-positions // ROW_MULTIPLE) * ROW_MULTIPLE
+        if self.device.type == "meta":  # of a model that only checks its checkpoint
             return torch.empty(rows, self.rotary_dim, dtype=self.dtype, device=self.device)
         steps = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.span
         frequencies, magnitude = self.theta**-steps, 1.0
         if self.yarn is not None:
-            frequencies, magnitude = self.yarn.slowed(frequencies, self.theta), self.yarn.magnitude
+            frequencies, magnitude = self.yarn.scale_frequencies(frequencies, self.theta), self.yarn.magnitude
         angles = torch.outer(torch.arange(rows, dtype=torch.float64), frequencies)
         return (torch.cat([angles.cos(), angles.sin()], dim=-1) * magnitude).to(self.device, self.dtype)

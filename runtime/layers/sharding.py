@@ -1,4 +1,4 @@
-"""Boxes of a weight's coordinates, and which of them, heads, experts and ids this process keeps."""
+"""Slices of parameters, and the shards of weights, heads, experts and vocabulary that a rank stores."""
 
 from __future__ import annotations
 
@@ -8,34 +8,43 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.distributed.process_group import Group
+from runtime.distributed.process_group import TensorParallelGroup
 
 Index = tuple[int | slice, ...]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A box of a weight's coordinates: `ranges` along each of its dimensions. A checkpoint's tensor of it has `shape`,
-    which lacks those dimensions that the index names a single place of (`single`)."""
+class WeightSlice:
+    """A rectangular slice of a parameter.
+
+    Attributes:
+        ranges: the range of each dimension.
+        shape: of the checkpoint tensor for the slice, which lacks the dimensions that the index selects by an int.
+        indexed: these dimensions.
+    """
 
     ranges: tuple[range, ...]
     shape: tuple[int, ...]
-    single: frozenset[int] = frozenset()
+    indexed: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, shape: Sequence[int], index: Index) -> Part:
-        """Of a weight of `shape`; ValueError for what lies outside, is empty or leaves gaps."""
-        every = (*index, *(slice(None),) * (len(shape) - len(index)))
+    def of(cls, shape: Sequence[int], index: Index) -> WeightSlice:
+        """The slice [index] of a parameter of `shape`.
+
+        Raises:
+            ValueError: the index is out of range, empty or has a step.
+        """
+        full_index = (*index, *(slice(None),) * (len(shape) - len(index)))
         ranges = tuple(
             range(at, at + 1) if isinstance(at, int) else range(at.start or 0, size if at.stop is None else at.stop)
-            for at, size in zip(every, shape, strict=False)
+            for at, size in zip(full_index, shape, strict=False)
         )
-        steps = {at.step for at in every if isinstance(at, slice)}
+        steps = {at.step for at in full_index if isinstance(at, slice)}
         inside = all(0 <= r.start < r.stop <= size for r, size in zip(ranges, shape, strict=True))
-        if len(every) > len(shape) or not inside or not steps <= {None, 1}:
+        if len(full_index) > len(shape) or not inside or not steps <= {None, 1}:
             raise ValueError(f"{index} is no part of a weight {list(shape)}")
-        single = frozenset(n for n, at in enumerate(every) if isinstance(at, int))
-        return cls(ranges, tuple(len(r) for n, r in enumerate(ranges) if n not in single), single)
+        indexed = frozenset(n for n, at in enumerate(full_index) if isinstance(at, int))
+        return cls(ranges, tuple(len(r) for n, r in enumerate(ranges) if n not in indexed), indexed)
 
     @property
     def size(self) -> int:
@@ -43,84 +52,95 @@ class Part:
 
     @property
     def slices(self) -> tuple[slice, ...]:
+        """The slice in the parameter, with all dimensions."""
         return tuple(slice(r.start, r.stop) for r in self.ranges)
 
     @property
-    def box(self) -> tuple[slice, ...]:
-        """All of the tensor."""
+    def tensor_slices(self) -> tuple[slice, ...]:
+        """All of the checkpoint tensor."""
         return tuple(slice(0, size) for size in self.shape)
 
 
 @dataclass(frozen=True)
-class Share:
-    """What is kept of a weight, of which other processes keep the rest: along one of its dimensions (`dim`, counted
-    from the last: -1) the places of `runs`, one run after the other; all of the other dimensions."""
+class Shard:
+    """The part of a parameter that a rank stores: ranges of one dimension, one after the other, and all of the others.
+
+    Attributes:
+        dim: the sharded dimension, counted from the last: -1.
+        length: its length in the full parameter.
+        ranges: the stored ranges.
+    """
 
     dim: int
-    length: int  # of the whole's dimension
-    runs: tuple[range, ...]
+    length: int
+    ranges: tuple[range, ...]
 
-    def whole(self, kept: Sequence[int]) -> tuple[int, ...]:
-        """The whole's sizes, by those of what is kept."""
-        sizes = list(kept)
+    def full_shape(self, local: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the full parameter from that of the shard."""
+        sizes = list(local)
         sizes[self.dim] = self.length
         return tuple(sizes)
 
-    def kept(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """The other way round."""
-        sizes = list(whole)
+    def local_shape(self, full: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the shard from that of the full parameter."""
+        sizes = list(full)
         if sizes[self.dim] != self.length:
-            raise ValueError(f"{self} is no share of {list(whole)}")
-        sizes[self.dim] = sum(map(len, self.runs))
+            raise ValueError(f"{self} is no shard of {list(full)}")
+        sizes[self.dim] = sum(map(len, self.ranges))
         return tuple(sizes)
 
-    def pieces(self, part: Part) -> Iterator[tuple[Part, tuple[slice, ...]]]:
-        """What of a part of the whole is kept: as parts of what is kept, and as boxes of the part's tensor."""
+    def intersect(self, part: WeightSlice) -> Iterator[tuple[WeightSlice, tuple[slice, ...]]]:
+        """Yields the stored parts of a slice of the full parameter.
+
+        Each is a slice of the shard, with the matching slices of the checkpoint tensor.
+        """
         dim = len(part.ranges) + self.dim
-        asked, first = part.ranges[dim], 0
-        for run in self.runs:
-            start, stop = max(run.start, asked.start), min(run.stop, asked.stop)
+        requested, first = part.ranges[dim], 0
+        for stored in self.ranges:
+            start, stop = max(stored.start, requested.start), min(stored.stop, requested.stop)
             if start < stop:
-                kept = list(part.ranges)
-                kept[dim] = range(first + start - run.start, first + stop - run.start)
-                box = [slice(0, len(r)) for r in part.ranges]
-                box[dim] = slice(start - asked.start, stop - asked.start)
+                local = list(part.ranges)
+                local[dim] = range(first + start - stored.start, first + stop - stored.start)
+                tensor_slices = [slice(0, len(r)) for r in part.ranges]
+                tensor_slices[dim] = slice(start - requested.start, stop - requested.start)
                 yield (
-                    Part(tuple(kept), tuple(len(r) for n, r in enumerate(kept) if n not in part.single), part.single),
-                    tuple(cut for n, cut in enumerate(box) if n not in part.single),
+                    WeightSlice(
+                        tuple(local), tuple(len(r) for n, r in enumerate(local) if n not in part.indexed), part.indexed
+                    ),
+                    tuple(s for n, s in enumerate(tensor_slices) if n not in part.indexed),
                 )
-            first += len(run)
+            first += len(stored)
 
 
 @dataclass(frozen=True)
-class Ids:
-    """Of a vocabulary of `whole` ids those that are here (`here`); the group's other processes have the others."""
+class VocabShard:
+    """The ids that this rank stores (`local`) of a vocabulary of `vocab_size`; other ranks have the rest."""
 
-    here: range
-    whole: int
-    group: Group
+    local: range
+    vocab_size: int
+    group: TensorParallelGroup
 
-    def at(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where ids are among those that are here, somewhere for the others; and bool, whether they are."""
-        at = ids - self.here.start
-        return at.clamp(0, len(self.here) - 1), (at >= 0) & (at < len(self.here))
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Of a mixture's experts those that are here; each of them whole."""
-
-    here: range
-
-    def at(self, ids: torch.Tensor) -> torch.Tensor:
-        """Where experts are among those that are here; -1 for the others, as kernels know nobody's."""
-        at = ids - self.here.start
-        return torch.where((at >= 0) & (at < len(self.here)), at, -1)
+    def local_index(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the local index of each id, in range also for ids of other ranks, and bool, whether it is local."""
+        index = ids - self.local.start
+        return index.clamp(0, len(self.local) - 1), (index >= 0) & (index < len(self.local))
 
 
 @dataclass(frozen=True)
-class Heads:
-    """Heads of queries and of keys; of the whole model's, or of those that are here."""
+class ExpertShard:
+    """The experts that this rank stores, with expert parallelism."""
+
+    local: range
+
+    def local_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns local expert ids, -1 for experts of other ranks, which the kernels skip."""
+        index = ids - self.local.start
+        return torch.where((index >= 0) & (index < len(self.local)), index, -1)
+
+
+@dataclass(frozen=True)
+class HeadShard:
+    """Ranges of query heads and of KV heads."""
 
     queries: range
     keys: range
@@ -130,11 +150,11 @@ class Heads:
     def counts(self) -> tuple[int, int]:
         return len(self.queries), len(self.keys)
 
-    def runs(self, heads: int, kv_heads: int, *, values: bool = True) -> tuple[range, ...]:
-        """Their rows in one product of the queries, keys and (`values`) values of so many heads."""
+    def qkv_ranges(self, heads: int, kv_heads: int, *, values: bool = True) -> tuple[range, ...]:
+        """Returns the rows of these heads in the QKV weight of a model with so many heads; QK without `values`."""
         starts = (0, heads, heads + kv_heads)[: 3 if values else 2]
-        every = (self.queries, self.keys, self.keys)
+        parts = (self.queries, self.keys, self.keys)
         return tuple(
             range((start + own.start) * self.dim, (start + own.stop) * self.dim)
-            for start, own in zip(starts, every, strict=False)
+            for start, own in zip(starts, parts, strict=False)
         )

@@ -1,1 +1,1 @@
-"""Adapters of low rank in PEFT's directories: what they say, their tensors, and weights merged with them."""
+"""LoRA adapters in PEFT's format: configuration, checkpoints, weights beside a model, and merged weights."""

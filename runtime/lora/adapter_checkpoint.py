@@ -1,4 +1,4 @@
-"""An adapter's directory into pairs of matrices, each of which belongs to a tensor of the model's checkpoint."""
+"""Reads an adapter's directory into pairs of matrices, one per tensor of the model's checkpoint."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.lora import LoraWeight, Room
-from runtime.layers.parameter import Part, Weight, weights_of
+from runtime.layers.lora import LoRAConfig, LoRAWeight
+from runtime.layers.parameter import Weight, WeightSlice, named_weights
 from runtime.lora import peft_config
 from runtime.lora.peft_config import PeftConfig
-from runtime.models.base import Family
-from runtime.models.weight_map import Slot, WeightMap
+from runtime.models.base import ModelFamily
+from runtime.models.weight_map import WeightMap, WeightTarget
 from runtime.weights import checkpoint_files, hub
 from runtime.weights.checkpoint import TensorFile, summary
-from runtime.weights.loader import sketch
+from runtime.weights.loader import meta_model
 
 Arch = TypeVar("Arch")
 TENSORS = "adapter_model.safetensors"
 PATTERNS = (peft_config.FILE, TENSORS)
-EMBEDDING = "embedding.weight"
-DEMO = "demo://"
+EMBEDDING = "embed_tokens.weight"
+DEMO_SCHEME = "demo://"
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
 @dataclass(frozen=True)
-class Pair:
-    """`up` [outputs, rank] times `down` [rank, inputs] is added to a weight; float32, the adapter's scale in `up`."""
+class LoRAPair:
+    """One LoRA pair: `up` [out_features, rank] @ `down` [rank, in_features] is added to a weight.
 
-    slot: Slot  # which weight of the model, and which part of it
+    Both are float32; `up` includes the adapter's scale.
+    """
+
+    slot: WeightTarget  # the weight of the model, and the part of it
     down: torch.Tensor
     up: torch.Tensor
 
@@ -47,51 +50,66 @@ class Pair:
 
 @dataclass(frozen=True)
 class Adapter:
-    """`pairs` by the canonical names of the tensors that they change. `digest`: of all that the adapter does."""
+    """An adapter.
+
+    Attributes:
+        path: Its directory.
+        pairs: Canonical name of the checkpoint's tensor -> pair.
+        digest: Digest of the names and values of all pairs.
+    """
 
     path: Path
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, LoRAPair]
     digest: str
 
     @property
     def rank(self) -> int:
-        """The largest."""
+        """The largest rank of its pairs."""
         return max(pair.rank for pair in self.pairs.values())
 
 
 @dataclass(frozen=True)
-class Base:
-    """The model that adapters are for. `params`: its weights by where they are, filled or not; `products`: those that
-    are linear layers' or experts'."""
+class BaseModelInfo:
+    """The base model of adapters.
+
+    Attributes:
+        weights: Maps checkpoint names to weights.
+        params: The model's weights by their paths, on the meta device or loaded.
+        linear_weights: Paths of the weights of linear layers and experts.
+    """
 
     weights: WeightMap
     params: Mapping[str, Weight]
-    products: frozenset[str]
+    linear_weights: frozenset[str]
 
     @classmethod
-    def of(cls, family: Family[Arch], arch: Arch, dtype: torch.dtype) -> Base:
-        """Of a family's models, without the memory of one."""
-        params = weights_of(cast(nn.Module, sketch(family, arch, dtype, adapters=Room(0, 1))))
-        products = frozenset(name for name, weight in params.items() if isinstance(weight, LoraWeight))
-        return cls(family.weights(arch), params, products)
+    def of(cls, family: ModelFamily[Arch], arch: Arch, dtype: torch.dtype) -> BaseModelInfo:
+        """Describes a family's model without allocating it."""
+        params = named_weights(cast(nn.Module, meta_model(family, arch, dtype, adapters=LoRAConfig(0, 1))))
+        linear_weights = frozenset(name for name, weight in params.items() if isinstance(weight, LoRAWeight))
+        return cls(family.weights(arch), params, linear_weights)
 
-    def module(self, name: str) -> tuple[str, Slot] | None:
-        """The canonical tensor of a module that an adapter names, and where it goes."""
+    def module(self, name: str) -> tuple[str, WeightTarget] | None:
+        """Returns canonical tensor name and slot of an adapter's module; None if the model has no such module."""
         canonical = self.weights.rename(f"{name}.weight")
         slot = self.weights.slots.get(canonical)
         if slot is None or slot.param == EMBEDDING or len(self.part(slot).shape) != 2:
             return None
         return canonical, slot
 
-    def part(self, slot: Slot) -> Part:
-        return Part.of(self.params[slot.param].shape, slot.index)
+    def part(self, slot: WeightTarget) -> WeightSlice:
+        return WeightSlice.of(self.params[slot.param].shape, slot.index)
 
 
 def resolve_adapter(uri: str) -> Path:
-    """The directory of an adapter: a local one, ``hf://org/name[@revision]`` from the hub's cache, or ``demo://NAME``,
-    which ships beside the demo checkpoint."""
-    if uri.startswith(DEMO):
-        return _shipped(uri)
+    """Returns the directory of an adapter.
+
+    Args:
+        uri: A local directory, ``hf://org/name[@revision]`` (downloaded into huggingface_hub's cache), or
+            ``demo://NAME``, an adapter of the demo checkpoint.
+    """
+    if uri.startswith(DEMO_SCHEME):
+        return _resolve_demo(uri)
     if uri.startswith("hf://"):
         return hub.download(uri, PATTERNS, named="adapter")
     path = Path(uri).expanduser()
@@ -100,33 +118,33 @@ def resolve_adapter(uri: str) -> Path:
     return path
 
 
-def _shipped(uri: str) -> Path:
+def _resolve_demo(uri: str) -> Path:
     shelf = Path(__file__).resolve().parent.parent / "demo" / "adapters"
     names = sorted(path.parent.name for path in shelf.glob(f"*/{peft_config.FILE}"))
-    name = uri.removeprefix(DEMO)
+    name = uri.removeprefix(DEMO_SCHEME)
     if name not in names:
         raise ConfigError(f"adapter {uri!r} does not ship with this copy of unmask; it has {summary(names) or 'none'}")
     return shelf / name
 
 
-def read_adapter(path: Path, base: Base, most_rank: int | None = None) -> Adapter:
-    """Every tensor of the adapter used, every targeted module given.
+def read_adapter(path: Path, base: BaseModelInfo, max_rank: int | None = None) -> Adapter:
+    """Reads an adapter. Every tensor must be used, and every targeted module must have tensors.
 
     Raises:
-        ConfigError: naming the tensor or field that is wrong: unknown to the model, misshapen, without its other half,
-            not finite, of a rank above `most_rank`, or a kind of adapter that is not built.
+        ConfigError: Names the wrong tensor or field: unknown to the model, of the wrong shape, without its other half,
+            not finite, of a rank above `max_rank`, or of an unsupported kind of adapter.
     """
     try:
-        return _read(path, base, most_rank)
+        return _read(path, base, max_rank)
     except ConfigError as error:
         raise ConfigError(f"adapter {path}: {error}") from None
 
 
-def _read(path: Path, base: Base, most_rank: int | None) -> Adapter:
-    given = checkpoint_files.read_json(path, peft_config.FILE)
-    if given is None:
+def _read(path: Path, base: BaseModelInfo, max_rank: int | None) -> Adapter:
+    values = checkpoint_files.read_json(path, peft_config.FILE)
+    if values is None:
         raise ConfigError(f"there is no {peft_config.FILE}; an adapter is a directory as PEFT saves it")
-    config = peft_config.parse(given)
+    config = peft_config.parse(values)
     with checkpoint_files.opened_path(path, TENSORS) as real:
         if real is None:
             raise ConfigError(f"there is no {TENSORS}; save the adapter in that format")
@@ -135,30 +153,30 @@ def _read(path: Path, base: Base, most_rank: int | None) -> Adapter:
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{TENSORS} is not a readable safetensors file: {error}") from None
         with handle:
-            return _pairs(path, handle, config, base, most_rank)
+            return _pairs(path, handle, config, base, max_rank)
 
 
-def _pairs(path: Path, handle: TensorFile, config: PeftConfig, base: Base, most_rank: int | None) -> Adapter:
+def _pairs(path: Path, handle: TensorFile, config: PeftConfig, base: BaseModelInfo, max_rank: int | None) -> Adapter:
     modules = _modules(handle)
     found = {name: base.module(name) for name in modules}
-    unknown = sorted(next(iter(modules[name].values())) for name, place in found.items() if place is None)
+    unknown = sorted(next(iter(modules[name].values())) for name, target in found.items() if target is None)
     if unknown:
         raise ConfigError(f"the model has no module for {summary(unknown)}; is the adapter for another base?")
     _check_targets(found.keys(), config, base)
     digest = hashlib.blake2b(digest_size=16)
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, LoRAPair] = {}
     for module in sorted(modules):
-        place = found[module]
-        assert place is not None
-        canonical, slot = place
+        target = found[module]
+        assert target is not None
+        canonical, slot = target
         part = base.part(slot)
         down, up = (_tensor(handle, modules[module][half]) for half in "AB")
         rank = config.rank_of(module)
         _check_shape(modules[module]["A"], down, [rank, part.shape[-1]])
         _check_shape(modules[module]["B"], up, [part.shape[-2], rank])
-        if most_rank is not None and rank > most_rank:
-            raise ConfigError(f"tensor {modules[module]['A']!r} has rank {rank}, more than --max-lora-rank {most_rank}")
-        pair = Pair(slot, down, up * config.scale(module))
+        if max_rank is not None and rank > max_rank:
+            raise ConfigError(f"tensor {modules[module]['A']!r} has rank {rank}, more than --max-lora-rank {max_rank}")
+        pair = LoRAPair(slot, down, up * config.scale(module))
         if not bool(torch.isfinite(pair.up).all()):
             raise ConfigError(f"tensor {modules[module]['B']!r} is too large for its scale, {config.scale(module):g}")
         if canonical in pairs:
@@ -167,20 +185,20 @@ def _pairs(path: Path, handle: TensorFile, config: PeftConfig, base: Base, most_
         for tensor in (pair.down, pair.up):
             digest.update(canonical.encode() + repr(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())
     if not pairs:
-        raise ConfigError(f"{TENSORS} holds no tensor")
+        raise ConfigError(f"{TENSORS} has no tensors")
     return Adapter(path, pairs, digest.hexdigest())
 
 
 def _modules(handle: TensorFile) -> dict[str, dict[str, str]]:
-    """Module -> "A" and "B" -> the tensor's name."""
+    """Returns module -> "A" and "B" -> the tensor's name."""
     modules: dict[str, dict[str, str]] = {}
     for name in handle.keys():  # noqa: SIM118  # no dict
         match = _NAME.fullmatch(name)
         if match is None:
-            raise ConfigError(f"tensor {name!r} is no half of a LoRA pair; only such can be served")
+            raise ConfigError(f"tensor {name!r} is not half of a LoRA pair; only LoRA adapters are supported")
         module, half = match.groups()
         if half in modules.setdefault(module, {}):
-            raise ConfigError(f"tensor {name!r} stands there twice, under two names")
+            raise ConfigError(f"tensor {name!r} is there twice, under two names")
         modules[module][half] = name
     for module, halves in modules.items():
         for half in "AB":
@@ -190,18 +208,20 @@ def _modules(handle: TensorFile) -> dict[str, dict[str, str]]:
     return modules
 
 
-def _check_targets(given: object, config: PeftConfig, base: Base) -> None:
-    """What target_modules names is there and nothing else, but for experts all of which may be missing: where the model
-    that was trained holds them in one parameter, they are no modules."""
-    held = set(given)  # type: ignore[call-overload]
+def _check_targets(modules: object, config: PeftConfig, base: BaseModelInfo) -> None:
+    """Checks that exactly the modules in target_modules have tensors.
+
+    Experts may all be missing: if the trained model has them in one parameter, they are not modules.
+    """
+    held = set(modules)  # type: ignore[call-overload]
     stray = sorted(module for module in held if not config.targeted(module))
     if stray:
         raise ConfigError(f"target_modules does not name {summary(stray)}, of which there are tensors")
     every = {}
     for module in (name.removesuffix(".weight") for name in base.weights.slots):
-        place = base.module(module)
-        if place is not None and place[1].param in base.products and config.targeted(module):
-            every[module] = len(base.params[place[1].param].shape) == 3
+        target = base.module(module)
+        if target is not None and target[1].param in base.linear_weights and config.targeted(module):
+            every[module] = len(base.params[target[1].param].shape) == 3
     if not any(each for module, each in every.items() if module in held):
         every = {module: each for module, each in every.items() if not each}
     names = {base.weights.rename(f"{module}.weight") for module in held}

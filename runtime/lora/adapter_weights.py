@@ -1,4 +1,4 @@
-"""Adapters beside a built model: their matrices on the host, in the model's dtype, and in the slots of its weights."""
+"""LoRA weights of a loaded model: all adapters in host memory, active ones in the slots of the model's weights."""
 
 from __future__ import annotations
 
@@ -10,62 +10,72 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.lora import Lora, LoraWeight
-from runtime.layers.parameter import Part, weights_of
-from runtime.lora.adapter_checkpoint import Adapter, Base, read_adapter, resolve_adapter
+from runtime.layers.lora import LoRAContext, LoRAWeight
+from runtime.layers.parameter import WeightSlice, named_weights
+from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, read_adapter, resolve_adapter
 from runtime.models.base import Model
 
-Pairs = dict[Part, tuple[torch.Tensor, torch.Tensor]]
+Pairs = dict[WeightSlice, tuple[torch.Tensor, torch.Tensor]]
 
 
-class Bank:
-    """All adapters of an engine.
+class LoRAWeights:
+    """Weights of all adapters of an engine.
 
-    `most_rank`: of an adapter that may come.
+    Args:
+        base: The base model, for reading adapters.
+        model: The loaded model.
+        lora: The model's LoRA context.
+        max_rank: Largest rank of an adapter.
+        device: The model's device.
     """
 
-    def __init__(self, base: Base, model: Model, lora: Lora, most_rank: int, device: torch.device) -> None:
+    def __init__(
+        self, base: BaseModelInfo, model: Model, lora: LoRAContext, max_rank: int, device: torch.device
+    ) -> None:
         self.base = base
         self.lora = lora
-        self.most_rank = most_rank
+        self.max_rank = max_rank
         self.device = device
-        held = weights_of(cast(nn.Module, model))
-        self.weights = {path: weight for path, weight in held.items() if isinstance(weight, LoraWeight)}
-        parts: dict[str, list[Part]] = {path: [] for path in self.weights}
+        held = named_weights(cast(nn.Module, model))
+        self.weights = {path: weight for path, weight in held.items() if isinstance(weight, LoRAWeight)}
+        parts: dict[str, list[WeightSlice]] = {path: [] for path in self.weights}
         for slot in base.weights.slots.values():
             if slot.param in parts:
                 parts[slot.param].append(base.part(slot))
         for path, weight in self.weights.items():
-            weight.lay(re.sub(r"\d+", "*", path), parts[path], device)
+            weight.allocate(re.sub(r"\d+", "*", path), parts[path], device)
         self._pairs: dict[str, dict[str, Pairs]] = {}
 
     def read(self, uri: str) -> Adapter:
-        """The adapter in a directory or repository, checked against the model; touches nothing here, so that any thread
-        may do it. ConfigError as `read_adapter`, and for what cannot be changed row by row."""
-        adapter = read_adapter(resolve_adapter(uri), self.base, self.most_rank)
+        """Reads an adapter and checks it against the model. Changes no state, so any thread may call it.
+
+        Raises:
+            ConfigError: As `read_adapter` and `check`.
+        """
+        adapter = read_adapter(resolve_adapter(uri), self.base, self.max_rank)
         self.check(adapter)
         return adapter
 
     def check(self, adapter: Adapter) -> None:
-        """ConfigError unless it can be served beside others."""
+        """Raises ConfigError unless the adapter can be served unmerged."""
         for name, pair in adapter.pairs.items():
             if pair.slot.param not in self.weights:
                 raise ConfigError(
                     f"adapter {adapter.path}: it changes {name!r}, which requests of one batch share; merge it into "
                     "the weights (--use-lora --lora-path --pre-merge-lora)"
                 )
-            if self.lora.fixed and self.weights[pair.slot.param].apart:
+            if self.lora.batch_invariant and self.weights[pair.slot.param].eager:
                 raise ConfigError(
                     f"adapter {adapter.path}: it changes {name!r}, of the experts, which --deterministic has no kernel "
                     "for; merge it into the weights, or leave --deterministic out"
                 )
         self._cast(adapter)
-        wanted, free = self._stack_bytes(adapter) * self.lora.slots, self._free_bytes()
-        if wanted > free:
+        required, free = self._stack_bytes(adapter) * self.lora.slots, self._free_bytes()
+        if required > free:
             raise ConfigError(
                 f"adapter {adapter.path}: it changes experts, for which --max-loras {self.lora.slots} such take "
-                f"{wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB of the device are free; merge it into the weights, or "
-                "lower --max-loras or --gpu-memory-utilization"
+                f"{required / 1e9:.1f} GB and {free / 1e9:.1f} GB of the device are free; merge it into the weights, "
+                "or lower --max-loras or --gpu-memory-utilization"
             )
 
     def add(self, name: str, adapter: Adapter) -> None:
@@ -75,31 +85,31 @@ class Bank:
         del self._pairs[name]
 
     def touches(self, name: str) -> int:
-        """Bits of the weights that an adapter changes."""
+        """Returns the bitmask of the modules that an adapter changes."""
         bits = 0
         for path in self._pairs[name]:
-            bits |= self.weights[path].bit
+            bits |= self.weights[path].module_bit
         return bits
 
     @torch.inference_mode()
     def put(self, slot: int, name: str) -> None:
-        """Into a slot, in place of what was there."""
+        """Copies an adapter into a slot of the device, replacing what was there."""
         pairs: Mapping[str, Pairs] = self._pairs[name]
         for path, weight in self.weights.items():
-            weight.put(slot, pairs.get(path, {}))
+            weight.load_adapter(slot, pairs.get(path, {}))
 
     def _stack_bytes(self, adapter: Adapter) -> int:
-        """Of what a slot takes beside its bank."""
+        """Returns the bytes of a slot's separate allocations, those of experts."""
         changed = {pair.slot.param for pair in adapter.pairs.values()}
-        return sum(self.weights[path].stack_bytes(adapter.rank) for path in changed)
+        return sum(self.weights[path].max_adapter_bytes(adapter.rank) for path in changed)
 
     def _free_bytes(self) -> int:
-        """Of the device, for such."""
+        """Returns the free bytes of the device, including torch's cache."""
         if self.device.type != "cuda":
             return 1 << 62
-        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        held = sum(weight.held_bytes for weight in self.weights.values())
-        return torch.cuda.mem_get_info(self.device)[0] + kept + held
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        held = sum(weight.adapter_bytes for weight in self.weights.values())
+        return torch.cuda.mem_get_info(self.device)[0] + cached + held
 
     def _cast(self, adapter: Adapter) -> dict[str, Pairs]:
         made: dict[str, Pairs] = {}

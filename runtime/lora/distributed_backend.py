@@ -1,4 +1,4 @@
-"""Adapters of a model that ranks share: the one that leads reads them, and the others are given what it has read."""
+"""LoRA backends of tensor parallel ranks: rank 0 reads adapters and sends them to the other ranks."""
 
 from __future__ import annotations
 
@@ -9,57 +9,67 @@ from pathlib import Path
 import torch
 
 from runtime.distributed.rpc import AdapterPair, AddAdapter, Arrays, DropAdapter, Message, PutAdapter
-from runtime.lora.adapter_checkpoint import Adapter, Pair
-from runtime.lora.adapter_weights import Bank
+from runtime.lora.adapter_checkpoint import Adapter, LoRAPair
+from runtime.lora.adapter_weights import LoRAWeights
 
 
-class LeadingBank:
-    """The leading rank's `Matrices`. What the flags name is on every rank from the start; what comes later, and where
-    each is put, is told to all. `tell`: see ``Ranks.tell``. `running`: around all of it, so that ranks which were told
-    of half an adapter are lost, not wrong."""
+class DistributedLoRABackend:
+    """LoRA backend of rank 0.
+
+    Adapters of the flags are on every rank from the start. Adapters that are loaded later, and slot assignments, are
+    broadcast.
+
+    Args:
+        local: Adapter weights of this rank.
+        broadcast: See ``MultiprocExecutor.broadcast``.
+        step_guard: Guards each broadcast, so that an incomplete one loses the replica and leaves no wrong weights.
+    """
 
     def __init__(
-        self, own: Bank, tell: Callable[[Message, Arrays | None], None], running: AbstractContextManager[None]
+        self,
+        local: LoRAWeights,
+        broadcast: Callable[[Message, Arrays | None], None],
+        step_guard: AbstractContextManager[None],
     ) -> None:
-        self.own = own
-        self.tell = tell
-        self.running = running
-        self.read, self.touches = own.read, own.touches
+        self.local = local
+        self.broadcast = broadcast
+        self.step_guard = step_guard
+        self.read, self.touches = local.read, local.touches
 
     def add(self, name: str, adapter: Adapter) -> None:
-        self.own.add(name, adapter)
-        with self.running:
+        self.local.add(name, adapter)
+        with self.step_guard:
             for tensor, pair in adapter.pairs.items():
-                self.tell(AdapterPair(tensor), {"down": pair.down.numpy(), "up": pair.up.numpy()})
-            self.tell(AddAdapter(name, adapter.digest), None)
+                self.broadcast(AdapterPair(tensor), {"down": pair.down.numpy(), "up": pair.up.numpy()})
+            self.broadcast(AddAdapter(name, adapter.digest), None)
 
     def drop(self, name: str) -> None:
-        self.own.drop(name)
-        with self.running:
-            self.tell(DropAdapter(name), None)
+        self.local.drop(name)
+        with self.step_guard:
+            self.broadcast(DropAdapter(name), None)
 
     def put(self, slot: int, name: str) -> None:
-        with self.running:
-            self.tell(PutAdapter(slot, name), None)
-            self.own.put(slot, name)
+        with self.step_guard:
+            self.broadcast(PutAdapter(slot, name), None)
+            self.local.put(slot, name)
 
 
-class FollowingBank:
-    """What a rank that follows does of the same."""
+class WorkerLoRABackend:
+    """LoRA backend of the other ranks."""
 
-    def __init__(self, own: Bank) -> None:
-        self.own = own
-        self.pairs: dict[str, Pair] = {}  # of the adapter that is on its way
+    def __init__(self, weights: LoRAWeights) -> None:
+        self.weights = weights
+        self.pairs: dict[str, LoRAPair] = {}  # of the adapter that is being received
 
-    def follow(self, message: AdapterPair | AddAdapter | DropAdapter | PutAdapter, arrays: Arrays) -> None:
+    def apply(self, message: AdapterPair | AddAdapter | DropAdapter | PutAdapter, arrays: Arrays) -> None:
         match message:
             case AdapterPair(tensor):
                 down, up = (torch.from_numpy(arrays[half]) for half in ("down", "up"))
-                self.pairs[tensor] = Pair(self.own.base.weights.slots[tensor], down, up)
+                self.pairs[tensor] = LoRAPair(self.weights.base.weights.slots[tensor], down, up)
             case AddAdapter(name, digest):
-                self.own.add(name, Adapter(Path(name), self.pairs, digest))
+                self.weights.add(name, Adapter(Path(name), self.pairs, digest))
                 self.pairs = {}
             case DropAdapter(name):
-                self.own.drop(name)
+                self.weights.drop(name)
             case PutAdapter(slot, name):
-                self.own.put(slot, name)
+                self.weights.put(slot, name)

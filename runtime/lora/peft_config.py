@@ -1,4 +1,4 @@
-"""adapter_config.json as PEFT writes it: which modules an adapter changes, with which rank and how strongly."""
+"""Reads PEFT's adapter_config.json: target modules, ranks and scales."""
 
 from __future__ import annotations
 
@@ -9,67 +9,77 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.config_reader import Fields
+from runtime.models.config_reader import ConfigReader
 
 FILE = "adapter_config.json"
-MOST_RANK = 4096
-MOST_PATTERN = 1000  # characters of a regular expression, which somebody else wrote
+MAX_RANK = 4096
+MAX_PATTERN_CHARS = 1000  # characters of a regular expression, which is untrusted
 
 ALL_LINEAR = "all-linear"
-# What says how an adapter was trained, or repeats what its tensors and the model say.
-TRAINING = frozenset(
+# Fields about training, or that repeat what the tensors and the model state.
+IGNORED_FIELDS = frozenset(
     """
     arrow_config auto_mapping base_model_class base_model_name_or_path corda_config eva_config inference_mode
     kasa_config lora_dropout lora_ga_config loftq_config megatron_config megatron_core monteclora_config peft_version
     qalora_group_size revision runtime_config task_type velora_config
     """.split()  # noqa: SIM905
 )
-READ = frozenset(
+KNOWN_FIELDS = frozenset(
     """
     alpha_pattern exclude_modules init_lora_weights layers_pattern layers_to_transform lora_alpha peft_type r
     rank_pattern target_modules use_rslora bias
     """.split()  # noqa: SIM905
 )
-WORDS = {  # what is not built, in words
-    "modules_to_save": "whole modules beside the adapter's pairs cannot be taken; train without them",
-    "use_dora": "DoRA is not built; train a plain LoRA",
-    "target_parameters": "adapters of parameters that are no module's are not built; target the modules",
-    "trainable_token_indices": "trained tokens are not built; train without them",
-    "layer_replication": "layers that stand twice are not built; train without it",
-    "fan_in_fan_out": "transposed weights are not built; this model family has none",
-    "lora_bias": "biases of an adapter's own are not built; train without them",
+UNSUPPORTED = {  # unsupported fields, and what to do instead
+    "modules_to_save": "full modules in addition to the adapter's pairs are not supported; train without them",
+    "use_dora": "DoRA is not supported; train a plain LoRA",
+    "target_parameters": "adapters of parameters outside of modules are not supported; target the modules",
+    "trainable_token_indices": "trained tokens are not supported; train without them",
+    "layer_replication": "duplicated layers are not supported; train without it",
+    "fan_in_fan_out": "transposed weights are not supported; this model family has none",
+    "lora_bias": "biases of an adapter are not supported; train without them",
 }
-CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initialisations that change the base's weights too
+CHANGES_BASE = (
+    "pissa",
+    "olora",
+    "corda",
+    "loftq",
+    "lora_ga",
+)  # initializations that also change the base model's weights
 
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """Which modules an adapter changes, by the names that the model's authors gave them (no ending, no prefix)."""
+    """Target modules of an adapter, by the names of the published model, without prefix and ending."""
 
     rank: int
     alpha: float
     rslora: bool
-    ranks: Mapping[str, float]  # by patterns of modules' names, as `alphas`
+    ranks: Mapping[str, float]  # pattern of module names -> rank
     alphas: Mapping[str, float]
-    targeted: Callable[[str], bool]  # of a linear layer's module
+    targeted: Callable[[str], bool]  # whether a linear layer's module is a target
 
     def rank_of(self, module: str) -> int:
         return int(_matching(self.ranks, module, self.rank))
 
     def scale(self, module: str) -> float:
-        """What the product of a module's pair is multiplied by."""
+        """Returns the factor of `up @ down` of a module."""
         rank = self.rank_of(module)
         return _matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
 
 def parse(config: Mapping[str, Any]) -> PeftConfig:
-    """ConfigError, naming the field, for what is wrong and for what would change the model and is not built."""
-    fields = Fields(config, FILE)
+    """Parses adapter_config.json.
+
+    Raises:
+        ConfigError: Names a field that is invalid, or that would change the model and is not supported.
+    """
+    fields = ConfigReader(config, FILE)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ConfigError(f"{FILE}: peft_type is {kind!r}; only LORA adapters can be served")
     if config.get("bias", "none") != "none":
-        raise ConfigError(f"{FILE}: bias is {config['bias']!r}: trained biases are not built; train with bias none")
+        raise ConfigError(f"{FILE}: bias is {config['bias']!r}: trained biases are not supported; train with bias none")
     initial = str(config.get("init_lora_weights", True)).lower()
     if initial.startswith(CHANGES_BASE):
         raise ConfigError(
@@ -77,40 +87,40 @@ def parse(config: Mapping[str, Any]) -> PeftConfig:
             "LoRA when it is saved (path_initial_model_for_weight_conversion)"
         )
     for name, value in config.items():
-        if name not in READ and name not in TRAINING and value not in (None, False, "", [], {}):
-            why = WORDS.get(name, "this is not built; leave it out of the adapter's training")
+        if name not in KNOWN_FIELDS and name not in IGNORED_FIELDS and value not in (None, False, "", [], {}):
+            why = UNSUPPORTED.get(name, "this is not supported; leave it out of the adapter's training")
             raise ConfigError(f"{FILE}: {name} is {value!r}: {why}")
     return PeftConfig(
-        rank=fields.whole("r", high=MOST_RANK),
+        rank=fields.whole("r", high=MAX_RANK),
         alpha=fields.number("lora_alpha"),
         rslora=fields.flag("use_rslora", False),
-        ranks=_numbers(config, "rank_pattern", whole=True),
-        alphas=_numbers(config, "alpha_pattern", whole=False),
+        ranks=_numbers(config, "rank_pattern", integers=True),
+        alphas=_numbers(config, "alpha_pattern", integers=False),
         targeted=_targeted(config),
     )
 
 
-def _numbers(config: Mapping[str, Any], name: str, *, whole: bool) -> Mapping[str, float]:
-    given = config.get(name) or {}
-    if not isinstance(given, dict):
+def _numbers(config: Mapping[str, Any], name: str, *, integers: bool) -> Mapping[str, float]:
+    values = config.get(name) or {}
+    if not isinstance(values, dict):
         raise ConfigError(f"{FILE}: {name} must map patterns of modules' names to numbers")
-    for pattern, value in given.items():
+    for pattern, value in values.items():
         _compiled(name, pattern)
-        kinds = int if whole else int | float
+        kinds = int if integers else int | float
         good = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-        if not good or (whole and value > MOST_RANK):
-            kind = f"a rank from 1 to {MOST_RANK}" if whole else "a number above 0"
+        if not good or (integers and value > MAX_RANK):
+            kind = f"a rank from 1 to {MAX_RANK}" if integers else "a number above 0"
             raise ConfigError(f"{FILE}: {name} gives {pattern!r} {value!r}, not {kind}")
-    return given
+    return values
 
 
 def _matching(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The first pattern's that fits the end of a module's name, from one of its dots on."""
+    """Returns the value of the first pattern that matches a module's name, or its end after a dot."""
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
 def _targeted(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """target_modules, layers_to_transform and exclude_modules together."""
+    """Combines target_modules, layers_to_transform and exclude_modules."""
     targets, layers = _names(config, "target_modules"), _layers(config)
     excluded = _names(config, "exclude_modules") if config.get("exclude_modules") else None
     if layers is not None and isinstance(targets, str):
@@ -141,13 +151,15 @@ def _names(config: Mapping[str, Any], name: str) -> str | list[str]:
 
 
 def _layers(config: Mapping[str, Any]) -> Callable[[str], bool] | None:
-    """Whether a module's layer is one of layers_to_transform; None without it."""
-    wanted, names = config.get("layers_to_transform"), config.get("layers_pattern") or []
-    if wanted is None:
+    """Returns whether a module is in one of layers_to_transform; None without that field."""
+    transformed, names = config.get("layers_to_transform"), config.get("layers_pattern") or []
+    if transformed is None:
         return None
-    numbers = [wanted] if isinstance(wanted, int) else wanted
+    numbers = [transformed] if isinstance(transformed, int) else transformed
     if not isinstance(numbers, list) or not all(isinstance(one, int) for one in numbers):
-        raise ConfigError(f"{FILE}: layers_to_transform must be a layer's number or a list of them, not {wanted!r}")
+        raise ConfigError(
+            f"{FILE}: layers_to_transform must be a layer's number or a list of them, not {transformed!r}"
+        )
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise ConfigError(f"{FILE}: layers_pattern must be a name or a list of names, not {names!r}")
@@ -163,9 +175,9 @@ def _layers(config: Mapping[str, Any]) -> Callable[[str], bool] | None:
 
 
 def _compiled(name: str, pattern: Any) -> re.Pattern[str]:
-    if not isinstance(pattern, str) or len(pattern) > MOST_PATTERN:
-        raise ConfigError(f"{FILE}: {name} holds what is no pattern of {MOST_PATTERN} characters at most")
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
+        raise ConfigError(f"{FILE}: {name} must be a regular expression of at most {MAX_PATTERN_CHARS} characters")
     try:
         return re.compile(pattern)
     except (re.error, RecursionError) as error:
-        raise ConfigError(f"{FILE}: {name} holds {pattern!r}, which is no regular expression: {error}") from None
+        raise ConfigError(f"{FILE}: {name} has {pattern!r}, which is not a regular expression: {error}") from None

@@ -17,11 +17,11 @@ from runtime.models import (
     sdar_moe,
     stable_diffcoder,
 )
-from runtime.models.base import Facts, Family, families, register_family, resolve_family
+from runtime.models.base import ModelFamily, ModelInfo, families, register_family, resolve_family
 
 __all__ = [
-    "Facts",
-    "Family",
+    "ModelFamily",
+    "ModelInfo",
     "diffucoder",
     "diffullama",
     "diffusion_gemma",

@@ -9,10 +9,10 @@ from typing import Any
 from runtime.errors import ConfigError
 
 # Numbers above these are slips, told before anything of such a size is made.
-MOST, MOST_LAYERS, MOST_EXPERTS, MOST_POSITIONS = 2**22, 10_000, 2**14, 2**24
+MOST, MAX_LAYERS, MAX_EXPERTS, MAX_POSITIONS = 2**22, 10_000, 2**14, 2**24
 
 
-class Fields:
+class ConfigReader:
     """A view of config.json's fields. A default of None means that the field is required."""
 
     def __init__(self, config: Mapping[str, Any], file: str = "config.json") -> None:
@@ -30,15 +30,15 @@ class Fields:
 
     def layers(self, name: str) -> int:
         """How many layers a model has."""
-        return self.whole(name, high=MOST_LAYERS)
+        return self.whole(name, high=MAX_LAYERS)
 
     def experts(self, name: str) -> int:
         """How many experts a layer has."""
-        return self.whole(name, high=MOST_EXPERTS)
+        return self.whole(name, high=MAX_EXPERTS)
 
     def positions(self, name: str, default: int | None = None) -> int:
         """How far a model reaches."""
-        return self.whole(name, default, high=MOST_POSITIONS)
+        return self.whole(name, default, high=MAX_POSITIONS)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
@@ -79,9 +79,9 @@ class Fields:
             raise ConfigError(f"{self._file}: {name} must be one token id, not {list(values)!r}")
         return values[0] if values else None
 
-    def only(self, built: Mapping[str, tuple[Any, ...]]) -> None:
+    def only(self, supported: Mapping[str, tuple[Any, ...]]) -> None:
         """Refuse fields that hold anything but the values that are built (an absent field is fine)."""
-        for name, values in built.items():
+        for name, values in supported.items():
             if name in self._config and self._config[name] not in values:
                 wanted = " or ".join(repr(v) for v in values)
                 raise ConfigError(f"{self._file}: {name} is {self._config[name]!r}, but only {wanted} is built")

@@ -8,22 +8,22 @@ from types import MappingProxyType
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
-from runtime.models.config_reader import Fields
-from runtime.models.decoder import DecoderArch, Mixture
+from runtime.kernels.moe_router import RoutingConfig
+from runtime.models.config_reader import ConfigReader
+from runtime.models.decoder import DecoderConfig, MoEConfig
 from runtime.models.rope_config import rotary
 
 log = logging.getLogger(__name__)
 
 # Fields that change the computation, with the only values built.
-LLAMA_BUILT: dict[str, tuple[Any, ...]] = {
+LLAMA_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (False,),
     "use_sliding_window": (False,),
     "pretraining_tp": (1, None),
 }
 # Fields that another part reads (text, dtype) or that say nothing about a forward pass.
-LLAMA_ELSEWHERE = frozenset(
+LLAMA_IGNORED = frozenset(
     """
     model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
     attention_dropout initializer_range use_cache max_window_layers sliding_window fuse_cross_entropy
@@ -31,14 +31,14 @@ LLAMA_ELSEWHERE = frozenset(
     quantization_config
     """.split()  # noqa: SIM905
 )
-LLAMA_HONOURED = frozenset(
+LLAMA_READ = frozenset(
     """
     vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim attention_bias
     max_position_embeddings rope_theta rope_parameters rope_scaling partial_rotary_factor layer_types rms_norm_eps
     tie_word_embeddings mask_token_id eos_token_id bos_token_id
     """.split()  # noqa: SIM905
 )
-EXPERTS_HONOURED = frozenset(
+EXPERTS_READ = frozenset(
     """
     num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers decoder_sparse_step
     mlp_layer_types
@@ -57,12 +57,12 @@ def llama_like(
     qkv_bias: bool = False,
     tied: bool = False,
     yarn: bool = False,
-    mixture: Callable[[Fields, int], Mixture | None] | None = None,
+    mixture: Callable[[ConfigReader, int], MoEConfig | None] | None = None,
     width_field: str = "intermediate_size",
     block_field: str = "block_size",
-    built: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+    supported: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
     known: frozenset[str] = NOTHING,
-) -> DecoderArch:
+) -> DecoderConfig:
     """A config.json with the fields of Llama and Qwen.
 
     `block_size`, `max_positions` and `tied` are the family's own, for a config that names none. `qkv_bias`: Qwen2's,
@@ -71,11 +71,11 @@ def llama_like(
     `known` those that the family reads itself or that say nothing. Raises ConfigError, naming the field, for what is
     missing, wrong, inconsistent or not built.
     """
-    fields = Fields(config)
-    rules = {**LLAMA_BUILT, **({"attention_bias": (True, None)} if qkv_bias else {}), **built}
+    fields = ConfigReader(config)
+    rules = {**LLAMA_SUPPORTED, **({"attention_bias": (True, None)} if qkv_bias else {}), **supported}
     fields.only(rules)
     here = {width_field, block_field, *known}
-    tell_unknown(config, family, rules.keys() | LLAMA_ELSEWHERE | LLAMA_HONOURED | here)
+    warn_unknown_fields(config, family, rules.keys() | LLAMA_IGNORED | LLAMA_READ | here)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.layers("num_hidden_layers")
     require_full_attention(fields)
@@ -83,7 +83,7 @@ def llama_like(
     turn = rotary(config, head_dim, yarn=yarn)
     bias = False if qkv_bias else fields.flag("attention_bias", False)
     positions = fields.positions("max_position_embeddings", max_positions)
-    return DecoderArch(
+    return DecoderConfig(
         vocab_size=fields.whole("vocab_size", low=2),
         hidden=hidden,
         layers=layers,
@@ -105,17 +105,17 @@ def llama_like(
         eos_ids=fields.ids("eos_token_id"),
         bos_id=fields.id("bos_token_id"),
         yarn=turn.yarn,
-        growth=turn.growth,
+        query_scaling=turn.query_scaling,
     )
 
 
-def require_full_attention(fields: Fields) -> None:
+def require_full_attention(fields: ConfigReader) -> None:
     """ConfigError for layers that see a window, or anything else than all positions."""
     if any(kind != "full_attention" for kind in fields.texts("layer_types")):
         raise ConfigError("config.json: layer_types names a layer that is no 'full_attention', which is not built")
 
 
-def sparse_layers(fields: Fields, layers: int, older: frozenset[int], names: str) -> frozenset[int]:
+def sparse_layers(fields: ConfigReader, layers: int, older: frozenset[int], names: str) -> frozenset[int]:
     """The layers with experts: by `mlp_layer_types` of transformers 5, else those that the `older` fields select.
 
     ConfigError if both are there and differ; `names` are those fields.
@@ -133,14 +133,14 @@ def sparse_layers(fields: Fields, layers: int, older: frozenset[int], names: str
     return found
 
 
-def tell_unknown(config: Mapping[str, Any], family: str, known: Collection[str]) -> None:
+def warn_unknown_fields(config: Mapping[str, Any], family: str, known: Collection[str]) -> None:
     """Say aloud which fields of the config the family does not know."""
     unknown = sorted(config.keys() - set(known))
     if unknown:
         log.warning("config.json holds fields that the %s family does not know: %s", family, ", ".join(unknown))
 
 
-def head_shape(fields: Fields) -> tuple[int, int, int, int]:
+def head_shape(fields: ConfigReader) -> tuple[int, int, int, int]:
     """Hidden size, query heads, key heads and a head's dimensions."""
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", 0, low=0) or heads  # 0 or absent: as many as query heads
@@ -151,7 +151,7 @@ def head_shape(fields: Fields) -> tuple[int, int, int, int]:
     return hidden, heads, kv_heads, fields.whole("head_dim", hidden // heads)
 
 
-def expert_counts(fields: Fields) -> tuple[int, int]:
+def expert_counts(fields: ConfigReader) -> tuple[int, int]:
     """How many experts there are, and how many of them a token takes."""
     experts, top_k = fields.experts("num_experts"), fields.whole("num_experts_per_tok")
     if top_k > experts:
@@ -159,7 +159,7 @@ def expert_counts(fields: Fields) -> tuple[int, int]:
     return experts, top_k
 
 
-def qwen_experts(fields: Fields, layers: int) -> Mixture | None:
+def qwen_experts(fields: ConfigReader, layers: int) -> MoEConfig | None:
     """Qwen3-MoE's: every `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`."""
     step, dense = fields.whole("decoder_sparse_step", 1), fields.ids("mlp_only_layers", "layer")
     if any(layer >= layers for layer in dense):
@@ -169,11 +169,11 @@ def qwen_experts(fields: Fields, layers: int) -> Mixture | None:
     if not sparse:
         return None
     experts, top_k = expert_counts(fields)
-    return Mixture(
+    return MoEConfig(
         layers=sparse,
         experts=experts,
         width=fields.whole("moe_intermediate_size"),
         shared_width=0,
-        rule=RoutingRule(top_k, 1, 1, fields.flag("norm_topk_prob", False), 1.0, "softmax"),
+        routing=RoutingConfig(top_k, 1, 1, fields.flag("norm_topk_prob", False), 1.0, "softmax"),
         router_bias=False,
     )

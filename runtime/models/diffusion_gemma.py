@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.base import Facts, Family, register_family
-from runtime.models.config_reader import Fields
-from runtime.models.diffusion_gemma_config import GemmaArch, parse
+from runtime.models.base import ModelFamily, ModelInfo, register_family
+from runtime.models.config_reader import ConfigReader
+from runtime.models.diffusion_gemma_config import DiffusionGemmaConfig, parse
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.models.diffusion_gemma_weights import weights
 from runtime.request.field_spec import Value
@@ -16,7 +16,7 @@ from runtime.request.field_spec import Value
 
 def generation(config: Mapping[str, Any]) -> dict[str, Value]:
     """The published generation's settings, by the names of our fields."""
-    fields = Fields(config, "generation_config.json")
+    fields = ConfigReader(config, "generation_config.json")
     found: dict[str, Value] = {}
     for name in ("t_min", "t_max", "confidence_threshold"):
         if fields.has(name):
@@ -27,15 +27,15 @@ def generation(config: Mapping[str, Any]) -> dict[str, Value]:
     sampler = config.get("sampler_config") or {}
     if not isinstance(sampler, Mapping):
         raise ConfigError(f"generation_config.json: sampler_config must be an object, not {sampler!r}")
-    inner = Fields(sampler, "generation_config.json's sampler_config")
+    inner = ConfigReader(sampler, "generation_config.json's sampler_config")
     inner.only({"_cls_name": ("EntropyBoundSamplerConfig",)})
     if inner.has("entropy_bound"):
         found["entropy_bound"] = inner.number("entropy_bound")
     return found
 
 
-def facts(arch: GemmaArch) -> Facts:
-    return Facts(
+def facts(arch: DiffusionGemmaConfig) -> ModelInfo:
+    return ModelInfo(
         vocab_size=arch.vocab_size,
         max_positions=arch.max_positions,
         block_size=arch.canvas,
@@ -46,7 +46,7 @@ def facts(arch: GemmaArch) -> Facts:
 
 
 DIFFUSION_GEMMA = register_family(
-    Family(
+    ModelFamily(
         key="diffusion_gemma",
         aliases=(),
         detect=lambda config: config.get("model_type") == "diffusion_gemma",

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.config_reader import Fields
-from runtime.models.decoder_config import tell_unknown
+from runtime.models.config_reader import ConfigReader
+from runtime.models.decoder_config import warn_unknown_fields
 
 TEXT = "config.json's text_config"
 SLIDING, FULL = "sliding_attention", "full_attention"
 PATTERN = 6  # without layer_types every sixth layer is a full one
 
 # Fields that change the computation, with the only values built.
-BUILT: dict[str, tuple[Any, ...]] = {"tie_word_embeddings": (True,)}
-TEXT_BUILT: dict[str, tuple[Any, ...]] = {
+SUPPORTED: dict[str, tuple[Any, ...]] = {"tie_word_embeddings": (True,)}
+TEXT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (True,),
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
@@ -31,15 +31,15 @@ TEXT_BUILT: dict[str, tuple[Any, ...]] = {
     "use_double_wide_mlp": (False,),
 }
 # Fields that another part reads (text, dtype), that speak of images, or say nothing about a forward pass.
-ELSEWHERE = frozenset(
+IGNORED = frozenset(
     """
     model_type architectures torch_dtype dtype transformers_version _name_or_path initializer_range
     vision_config boi_token_id eoi_token_id image_token_id pad_token_id attention_dropout use_cache
     quantization_config
     """.split()  # noqa: SIM905
 )
-HONOURED = frozenset({"text_config", "canvas_length", "eos_token_id"})
-TEXT_HONOURED = frozenset(
+READ = frozenset({"text_config", "canvas_length", "eos_token_id"})
+TEXT_READ = frozenset(
     """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
     global_head_dim num_global_key_value_heads per_layer_config layer_types sliding_window rope_parameters
@@ -65,7 +65,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class GemmaArch:
+class DiffusionGemmaConfig:
     """Everything that a model is built from."""
 
     vocab_size: int
@@ -85,17 +85,17 @@ class GemmaArch:
     bos_id: int | None
 
 
-def parse(config: Mapping[str, Any]) -> GemmaArch:
+def parse(config: Mapping[str, Any]) -> DiffusionGemmaConfig:
     """ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
-    fields = Fields(config)
-    fields.only(BUILT)
-    tell_unknown(config, "diffusion_gemma", BUILT.keys() | ELSEWHERE | HONOURED)
+    fields = ConfigReader(config)
+    fields.only(SUPPORTED)
+    warn_unknown_fields(config, "diffusion_gemma", SUPPORTED.keys() | IGNORED | READ)
     inner = _object(config, "text_config", "config.json")
     if not inner:
         raise ConfigError("config.json lacks text_config, which this model family needs")
-    text = Fields(inner, TEXT)
-    text.only(TEXT_BUILT)
-    tell_unknown(inner, "diffusion_gemma", TEXT_BUILT.keys() | ELSEWHERE | TEXT_HONOURED)
+    text = ConfigReader(inner, TEXT)
+    text.only(TEXT_SUPPORTED)
+    warn_unknown_fields(inner, "diffusion_gemma", TEXT_SUPPORTED.keys() | IGNORED | TEXT_READ)
     names = _layer_types(text)
     experts, top_k = text.experts("num_experts"), text.whole("top_k_experts")
     if top_k > experts:
@@ -104,7 +104,7 @@ def parse(config: Mapping[str, Any]) -> GemmaArch:
     heads = text.whole("num_attention_heads")
     shapes = _shapes(text, inner, names)
     turns = _object(inner, "rope_parameters", TEXT) or ROPE
-    return GemmaArch(
+    return DiffusionGemmaConfig(
         vocab_size=text.whole("vocab_size", 262_144, low=2),
         hidden=text.whole("hidden_size"),
         heads=heads,
@@ -130,7 +130,7 @@ def _object(config: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any
     return value
 
 
-def _layer_types(text: Fields) -> tuple[str, ...]:
+def _layer_types(text: ConfigReader) -> tuple[str, ...]:
     layers = text.layers("num_hidden_layers")
     names = text.texts("layer_types") or tuple(FULL if (n + 1) % PATTERN == 0 else SLIDING for n in range(layers))
     if len(names) != layers:
@@ -143,7 +143,7 @@ def _layer_types(text: Fields) -> tuple[str, ...]:
     return names
 
 
-def _shapes(text: Fields, inner: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+def _shapes(text: ConfigReader, inner: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, tuple[int, int]]:
     """Key heads and a head's dimensions, of each kind of layer."""
     base = text.whole("num_key_value_heads"), text.whole("head_dim", 256)
     every = [base] * len(names)
@@ -154,7 +154,7 @@ def _shapes(text: Fields, inner: Mapping[str, Any], names: tuple[str, ...]) -> d
                 raise ConfigError(f"{layer} is none of the {len(names)} layers, which are numbered from 0")
             if not isinstance(own, Mapping) or own.keys() - {"head_dim", "num_key_value_heads"}:
                 raise ConfigError(f"{layer} may hold head_dim and num_key_value_heads, not {own!r}")
-            mine = Fields(own, layer)
+            mine = ConfigReader(own, layer)
             every[int(key)] = mine.whole("num_key_value_heads", base[0]), mine.whole("head_dim", base[1])
     else:
         full = text.whole("num_global_key_value_heads", base[0]), text.whole("global_head_dim", 512)
@@ -168,7 +168,9 @@ def _shapes(text: Fields, inner: Mapping[str, Any], names: tuple[str, ...]) -> d
     return shapes
 
 
-def _kind(name: str, shapes: Mapping[str, tuple[int, int]], heads: int, turns: Mapping[str, Any], text: Fields) -> Kind:
+def _kind(
+    name: str, shapes: Mapping[str, tuple[int, int]], heads: int, turns: Mapping[str, Any], text: ConfigReader
+) -> Kind:
     kv_heads, head_dim = shapes[name]
     if heads % kv_heads:
         raise ConfigError(f"{TEXT}: num_attention_heads {heads} is no multiple of the {kv_heads} key heads of {name}")
@@ -176,7 +178,7 @@ def _kind(name: str, shapes: Mapping[str, tuple[int, int]], heads: int, turns: M
     own = _object(turns, name, f"{TEXT}: rope_parameters")
     if not own:
         raise ConfigError(f"{TEXT}: rope_parameters lacks {name}, which this model's layer_types name")
-    turn = Fields(own, file)
+    turn = ConfigReader(own, file)
     turn.only({"rope_type": ("default", "proportional"), "factor": (1, None)})
     if surplus := sorted(own.keys() - {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}):
         raise ConfigError(f"{file} holds {', '.join(surplus)}, which is not built")

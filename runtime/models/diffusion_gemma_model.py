@@ -13,30 +13,30 @@ from torch import nn
 
 from runtime.kernels.activation import Activation
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.fused_moe.moe_sum import Choices
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.fused_moe.moe_sum import TopKOutputs
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.precision import wide
-from runtime.kernels.sandwich_norm import Fillings
-from runtime.kernels.signatures import Sandwich
+from runtime.kernels.sandwich_norm import NormOutputs
+from runtime.kernels.signatures import SandwichNormOps
 from runtime.layers.attention import AttentionShape, BatchAttention
 from runtime.layers.attention_dispatch import make_attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
-from runtime.layers.layer_factory import Build, Calls
-from runtime.layers.linear import Linear, attention_shares
-from runtime.layers.lm_head import CappedHead
-from runtime.layers.mlp import SwiGLU
-from runtime.layers.moe import Router, stack
+from runtime.layers.layer_factory import ForwardCall, LayerFactory
+from runtime.layers.linear import Linear, attention_shards
+from runtime.layers.lm_head import SoftcapLMHead
+from runtime.layers.mlp import GatedMLP
+from runtime.layers.moe import Router, make_experts
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
-from runtime.models.diffusion_gemma_config import GemmaArch, Kind
+from runtime.models.diffusion_gemma_config import DiffusionGemmaConfig, Kind
 
 GELU: Activation = "gelu_tanh"
 
 
 @dataclass(frozen=True)
 class KindContext:
-    """What the layers of one kind read of one forward."""
+    """Inputs of the layers of one kind, per forward."""
 
     batch: ForwardBatch
     rotary: torch.Tensor  # ``RotaryTable.cover``
@@ -44,205 +44,228 @@ class KindContext:
 
 
 class SelfAttention(nn.Module):
-    """Heads of queries, keys and values are normed, scores are not scaled; a layer without a window has no values of
-    its own."""
+    """Attention with norms of queries, keys and values and unscaled scores. Layers without a window derive V from K."""
 
-    __call__: Calls[[torch.Tensor, KindContext, KVPool, int], torch.Tensor]
+    __call__: ForwardCall[[torch.Tensor, KindContext, KVPool, int], torch.Tensor]
 
-    def __init__(self, build: Build, arch: GemmaArch, kind: Kind) -> None:
+    def __init__(self, factory: LayerFactory, arch: DiffusionGemmaConfig, kind: Kind) -> None:
         super().__init__()
         self.kind, self.eps = kind, arch.eps
-        self.kernels = build.kernels
-        self.heads, self.kv_heads, rows, columns = attention_shares(
-            build, arch.heads, kind.kv_heads, kind.head_dim, values=kind.window is not None
+        self.kernels = factory.kernels
+        self.heads, self.kv_heads, rows, columns = attention_shards(
+            factory, arch.heads, kind.kv_heads, kind.head_dim, values=kind.window is not None
         )
         stored = arch.heads + (1 if kind.window is None else 2) * kind.kv_heads
-        self.qkv = Linear(build, arch.hidden, stored * kind.head_dim, bias=False, outputs_share=rows)
-        self.q_weight = build.parameter(kind.head_dim)
-        self.k_weight = build.parameter(kind.head_dim)
-        self.out = Linear(build, arch.heads * kind.head_dim, arch.hidden, bias=False, inputs_share=columns)
+        self.qkv_proj = Linear(factory, arch.hidden, stored * kind.head_dim, bias=False, outputs_shard=rows)
+        self.q_weight = factory.parameter(kind.head_dim)
+        self.k_weight = factory.parameter(kind.head_dim)
+        self.o_proj = Linear(factory, arch.heads * kind.head_dim, arch.hidden, bias=False, inputs_shard=columns)
 
     def forward(self, x: torch.Tensor, context: KindContext, pool: KVPool, layer: int) -> torch.Tensor:
         kind, batch = self.kind, context.batch
         kv = pool.layer(layer)
-        q = self.kernels.qkv_to_pages(
-            self.qkv(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor, self.heads,
-            self.kv_heads, self.eps, slots=batch.slots, k_cache=kv.k, v_cache=kv.v, apart=kind.head_dim // 2,
+        q = self.kernels.qk_norm_rope_and_cache(
+            self.qkv_proj(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor, self.heads,
+            self.kv_heads, self.eps, slots=batch.slots, k_cache=kv.k, v_cache=kv.v, pair_stride=kind.head_dim // 2,
             v_norm=True, v_from_k=kind.window is None,
         )  # fmt: skip
-        return self.out(context.attention.attend(q, kv).flatten(1))
+        return self.o_proj(context.attention.run(q, kv).flatten(1))
 
 
 class Experts(nn.Module):
-    """The router sees the rows under a norm of its own (`seen`), or as they are beside that norm's factors; the norm's
-    scale is in the router's weight. The experts see them under another (`norm`)."""
+    """Router and experts, with separate norms. The router takes rows under a norm without weights (`router_input`), or
+    unnormed rows with the norm's factors; the norm's scale is folded into the router's weight.
+    """
 
-    __call__: Calls[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    __call__: ForwardCall[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-    def __init__(self, build: Build, arch: GemmaArch) -> None:
+    def __init__(self, factory: LayerFactory, arch: DiffusionGemmaConfig) -> None:
         super().__init__()
-        rule = RoutingRule(arch.top_k, 1, 1, True, 1.0, "softmax")
+        routing = RoutingConfig(arch.top_k, 1, 1, True, 1.0, "softmax")
         self.eps = arch.eps
-        self.router = Router(build, arch.hidden, arch.experts, rule, bias=False)
-        self.expert_scale = build.parameter(arch.experts, dtype=wide(build.dtype))
-        self.norm = RMSNorm(build, arch.hidden, arch.eps)
-        held, self.here = stack(build, arch.experts, arch.hidden, arch.expert_width)
-        self.gate_up, self.down = held
-        self.kernels, self.group = build.kernels, build.group
+        self.router = Router(factory, arch.hidden, arch.experts, routing, bias=False)
+        self.expert_scale = factory.parameter(arch.experts, dtype=wide(factory.dtype))
+        self.pre_feedforward_layernorm_2 = RMSNorm(factory, arch.hidden, arch.eps)
+        held, self.expert_shard = make_experts(factory, arch.experts, arch.hidden, arch.expert_width)
+        self.gate_up_proj, self.down_proj = held
+        self.kernels, self.group = factory.kernels, factory.group
 
-    def seen(self, x: torch.Tensor) -> torch.Tensor:
+    def router_input(self, x: torch.Tensor) -> torch.Tensor:
         return self.kernels.rms_norm(x.to(wide(x.dtype)), None, self.eps)
 
-    def forward(self, seen: torch.Tensor, normed: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
-        ids, weights = self.router(seen, None, factor)
+    def forward(self, router_input: torch.Tensor, normed: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+        ids, weights = self.router(router_input, None, factor)
         weights = weights * self.expert_scale.tensor[ids]
-        if self.here is not None:
-            ids = self.here.at(ids)
-        operands, room = (self.gate_up.operand, self.down.operand), self.group.room(normed.shape, normed.dtype)
-        return self.group.add_up(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
+        if self.expert_shard is not None:
+            ids = self.expert_shard.local_ids(ids)
+        operands, room = (
+            (self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg),
+            self.group.output_buffer(normed.shape, normed.dtype),
+        )
+        return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
 
-    def choices(self, made: Fillings, sandwich: Sandwich) -> torch.Tensor | Choices:
-        """What `sandwich` sums up itself, or the sum, where ranks share the experts."""
-        if not self.group.alone:
-            return self(made.total, made.experts, made.factor)
-        ids, weights = self.router(made.total, None, made.factor)
-        pairs = sandwich.products(made.experts, ids, self.gate_up.operand, self.down.operand, GELU)
-        return Choices(pairs, ids, weights, self.expert_scale.tensor)
+    def choices(self, norms: NormOutputs, sandwich_norms: SandwichNormOps) -> torch.Tensor | TopKOutputs:
+        """Returns the outputs of each row's experts, to be summed by `sandwich_norms`; with tensor parallelism their
+        sum.
+        """
+        if not self.group.is_single:
+            return self(norms.total, norms.experts, norms.factor)
+        ids, weights = self.router(norms.total, None, norms.factor)
+        pairs = sandwich_norms.fused_experts(
+            norms.experts, ids, self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg, GELU
+        )
+        return TopKOutputs(pairs, ids, weights, self.expert_scale.tensor)
 
 
-class Layer(nn.Module):
-    """Attention, then a dense part beside experts; each is normed before and after. The norm before attention is the
-    last of what comes before it."""
+class DecoderLayer(nn.Module):
+    """Attention, then a dense MLP in parallel with experts, each with norms before and after. The input norm is
+    applied by the previous layer.
+    """
 
-    __call__: Calls[
+    __call__: ForwardCall[
         [torch.Tensor, torch.Tensor, list[KindContext], KVPool, torch.Tensor, RMSNorm],
         tuple[torch.Tensor, torch.Tensor],
     ]
 
-    def __init__(self, build: Build, arch: GemmaArch, index: int) -> None:
+    def __init__(self, factory: LayerFactory, arch: DiffusionGemmaConfig, index: int) -> None:
         super().__init__()
         self.index = index
         self.kind = arch.layers[index]
 
         def norm() -> RMSNorm:
-            return RMSNorm(build, arch.hidden, arch.eps)
+            return RMSNorm(factory, arch.hidden, arch.eps)
 
-        self.input_norm, self.attention_norm = norm(), norm()
-        self.attention = SelfAttention(build, arch, arch.kinds[self.kind])
-        self.dense_before, self.dense_after = norm(), norm()
-        self.dense = SwiGLU(build, arch.hidden, arch.width, GELU)
-        self.experts, self.experts_after = Experts(build, arch), norm()
-        self.output_norm = norm()
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+        self.self_attn = SelfAttention(factory, arch, arch.kinds[self.kind])
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm_1 = norm(), norm()
+        self.mlp = GatedMLP(factory, arch.hidden, arch.width, GELU)
+        self.experts, self.post_feedforward_layernorm_2 = Experts(factory, arch), norm()
+        self.post_feedforward_layernorm = norm()
         self.eps = arch.eps
-        self.kernels = build.kernels
+        self.kernels = factory.kernels
 
     def forward(
         self, normed: torch.Tensor, x: torch.Tensor, contexts: list[KindContext], pool: KVPool, scale: torch.Tensor,
         following: RMSNorm,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """(what `following` makes of the second, [rows, hidden]). `scale` [rows, 1]: what each row is multiplied by at
-        last."""
-        mixed = self.attention(normed, contexts[self.kind], pool, self.index)
-        sandwich = self.kernels.sandwich
-        if sandwich is None:
-            x = x + self.attention_norm(mixed)
-            dense = self.dense(self.dense_before(x))
-            chosen = self.experts(self.experts.seen(x), self.experts.norm(x), None)
-            x = (x + self.output_norm(self.dense_after(dense) + self.experts_after(chosen))) * scale
+        """Returns (following(x), x), both [rows, hidden]. `scale` [rows, 1] is a factor of each row's output."""
+        attn_output = self.self_attn(normed, contexts[self.kind], pool, self.index)
+        sandwich_norms = self.kernels.sandwich_norms
+        if sandwich_norms is None:
+            x = x + self.post_attention_layernorm(attn_output)
+            dense = self.mlp(self.pre_feedforward_layernorm(x))
+            chosen = self.experts(self.experts.router_input(x), self.experts.pre_feedforward_layernorm_2(x), None)
+            x = (
+                x
+                + self.post_feedforward_layernorm(
+                    self.post_feedforward_layernorm_1(dense) + self.post_feedforward_layernorm_2(chosen)
+                )
+            ) * scale
             return following(x), x
-        made = sandwich.before(
-            mixed, x, _of(self.attention_norm), _of(self.dense_before), _of(self.experts.norm), self.eps
+        norms = sandwich_norms.pre_mlp_norms(
+            attn_output,
+            x,
+            _norm_weight(self.post_attention_layernorm),
+            _norm_weight(self.pre_feedforward_layernorm),
+            _norm_weight(self.experts.pre_feedforward_layernorm_2),
+            self.eps,
         )
-        after = tuple(_of(norm) for norm in (self.dense_after, self.experts_after, self.output_norm, following))
-        dense, choices = self.dense(made.dense), self.experts.choices(made, sandwich)
-        return sandwich.after(dense, choices, made.total, scale, after, self.eps)
+        after = tuple(
+            _norm_weight(norm)
+            for norm in (
+                self.post_feedforward_layernorm_1,
+                self.post_feedforward_layernorm_2,
+                self.post_feedforward_layernorm,
+                following,
+            )
+        )
+        dense, choices = self.mlp(norms.dense), self.experts.choices(norms, sandwich_norms)
+        return sandwich_norms.post_mlp_norms(dense, choices, norms.total, scale, after, self.eps)
 
 
-def _of(norm: RMSNorm) -> torch.Tensor:
+def _norm_weight(norm: RMSNorm) -> torch.Tensor:
     assert norm.weight is not None
     return norm.weight.tensor
 
 
 class SelfConditioning(nn.Module):
-    """Open rows before the first layer: with what the last step made of them, where there was one."""
+    """Adds the self-conditioning of the last step to the embeddings of editable rows."""
 
-    __call__: Calls[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    __call__: ForwardCall[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-    def __init__(self, build: Build, arch: GemmaArch) -> None:
+    def __init__(self, factory: LayerFactory, arch: DiffusionGemmaConfig) -> None:
         super().__init__()
-        self.before = RMSNorm(build, arch.hidden, arch.eps)
-        self.gated = SwiGLU(build, arch.hidden, arch.width, GELU)
-        self.after = RMSNorm(build, arch.hidden, arch.eps, weighted=False)
+        self.pre_norm = RMSNorm(factory, arch.hidden, arch.eps)
+        self.mlp = GatedMLP(factory, arch.hidden, arch.width, GELU)
+        self.post_norm = RMSNorm(factory, arch.hidden, arch.eps, weighted=False)
 
     def forward(self, x: torch.Tensor, signal: torch.Tensor | None) -> torch.Tensor:
-        """[rows, hidden]; a row whose signal is 0, as all are without one, has no step behind it."""
-        return self.after(x if signal is None else x + self.gated(self.before(signal)))
+        """[rows, hidden]; a row whose signal is 0, as all are without one, is in its first step."""
+        return self.post_norm(x if signal is None else x + self.mlp(self.pre_norm(signal)))
 
 
 class DiffusionGemma(nn.Module):
-    """See ``runtime.models.base.Model``. Built unfilled.
+    """See ``runtime.models.base.Model``. Created uninitialized.
 
-    Rows of a batch that are not `open` are committed: they skip the self-conditioning, and take the first of each
-    layer's two scales instead of the second. `soften` makes of an open row's distribution what its next step takes as
-    `signal`.
+    Rows that are not editable are committed: they skip the self-conditioning and use the first of each layer's two
+    scales. `compute_self_conditioning` maps an editable row's distribution to the `signal` of its next step.
     """
 
-    def __init__(self, arch: GemmaArch, build: Build) -> None:
+    def __init__(self, arch: DiffusionGemmaConfig, factory: LayerFactory) -> None:
         super().__init__()
         self.arch = arch
-        self.lora = build.lora
-        self.signal_width = arch.hidden
+        self.lora = factory.lora
+        self.self_conditioning_size = arch.hidden
         kinds = arch.kinds
-        here = [build.heads(arch.heads, kind.kv_heads, kind.head_dim).counts for kind in kinds]
+        expert_shard = [factory.local_heads(arch.heads, kind.kv_heads, kind.head_dim).counts for kind in kinds]
         self.kv_shapes = tuple(
-            KVShape(here[n][1], kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in arch.layers
+            KVShape(expert_shard[n][1], kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in arch.layers
         )
         self.attentions = [
-            make_attention(AttentionShape(*counts, kind.head_dim, 1.0), build)
-            for counts, kind in zip(here, kinds, strict=True)
+            make_attention(AttentionShape(*counts, kind.head_dim, 1.0), factory)
+            for counts, kind in zip(expert_shard, kinds, strict=True)
         ]
         self.rotaries = [
-            RotaryTable(build, kind.rotary_dim, kind.theta, arch.max_positions, span=kind.head_dim) for kind in kinds
+            RotaryTable(factory, kind.rotary_dim, kind.theta, arch.max_positions, span=kind.head_dim) for kind in kinds
         ]
-        # rounded as the embeddings are, which were trained so
-        self.embedding_scale = float(torch.tensor(arch.hidden**0.5, dtype=build.dtype))
-        self.embedding = Embedding(build, arch.vocab_size, arch.hidden)
-        self.ids = self.embedding.ids
-        self.conditioning = SelfConditioning(build, arch)
-        self.layers = nn.ModuleList(Layer(build, arch, index) for index in range(len(arch.layers)))
-        self.scales = build.parameter(len(arch.layers), 2)  # of committed rows, of open ones
-        self.norm = RMSNorm(build, arch.hidden, arch.eps)
-        self.head = CappedHead(self.embedding.weight, build.kernels, arch.cap)
+        # rounded to the model's dtype, as in training
+        self.embed_scale = float(torch.tensor(arch.hidden**0.5, dtype=factory.dtype))
+        self.embed_tokens = Embedding(factory, arch.vocab_size, arch.hidden)
+        self.ids = self.embed_tokens.ids
+        self.self_conditioning = SelfConditioning(factory, arch)
+        self.layers = nn.ModuleList(DecoderLayer(factory, arch, index) for index in range(len(arch.layers)))
+        self.scales = factory.parameter(len(arch.layers), 2)  # of committed and of editable rows
+        self.norm = RMSNorm(factory, arch.hidden, arch.eps)
+        self.lm_head = SoftcapLMHead(self.embed_tokens.weight, factory.kernels, arch.cap)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.embedding(tokens) * self.embedding_scale
+        return self.embed_tokens(tokens) * self.embed_scale
 
     @torch.inference_mode()
-    def soften(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, ids that are here] -> [n, hidden]: the mean embedding under each distribution.
-
-        See ``kernels.weighted_embedding``.
+    def compute_self_conditioning(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, local ids] -> [n, hidden]: the mean embedding under each distribution. See
+        ``kernels.weighted_embedding``.
         """
-        return self.embedding.mean(probs, divisor) * self.embedding_scale
+        return self.embed_tokens.soft_embedding(probs, divisor) * self.embed_scale
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
         if self.lora is not None:
-            self.lora.begin(batch)
+            self.lora.set_batch(batch)
         contexts = [
-            KindContext(batch, rotary.cover(batch.reach), attention.plan(batch, kind.window))
+            KindContext(batch, rotary.cover(batch.max_seq_len), attention.prepare_metadata(batch, kind.window))
             for kind, rotary, attention in zip(self.arch.kinds, self.rotaries, self.attentions, strict=True)
         ]
-        x = torch.where(batch.open[:, None], self.conditioning(x, batch.signal), x)
-        scales = self.scales.tensor[:, batch.open.long(), None]
-        layers = cast("list[Layer]", list(self.layers))
-        following = [*(layer.input_norm for layer in layers[1:]), self.norm]
-        normed = layers[0].input_norm(x)
+        x = torch.where(batch.is_editable[:, None], self.self_conditioning(x, batch.self_conditioning), x)
+        scales = self.scales.tensor[:, batch.is_editable.long(), None]
+        layers = cast("list[DecoderLayer]", list(self.layers))
+        following = [*(layer.input_layernorm for layer in layers[1:]), self.norm]
+        normed = layers[0].input_layernorm(x)
         for layer, scale, norm in zip(layers, scales, following, strict=True):
             normed, x = layer(normed, x, contexts, pool, scale, norm)
         return normed
 
     @torch.inference_mode()
-    def finish(self, left: torch.Tensor) -> torch.Tensor:
-        return left  # a step that denoises wants the logits of nearly all its rows
+    def final_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states  # a denoising step needs the logits of nearly all rows

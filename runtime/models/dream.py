@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtime.models.base import Facts, Family, architectures, register_family
-from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.base import ModelFamily, ModelInfo, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.decoder_config import llama_like
 from runtime.models.weight_names import llama_weights
 
@@ -19,17 +19,17 @@ def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "Dream" and "DreamModel" in architectures(config)
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(config, "dream", qkv_bias=True, block_size=32, max_positions=131072)
 
 
-def facts(arch: DecoderArch) -> Facts:
+def facts(arch: DecoderConfig) -> ModelInfo:
     """config.json speaks of 131072 positions; the authors, of 2048 that the model was trained on."""
-    return replace(decoder_facts(arch), shift=True, max_model_len=2048)
+    return replace(decoder_info(arch), shift=True, max_model_len=2048)
 
 
 DREAM = register_family(
-    Family(
+    ModelFamily(
         key="dream",
         aliases=(),
         detect=detect,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.models.base import Family, architectures, register_family
-from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.base import ModelFamily, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.decoder_config import llama_like
 from runtime.models.weight_names import llama_weights
 
@@ -16,18 +16,18 @@ def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "Dream" and "DreamForCausalLM" in architectures(config)
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(config, "dream_reasoner", qk_norm=True, block_size=32, max_positions=32768)
 
 
 DREAM_REASONER = register_family(
-    Family(
+    ModelFamily(
         key="dream_reasoner",
         aliases=(),
         detect=detect,
         architectures=("DreamForCausalLM",),
         parse=parse,
-        facts=decoder_facts,
+        facts=decoder_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("multi_bd",),

@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtime.models.base import Facts, Family, register_family
-from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.base import ModelFamily, ModelInfo, register_family
+from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.decoder_config import llama_like
 from runtime.models.weight_names import llama_weights
 
 KNOWN = frozenset({"conplemenrary_mask"})  # of the training, and spelt so
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(
         config, "fast_dllm_v2", qkv_bias=True, block_size=32, block_field="bd_size", max_positions=32768, known=KNOWN
     )
 
 
-def facts(arch: DecoderArch) -> Facts:
-    return replace(decoder_facts(arch), shift=True)
+def facts(arch: DecoderConfig) -> ModelInfo:
+    return replace(decoder_info(arch), shift=True)
 
 
 FAST_DLLM_V2 = register_family(
-    Family(
+    ModelFamily(
         key="fast_dllm_v2",
         aliases=(),
         detect=lambda config: config.get("model_type") == "Fast_dLLM_Qwen",

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.models.base import Family, architectures, register_family
-from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.base import ModelFamily, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.decoder_config import llama_like
 from runtime.models.weight_names import llama_weights
 
-BUILT = {"layer_norm_eps": (None,)}  # a number: LayerNorm in the place of RMSNorm
+SUPPORTED = {"layer_norm_eps": (None,)}  # a number: LayerNorm in the place of RMSNorm
 KNOWN = frozenset({"resid_pdrop", "embd_pdrop"})
 
 
@@ -19,18 +19,18 @@ def detect(config: Mapping[str, Any]) -> bool:
     return "ILLaDAForCausalLM" in architectures(config)
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
-    return llama_like(config, "illada", tied=True, block_size=32, max_positions=8192, built=BUILT, known=KNOWN)
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
+    return llama_like(config, "illada", tied=True, block_size=32, max_positions=8192, supported=SUPPORTED, known=KNOWN)
 
 
 ILLADA = register_family(
-    Family(
+    ModelFamily(
         key="illada",
         aliases=(),
         detect=detect,
         architectures=("ILLaDAForCausalLM",),
         parse=parse,
-        facts=decoder_facts,
+        facts=decoder_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("full",),

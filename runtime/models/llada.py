@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from runtime.models.base import Facts, Family, architectures, register_family
-from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.base import ModelFamily, ModelInfo, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.llada_config import parse
-from runtime.models.weight_names import Names, llama_weights
+from runtime.models.weight_names import TensorNames, llama_weights
 
 BOS = 126080  # <|startoftext|>
-NAMES = Names(
+NAMES = TensorNames(
     embedding="model.transformer.wte",
     norm="model.transformer.ln_f",
     head="model.transformer.ff_out",
@@ -35,14 +35,14 @@ def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "llada" and "LLaDAMoEModelLM" not in architectures(config)
 
 
-def facts(arch: DecoderArch) -> Facts:
+def facts(arch: DecoderConfig) -> ModelInfo:
     """The published config names no token that begins a text, though every text of the training has one."""
     known = BOS if arch.vocab_size > BOS else None
-    return replace(decoder_facts(arch), bos_id=known if arch.bos_id is None else arch.bos_id)
+    return replace(decoder_info(arch), bos_id=known if arch.bos_id is None else arch.bos_id)
 
 
 LLADA = register_family(
-    Family(
+    ModelFamily(
         key="llada",
         aliases=(),
         detect=detect,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.models.base import Family, register_family
-from runtime.models.decoder import Decoder, decoder_facts
+from runtime.models.base import ModelFamily, register_family
+from runtime.models.decoder import Decoder, decoder_info
 from runtime.models.llada2_config import parse
 from runtime.models.llada2_weights import weights
 
@@ -17,12 +17,12 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 
 LLADA2 = register_family(
-    Family(
+    ModelFamily(
         key="llada2",
         aliases=("llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini"),
         detect=detect,
         parse=parse,
-        facts=decoder_facts,
+        facts=decoder_info,
         make=Decoder,
         weights=weights,
         strategies=("multi_bd", "dmax"),

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
-from runtime.models.config_reader import Fields
-from runtime.models.decoder import DecoderArch, Mixture
-from runtime.models.decoder_config import head_shape, require_full_attention, sparse_layers, tell_unknown
+from runtime.kernels.moe_router import RoutingConfig
+from runtime.models.config_reader import ConfigReader
+from runtime.models.decoder import DecoderConfig, MoEConfig
+from runtime.models.decoder_config import head_shape, require_full_attention, sparse_layers, warn_unknown_fields
 from runtime.models.rope_config import rotary
 
 # Fields that change the computation, with the only values built.
-BUILT: dict[str, tuple[Any, ...]] = {
+SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "use_qk_norm": (True,),
     "use_rmsnorm": (True,),
@@ -31,7 +31,7 @@ BUILT: dict[str, tuple[Any, ...]] = {
     "is_causal": (False, None),
 }
 # Fields that another part reads (text, dtype) or that say nothing about a forward pass.
-ELSEWHERE = frozenset(
+IGNORED = frozenset(
     """
     model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path
     pad_token_id bos_token_id attention_dropout embedding_dropout output_dropout
@@ -39,7 +39,7 @@ ELSEWHERE = frozenset(
     quantization_config
     """.split()  # noqa: SIM905
 )
-HONOURED = frozenset(
+READ = frozenset(
     """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
     use_bias use_qkv_bias num_experts num_shared_experts num_experts_per_tok n_group topk_group
@@ -52,19 +52,19 @@ HONOURED = frozenset(
 )
 
 
-POOL_HONOURED = frozenset({"expert_capacity", "delete_token_id", "split_token_id"})  # LLaDA2.2's
+POOL_READ = frozenset({"expert_capacity", "delete_token_id", "split_token_id"})  # LLaDA2.2's
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
     """LLaDA2.0's and 2.1's. ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
-    Fields(config).only({"expert_capacity": (None,)})
+    ConfigReader(config).only({"expert_capacity": (None,)})
     return _parse(config, "llada2", frozenset({"expert_capacity"}), _grouped)
 
 
-def parse_pooled(config: Mapping[str, Any]) -> DecoderArch:
+def parse_pooled(config: Mapping[str, Any]) -> DecoderConfig:
     """LLaDA2.2's, where a block shares a pool of experts. ConfigError as `parse`."""
-    fields = Fields(config)
-    arch = _parse(config, "llada2dot2", POOL_HONOURED, _pooled)
+    fields = ConfigReader(config)
+    arch = _parse(config, "llada2dot2", POOL_READ, _pooled)
     delete, split = fields.id("delete_token_id"), fields.id("split_token_id")
     if (delete is None) != (split is None):
         raise ConfigError(
@@ -74,11 +74,14 @@ def parse_pooled(config: Mapping[str, Any]) -> DecoderArch:
 
 
 def _parse(
-    config: Mapping[str, Any], family: str, also: frozenset[str], rule: Callable[[Fields, int], RoutingRule]
-) -> DecoderArch:
-    fields = Fields(config)
-    fields.only(BUILT)
-    tell_unknown(config, family, BUILT.keys() | ELSEWHERE | HONOURED | also)
+    config: Mapping[str, Any],
+    family: str,
+    also: frozenset[str],
+    read_routing: Callable[[ConfigReader, int], RoutingConfig],
+) -> DecoderConfig:
+    fields = ConfigReader(config)
+    fields.only(SUPPORTED)
+    warn_unknown_fields(config, family, SUPPORTED.keys() | IGNORED | READ | also)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.layers("num_hidden_layers")
     require_full_attention(fields)
@@ -91,7 +94,7 @@ def _parse(
             "config.json: norm_head is true beside tie_word_embeddings, which is not built: a tied head has no columns "
             "of its own to norm"
         )
-    return DecoderArch(
+    return DecoderConfig(
         vocab_size=fields.whole("vocab_size", low=2),
         hidden=hidden,
         layers=layers,
@@ -106,7 +109,7 @@ def _parse(
         qkv_bias=fields.flag("use_qkv_bias", False),
         out_bias=fields.flag("use_bias", False),
         width=fields.whole("intermediate_size") if len(sparse) < layers else 0,
-        mixture=_mixture(fields, sparse, rule),
+        mixture=_mixture(fields, sparse, read_routing),
         tied=tied,
         block_size=fields.whole("block_size", 32),
         mask_id=fields.id("mask_token_id"),
@@ -115,23 +118,25 @@ def _parse(
     )
 
 
-def _mixture(fields: Fields, layers: frozenset[int], rule: Callable[[Fields, int], RoutingRule]) -> Mixture | None:
+def _mixture(
+    fields: ConfigReader, layers: frozenset[int], read_routing: Callable[[ConfigReader, int], RoutingConfig]
+) -> MoEConfig | None:
     shared = fields.whole("num_shared_experts", 0, low=0) if fields.flag("moe_router_enable_shared_expert", True) else 0
     biased = fields.flag("moe_router_enable_expert_bias", True)
     if not layers:
         return None
     experts, width = fields.experts("num_experts"), fields.whole("moe_intermediate_size")
-    return Mixture(
+    return MoEConfig(
         layers=layers,
         experts=experts,
         width=width,
         shared_width=shared * fields.whole("moe_shared_expert_intermediate_size", width),
-        rule=rule(fields, experts),
+        routing=read_routing(fields, experts),
         router_bias=biased,
     )
 
 
-def _grouped(fields: Fields, experts: int) -> RoutingRule:
+def _grouped(fields: ConfigReader, experts: int) -> RoutingConfig:
     top_k, groups, kept = fields.whole("num_experts_per_tok"), fields.whole("n_group", 1), fields.whole("topk_group", 1)
     if experts % groups:
         raise ConfigError(f"config.json: num_experts {experts} is no multiple of n_group {groups}")
@@ -143,10 +148,10 @@ def _grouped(fields: Fields, experts: int) -> RoutingRule:
             f"topk_group {kept} groups"
         )
     scale = fields.number("routed_scaling_factor", 1.0)
-    return RoutingRule(top_k, groups, kept, fields.flag("norm_topk_prob", True), scale)
+    return RoutingConfig(top_k, groups, kept, fields.flag("norm_topk_prob", True), scale)
 
 
-def _pooled(fields: Fields, experts: int) -> RoutingRule:
+def _pooled(fields: ConfigReader, experts: int) -> RoutingConfig:
     """Groups play no part; the config's blocks are those of the routing."""
     top_k, capacity = fields.whole("num_experts_per_tok"), fields.whole("expert_capacity")
     if not top_k <= capacity <= experts:
@@ -154,4 +159,4 @@ def _pooled(fields: Fields, experts: int) -> RoutingRule:
             f"config.json: expert_capacity {capacity} is not from num_experts_per_tok {top_k} to num_experts {experts}"
         )
     scale, block = fields.number("routed_scaling_factor", 1.0), fields.whole("block_size", 32)
-    return RoutingRule(top_k, 1, 1, fields.flag("norm_topk_prob", True), scale, capacity=capacity, block=block)
+    return RoutingConfig(top_k, 1, 1, fields.flag("norm_topk_prob", True), scale, capacity=capacity, block=block)

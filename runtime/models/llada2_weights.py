@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from runtime.models.decoder import DecoderArch
-from runtime.models.weight_map import Slot, WeightMap
-from runtime.models.weight_names import Names, decoder_weights
+from runtime.models.decoder import DecoderConfig
+from runtime.models.weight_map import WeightMap, WeightTarget
+from runtime.models.weight_names import TensorNames, decoder_weights
 
-NAMES = Names(embedding="model.word_embeddings")
+NAMES = TensorNames(embedding="model.word_embeddings")
 
 
-def weights(arch: DecoderArch) -> WeightMap:
+def weights(arch: DecoderConfig) -> WeightMap:
     return decoder_weights(arch, NAMES, partial(_attention, arch), _canonical)
 
 
@@ -19,16 +19,16 @@ def _canonical(name: str) -> str:
     return name.replace(".gate.e_score_correction_bias", ".gate.expert_bias")
 
 
-def _attention(arch: DecoderArch, theirs: str, ours: str) -> dict[str, Slot]:
+def _attention(arch: DecoderConfig, theirs: str, ours: str) -> dict[str, WeightTarget]:
     theirs += "attention."
     slots = {
-        theirs + "query_key_value.weight": Slot(ours + "qkv.weight"),
-        theirs + "query_layernorm.weight": Slot(ours + "q_norm.weight"),
-        theirs + "key_layernorm.weight": Slot(ours + "k_norm.weight"),
-        theirs + "dense.weight": Slot(ours + "out.weight"),
+        theirs + "query_key_value.weight": WeightTarget(ours + "qkv_proj.weight"),
+        theirs + "query_layernorm.weight": WeightTarget(ours + "q_norm.weight"),
+        theirs + "key_layernorm.weight": WeightTarget(ours + "k_norm.weight"),
+        theirs + "dense.weight": WeightTarget(ours + "o_proj.weight"),
     }
     if arch.qkv_bias:
-        slots[theirs + "query_key_value.bias"] = Slot(ours + "qkv.bias")
+        slots[theirs + "query_key_value.bias"] = WeightTarget(ours + "qkv_proj.bias")
     if arch.out_bias:
-        slots[theirs + "dense.bias"] = Slot(ours + "out.bias")
+        slots[theirs + "dense.bias"] = WeightTarget(ours + "o_proj.bias")
     return slots

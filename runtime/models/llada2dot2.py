@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtime.models.base import Facts, register_family
-from runtime.models.decoder import DecoderArch, decoder_facts
+from runtime.models.base import ModelInfo, register_family
+from runtime.models.decoder import DecoderConfig, decoder_info
 from runtime.models.llada2 import LLADA2
 from runtime.models.llada2_config import parse_pooled
 
@@ -20,11 +20,9 @@ def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "llada2_moe" and config.get("expert_capacity") is not None
 
 
-def facts(arch: DecoderArch) -> Facts:
+def facts(arch: DecoderConfig) -> ModelInfo:
     """The config's blocks are those of the routing: a decoded block is one, or several."""
-    return replace(
-        decoder_facts(arch), block_multiple=arch.block_size, delete_id=arch.delete_id, split_id=arch.split_id
-    )
+    return replace(decoder_info(arch), block_multiple=arch.block_size, delete_id=arch.delete_id, split_id=arch.split_id)
 
 
 LLADA2DOT2 = register_family(

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.config_reader import Fields
-from runtime.models.decoder import DecoderArch
-from runtime.models.decoder_config import require_full_attention, tell_unknown
+from runtime.models.config_reader import ConfigReader
+from runtime.models.decoder import DecoderConfig
+from runtime.models.decoder_config import require_full_attention, warn_unknown_fields
 from runtime.models.rope_config import rotary
 
 # Fields that change the computation, with the only values built.
-BUILT: dict[str, tuple[Any, ...]] = {
+SUPPORTED: dict[str, tuple[Any, ...]] = {
     "block_type": ("llama",),
     "activation_type": ("silu",),
     "layer_norm_type": ("rms",),
@@ -29,7 +29,7 @@ BUILT: dict[str, tuple[Any, ...]] = {
     "clip_qkv": (None,),
 }
 # Fields that another part reads (text, dtype) or that say nothing about a forward pass.
-ELSEWHERE = frozenset(
+IGNORED = frozenset(
     """
     model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
     alibi_bias_max attention_layer_norm_with_affine attention_dropout residual_dropout embedding_dropout flash_attention
@@ -37,7 +37,7 @@ ELSEWHERE = frozenset(
     quantization_config
     """.split()  # noqa: SIM905
 )
-HONOURED = frozenset(
+READ = frozenset(
     """
     d_model n_heads n_kv_heads multi_query_attention n_layers mlp_hidden_size mlp_ratio vocab_size embedding_size
     max_sequence_length rope_theta rope_parameters rope_scaling partial_rotary_factor rms_norm_eps include_qkv_bias
@@ -46,11 +46,11 @@ HONOURED = frozenset(
 )
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
     """ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
-    fields = Fields(config)
-    fields.only(BUILT)
-    tell_unknown(config, "llada", BUILT.keys() | ELSEWHERE | HONOURED)
+    fields = ConfigReader(config)
+    fields.only(SUPPORTED)
+    warn_unknown_fields(config, "llada", SUPPORTED.keys() | IGNORED | READ)
     hidden, heads = fields.whole("d_model"), fields.whole("n_heads")
     if hidden % (2 * heads):
         raise ConfigError(f"config.json: d_model {hidden} is no even multiple of n_heads {heads}")
@@ -61,7 +61,7 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
     bias = fields.flag("include_qkv_bias", False)
     require_full_attention(fields)
     rope = rotary(config, hidden // heads)
-    return DecoderArch(
+    return DecoderConfig(
         vocab_size=vocab,
         hidden=hidden,
         layers=fields.layers("n_layers"),
@@ -86,7 +86,7 @@ def parse(config: Mapping[str, Any]) -> DecoderArch:
     )
 
 
-def _kv_heads(fields: Fields, heads: int) -> int:
+def _kv_heads(fields: ConfigReader, heads: int) -> int:
     """`n_kv_heads`; the older `multi_query_attention` says one or as many as there are query heads."""
     if not fields.has("multi_query_attention"):
         kv_heads = fields.whole("n_kv_heads", heads)
@@ -101,7 +101,7 @@ def _kv_heads(fields: Fields, heads: int) -> int:
     return kv_heads
 
 
-def _width(fields: Fields, hidden: int) -> int:
+def _width(fields: ConfigReader, hidden: int) -> int:
     if fields.has("mlp_hidden_size"):
         return fields.whole("mlp_hidden_size")
     if not fields.has("mlp_ratio"):

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
-from runtime.models.base import Family, architectures, register_family
-from runtime.models.config_reader import Fields
-from runtime.models.decoder import Decoder, DecoderArch, Mixture, decoder_facts
+from runtime.kernels.moe_router import RoutingConfig
+from runtime.models.base import ModelFamily, architectures, register_family
+from runtime.models.config_reader import ConfigReader
+from runtime.models.decoder import Decoder, DecoderConfig, MoEConfig, decoder_info
 from runtime.models.decoder_config import expert_counts, llama_like, sparse_layers
-from runtime.models.weight_names import Names, llama_weights
+from runtime.models.weight_names import TensorNames, llama_weights
 
-BUILT: dict[str, tuple[Any, ...]] = {
+SUPPORTED: dict[str, tuple[Any, ...]] = {
     "moe_router_score_function": ("softmax", None),
     "norm_topk_prob": (False, None),
     "routed_scaling_factor": (1, None),
@@ -28,7 +28,7 @@ KNOWN = frozenset(
     mlp_layer_types moe_router_enable_expert_bias qk_layernorm clip_qkv
     """.split()  # noqa: SIM905
 )
-NAMES = Names(router_bias="mlp.expert_bias", shared="shared_expert")
+NAMES = TensorNames(router_bias="mlp.expert_bias", shared="shared_expert")
 
 
 def detect(config: Mapping[str, Any]) -> bool:
@@ -37,16 +37,16 @@ def detect(config: Mapping[str, Any]) -> bool:
     return kind == "lladamoe" or (kind == "llada" and "LLaDAMoEModelLM" in architectures(config))
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
-    fields = Fields(config)
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
+    fields = ConfigReader(config)
     arch = llama_like(
         config, "llada_moe", qk_norm=fields.flag("qk_layernorm", False), block_size=32, max_positions=8192,
-        mixture=_mixture, width_field="dense_intermediate_size", built=BUILT, known=KNOWN,
+        mixture=_mixture, width_field="dense_intermediate_size", supported=SUPPORTED, known=KNOWN,
     )  # fmt: skip
     return replace(arch, clip=fields.number("clip_qkv") if fields.has("clip_qkv") else None)
 
 
-def _mixture(fields: Fields, layers: int) -> Mixture | None:
+def _mixture(fields: ConfigReader, layers: int) -> MoEConfig | None:
     if not fields.has("moe_layer_freq") and not fields.has("mlp_layer_types"):
         raise ConfigError("config.json lacks moe_layer_freq, which this model family needs")
     kinds = fields.ids("moe_layer_freq", "number for a layer")
@@ -58,24 +58,24 @@ def _mixture(fields: Fields, layers: int) -> Mixture | None:
     if not sparse:
         return None
     experts, top_k = expert_counts(fields)
-    return Mixture(
+    return MoEConfig(
         layers=sparse,
         experts=experts,
         width=fields.whole("expert_intermediate_size"),
         shared_width=fields.whole("shared_expert_intermediate_size", 0, low=0),
-        rule=RoutingRule(top_k, 1, 1, False, 1.0, "softmax", bias_weighs=True),
+        routing=RoutingConfig(top_k, 1, 1, False, 1.0, "softmax", bias_in_weights=True),
         router_bias=fields.flag("moe_router_enable_expert_bias", False),
     )
 
 
 LLADA_MOE = register_family(
-    Family(
+    ModelFamily(
         key="llada_moe",
         aliases=(),
         detect=detect,
         architectures=("LLaDAMoEModelLM",),
         parse=parse,
-        facts=decoder_facts,
+        facts=decoder_info,
         make=Decoder,
         weights=partial(llama_weights, names=NAMES),
         strategies=("full",),

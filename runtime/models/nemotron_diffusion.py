@@ -8,33 +8,33 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from runtime.models.base import Facts, Family, register_family
-from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.base import ModelFamily, ModelInfo, register_family
+from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.decoder_config import llama_like
-from runtime.models.weight_names import Names, llama_weights
+from runtime.models.weight_names import TensorNames, llama_weights
 
-BUILT: dict[str, tuple[Any, ...]] = {
+SUPPORTED: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),  # no other field has to switch it on here
     "dlm_paradigm": ("bidirectional", None),
 }
 KNOWN = frozenset({"attn_implementation", "ar_loss_weight", "dlm_loss_weight", "dp_varying_mask_ratio"})
-NAMES = Names(
+NAMES = TensorNames(
     embedding="encoder.embed_tokens", norm="encoder.norm", head="diffusion_head", layer="encoder.layers.{}."
 )  # fmt: skip
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(
-        config, "nemotron_diffusion", yarn=True, block_size=32, max_positions=262144, built=BUILT, known=KNOWN
+        config, "nemotron_diffusion", yarn=True, block_size=32, max_positions=262144, supported=SUPPORTED, known=KNOWN
     )
 
 
-def facts(arch: DecoderArch) -> Facts:
-    return replace(decoder_facts(arch), bos_id=arch.bos_id)
+def facts(arch: DecoderConfig) -> ModelInfo:
+    return replace(decoder_info(arch), bos_id=arch.bos_id)
 
 
 NEMOTRON_DIFFUSION = register_family(
-    Family(
+    ModelFamily(
         key="nemotron_diffusion",
         aliases=(),
         detect=lambda config: config.get("model_type") == "nemotron_labs_diffusion",

@@ -10,13 +10,13 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.layers.rotary import Yarn
-from runtime.models.config_reader import Fields
-from runtime.models.decoder import Growth
+from runtime.models.config_reader import ConfigReader
+from runtime.models.decoder import QueryLengthScaling
 
 log = logging.getLogger(__name__)
 
 ROPE, SCALING = "rope_parameters", "rope_scaling"
-YARN_HONOURED = frozenset(
+YARN_READ = frozenset(
     """
     factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim attention_factor
     llama_4_scaling_beta
@@ -25,16 +25,16 @@ YARN_HONOURED = frozenset(
 
 
 @dataclass(frozen=True)
-class Turn:
+class RopeConfig:
     """How heads turn with the position."""
 
     theta: float
     dim: int  # of a head's dimensions, the first ones
     yarn: Yarn | None = None
-    growth: Growth | None = None
+    query_scaling: QueryLengthScaling | None = None
 
 
-def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> Turn:
+def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> RopeConfig:
     """From fields of the config, or of its `rope_parameters` (transformers 5) or `rope_scaling` (transformers 4).
 
     ConfigError, naming the field, for scaling that is not supported, and for values that contradict each other.
@@ -42,9 +42,9 @@ def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> T
     name, nested = _rope_object(config)
     file = f"config.json's {name}"
     kinds = ("default", "yarn") if yarn else ("default",)
-    Fields(nested, file).only({"rope_type": kinds, "type": kinds})
+    ConfigReader(nested, file).only({"rope_type": kinds, "type": kinds})
     stretched = "yarn" in (nested.get("rope_type"), nested.get("type"))
-    honoured = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(YARN_HONOURED if stretched else ())}
+    honoured = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(YARN_READ if stretched else ())}
     if surplus := sorted(nested.keys() - honoured):
         raise ConfigError(f"config.json: {name} holds {', '.join(surplus)}, which is not built")
     for field in ("rope_theta", "partial_rotary_factor"):
@@ -55,7 +55,7 @@ def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> T
             log.warning("config.json: %s %r of %s ignored: the config's own is %r", field, inner, name, outer)
         else:
             raise ConfigError(f"config.json: {field} {outer!r} contradicts {name}, which says {inner!r}")
-    fields = Fields({**nested, **{k: v for k, v in config.items() if v is not None}})
+    fields = ConfigReader({**nested, **{k: v for k, v in config.items() if v is not None}})
     share = fields.number("partial_rotary_factor", 1.0)
     rotary_dim = int(head_dim * share)
     why = f"partial_rotary_factor {share:g}" if fields.has("partial_rotary_factor") else f"a head's size of {head_dim}"
@@ -69,8 +69,8 @@ def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> T
             f"config.json: with {why}, {rotary_dim} of a head's {head_dim} dimensions are rotary; it must be an even "
             "number of them, and not more than there are"
         )
-    turn = Turn(fields.number("rope_theta"), rotary_dim)
-    return _stretched(turn, Fields(nested, file), file) if stretched else turn
+    turn = RopeConfig(fields.number("rope_theta"), rotary_dim)
+    return _stretched(turn, ConfigReader(nested, file), file) if stretched else turn
 
 
 def _rope_object(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -107,7 +107,7 @@ def _without_identity(rope: Mapping[str, Any]) -> dict[str, Any]:
     return present
 
 
-def _stretched(turn: Turn, fields: Fields, file: str) -> Turn:
+def _stretched(turn: RopeConfig, fields: ConfigReader, file: str) -> RopeConfig:
     """With YaRN, and with queries that grow past the positions of the training, where the config says so."""
     factor, original = fields.number("factor"), fields.whole("original_max_position_embeddings")
     if factor < 1:
@@ -125,5 +125,9 @@ def _stretched(turn: Turn, fields: Fields, file: str) -> Turn:
         size = magnitude(fields.number("mscale")) / magnitude(fields.number("mscale_all_dim"))
     else:
         size = magnitude(1.0)
-    growth = Growth(fields.number("llama_4_scaling_beta"), original) if fields.has("llama_4_scaling_beta") else None
-    return replace(turn, yarn=Yarn(factor, original, fast, slow, size), growth=growth)
+    query_scaling = (
+        QueryLengthScaling(fields.number("llama_4_scaling_beta"), original)
+        if fields.has("llama_4_scaling_beta")
+        else None
+    )
+    return replace(turn, yarn=Yarn(factor, original, fast, slow, size), query_scaling=query_scaling)

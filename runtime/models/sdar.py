@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.models.base import Family, register_family
-from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.base import ModelFamily, register_family
+from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.decoder_config import llama_like
 from runtime.models.weight_names import llama_weights
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(config, "sdar", qk_norm=True, block_size=4, max_positions=32768)
 
 
 SDAR = register_family(
-    Family(
+    ModelFamily(
         key="sdar",
         aliases=(),
         detect=lambda config: config.get("model_type") == "sdar",
         architectures=("SDARForCausalLM",),
         parse=parse,
-        facts=decoder_facts,
+        facts=decoder_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("multi_bd",),

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.models.base import register_family
-from runtime.models.decoder import DecoderArch
-from runtime.models.decoder_config import EXPERTS_HONOURED, llama_like, qwen_experts
+from runtime.models.decoder import DecoderConfig
+from runtime.models.decoder_config import EXPERTS_READ, llama_like, qwen_experts
 from runtime.models.sdar import SDAR
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(
         config, "sdar_moe", qk_norm=True, block_size=4, max_positions=32768, mixture=qwen_experts,
-        known=EXPERTS_HONOURED,
+        known=EXPERTS_READ,
     )  # fmt: skip
 
 

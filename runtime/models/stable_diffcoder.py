@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.models.base import Family, architectures, register_family
-from runtime.models.decoder import Decoder, DecoderArch, decoder_facts
+from runtime.models.base import ModelFamily, architectures, register_family
+from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.decoder_config import llama_like
 from runtime.models.weight_names import llama_weights
 
@@ -15,18 +15,18 @@ def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "llama" and "StableDiffcoderForCausalLM" in architectures(config)
 
 
-def parse(config: Mapping[str, Any]) -> DecoderArch:
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(config, "stable_diffcoder", block_size=4, max_positions=8192)
 
 
 STABLE_DIFFCODER = register_family(
-    Family(
+    ModelFamily(
         key="stable_diffcoder",
         aliases=(),
         detect=detect,
         architectures=("StableDiffcoderForCausalLM",),
         parse=parse,
-        facts=decoder_facts,
+        facts=decoder_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("multi_bd",),

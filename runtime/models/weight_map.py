@@ -12,7 +12,7 @@ from runtime.layers.sharding import Index
 
 
 @dataclass(frozen=True)
-class Slot:
+class WeightTarget:
     """Where a checkpoint tensor goes: to the weight `param` of the model, or to its part `param[index]`; through a
     function of the whole tensor, where one is given, and of those `beside` it, which go nowhere else: plain ones, by
     their canonical names, and their sizes."""
@@ -32,7 +32,7 @@ class Fused:
         parts: the canonical names of those that it replaces, each with its index in this tensor.
     """
 
-    slot: Slot
+    slot: WeightTarget
     parts: Mapping[str, Index]
 
 
@@ -44,7 +44,7 @@ class WeightMap:
     their canonical names. `copies`: tensors may stand in a file under several names that have one canonical one, if all
     of them are equal."""
 
-    slots: dict[str, Slot]
+    slots: dict[str, WeightTarget]
     rename: Callable[[str], str] = field(default=lambda name: name)
     skip: Callable[[str], bool] = field(default=lambda name: False)
     fused: dict[str, Fused] = field(default_factory=dict)

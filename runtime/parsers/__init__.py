@@ -1,8 +1,7 @@
-"""The parts of an answer, one file each format that models write them in. Importing this package registers them; add
-yours with one line here."""
+"""Parsers of model output: reasoning and tool calls, one file per format. Importing the package registers them."""
 
 from runtime.parsers import gemma4, hermes, qwen3_coder, think
-from runtime.parsers.chat_output import Call, Parts
+from runtime.parsers.chat_output import Call, ChatOutputParser
 from runtime.parsers.events import Arguments, CallStart, Delta, Reasoning, Text
 from runtime.parsers.formats import (
     ReasoningFormat,
@@ -21,8 +20,8 @@ __all__ = [
     "Arguments",
     "Call",
     "CallStart",
+    "ChatOutputParser",
     "Delta",
-    "Parts",
     "Reasoning",
     "ReasoningFormat",
     "Text",

@@ -1,4 +1,4 @@
-"""One answer's parts, out of its stable text as that grows: reasoning first, then text and calls."""
+"""Splits model output into reasoning, content and tool calls while it is generated."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from dataclasses import dataclass
 
 from runtime.parsers.events import Arguments, CallStart, Delta, Reasoning, Text
 from runtime.parsers.formats import ReasoningFormat, Tool, ToolFormat
-from runtime.parsers.reasoning import Thought
-from runtime.parsers.tool_calls import Calls
+from runtime.parsers.reasoning import ReasoningParser
+from runtime.parsers.tool_calls import ToolCallParser
 
 
 @dataclass
 class Call:
-    """A call of the answer so far."""
+    """A tool call so far."""
 
     id: str
     name: str
     arguments: str = ""
 
 
-class Parts:
-    """Of one answer. However its text was cut into pushes, the deltas of each part, joined, are the same.
+class ChatOutputParser:
+    """Parser of one output. The joined deltas do not depend on how the text was split into pushes.
 
     Attributes:
-        reasoning, content: so far. calls: so far, in their order.
-        thought: characters of the answer's text that its reasoning took, with the marks around it.
+        reasoning: Reasoning so far.
+        content: Content so far.
+        calls: Tool calls so far, in order.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Parts:
         reasoning: ReasoningFormat | None = None,
         opened: bool = False,
         tools: ToolFormat | None = None,
-        offered: Sequence[Tool] = (),
+        available_tools: Sequence[Tool] = (),
         exact: bool = False,
         early: bool = True,
         forced: bool = False,
@@ -42,17 +43,22 @@ class Parts:
     ) -> None:
         """
         Args:
-            reasoning: how it is marked; None: all of the answer is text and calls. opened: the prompt has opened it.
-            tools: how calls are written; None: the answer has none, whatever stands in it.
-            exact: a grammar holds calls to their form, so that arguments are passed on as they come, if that is wanted
-                `early`; else a call is held back until it is known to be one.
-            forced: the answer is calls and nothing else.
-            single: the answer ends with its first call.
+            reasoning: Format of reasoning; None: there is none.
+            opened: Whether the prompt ends inside reasoning.
+            tools: Format of tool calls; None: the text is never parsed for calls.
+            available_tools: The tools of the request.
+            exact: Whether a grammar constrains calls, so that arguments can be streamed. Otherwise a call is withheld
+                until it is complete.
+            early: Whether to stream arguments of `exact` calls.
+            forced: Whether the output consists of calls only.
+            single: Whether the output ends with its first call.
         """
-        self._thought = Thought(reasoning, opened)
-        self._format, self._offered, self._single = tools, offered, single
+        self._reasoning_parser = ReasoningParser(reasoning, opened)
+        self._format, self._available_tools, self._single = tools, available_tools, single
         self._calls = (
-            None if tools is None else Calls(tools, offered, exact=exact, early=early, forced=forced, single=single)
+            None
+            if tools is None
+            else ToolCallParser(tools, available_tools, exact=exact, early=early, forced=forced, single=single)
         )
         self.reasoning = self.content = ""
         self.calls: list[Call] = []
@@ -63,33 +69,37 @@ class Parts:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing that comes still belongs to the answer."""
-        return self._single and self._calls is not None and self._calls.complete > 0
+        """Whether further text is ignored."""
+        return self._single and self._calls is not None and self._calls.num_complete > 0
 
     @property
-    def thought(self) -> int:
-        return self._thought.taken
+    def reasoning_chars(self) -> int:
+        return self._reasoning_parser.consumed
 
     def push(self, text: str) -> list[Delta]:
-        """Take stable text in; what the answer grew by."""
+        """Adds stable text; returns the new deltas."""
         if self.ended or not text:
             return []
-        found, rest = self._thought.push(text)
-        return self._grown([*_reasoning(found), *self._read(rest)])
+        found, rest = self._reasoning_parser.push(text)
+        return self._apply([*_reasoning(found), *self._read(rest)])
 
     def finish(self, cut: bool) -> list[Delta]:
-        """The end of the answer. `cut`: it is not the model's own, so that a call that has begun is left as far as it
-        was passed on; else what is no whole call is text."""
+        """Ends the output.
+
+        Args:
+            cut: The output was truncated. An incomplete call then stays as far as it was streamed; otherwise it becomes
+                text.
+        """
         if self.ended:
             return []
-        found, rest = self._thought.finish()
+        found, rest = self._reasoning_parser.finish()
         read = [*_reasoning(found), *self._read(rest)]
         if self._calls is not None:
             read += self._calls.finish(cut)
-        late = self._grown(read)
-        if self._thought.unclosed and not (cut or self.calls) and self._format is not None:
-            late += self._grown(self._unclosed())
-        return late
+        remaining = self._apply(read)
+        if self._reasoning_parser.unclosed and not (cut or self.calls) and self._format is not None:
+            remaining += self._apply(self._unclosed())
+        return remaining
 
     def _read(self, text: str) -> list[Delta]:
         if self._calls is not None:
@@ -97,14 +107,14 @@ class Parts:
         return [Text(text)] if text else []
 
     def _unclosed(self) -> list[Delta]:
-        """The calls in reasoning that nothing closed, of an answer that would be empty without them."""
+        """Returns the calls in unclosed reasoning, for an output that would be empty without them."""
         assert self._format is not None
-        calls = Calls(self._format, self._offered, single=self._single)
+        calls = ToolCallParser(self._format, self._available_tools, single=self._single)
         found = calls.push(self.reasoning) + calls.finish(cut=False)
         return [delta for delta in found if isinstance(delta, CallStart | Arguments)]
 
-    def _grown(self, deltas: list[Delta]) -> list[Delta]:
-        """All of them, those that follow each other in one part joined, and taken note of."""
+    def _apply(self, deltas: list[Delta]) -> list[Delta]:
+        """Joins adjacent deltas of one kind, and applies them to the state."""
         joined: list[Delta] = []
         for delta in deltas:
             last = joined[-1] if joined else None

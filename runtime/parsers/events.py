@@ -1,4 +1,4 @@
-"""What an answer grows by: a piece of one of its parts."""
+"""Deltas of parsed model output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call begins. `index`: which of the answer's calls, from 0. `id`: the server's own, which its result names."""
+    """Start of a call.
+
+    Attributes:
+        index: Number of the call, from 0.
+        id: Id that the server assigned, which the tool's result names.
+        name: Name of the tool.
+    """
 
     index: int
     id: str
@@ -26,7 +32,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A piece of a call's arguments; all of a call's pieces together are the text of one JSON object."""
+    """Part of a call's arguments. The joined parts are the text of one JSON object."""
 
     index: int
     text: str

@@ -1,4 +1,4 @@
-"""The formats in which models write calls of tools and reasoning: what one has to say, and their names."""
+"""Interfaces and registry of the formats of tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a client offers.
+    """A function that the client provides.
 
     Attributes:
-        parameters: JSON schema of its arguments, an object; of a client that gave none, the schema of no arguments.
-        strict: whether its arguments have to fit the schema even where the model calls it of its own accord.
-        item: as chat templates write it, in OpenAI's form.
+        parameters: JSON schema of its arguments, an object; without one, the schema of no arguments.
+        strict: Whether arguments must match the schema even if the model calls it unprompted.
+        item: As chat templates write it, in OpenAI's format.
     """
 
     name: str
@@ -29,8 +29,8 @@ NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "addition
 
 
 @dataclass(frozen=True)
-class Done:
-    """A call is complete: its name, its arguments as JSON text, and what came after it."""
+class ParsedCall:
+    """A complete call: name, arguments as JSON text, and the text after it."""
 
     name: str
     arguments: str
@@ -38,40 +38,40 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """What follows the marker is no call, and stays text."""
+class NotACall:
+    """The text after the marker is not a call, and stays text."""
 
 
 class CallReader(ABC):
-    """Reads one call, from after the marker that opens it, as it comes. What it finds must not depend on the cuts."""
+    """Reads one call incrementally, from after the marker that opens it. The result must not depend on the splits."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        """`tools`: those that are offered."""
+        """`tools`: the tools of the request."""
         self.tools = tools
 
     @abstractmethod
-    def feed(self, text: str) -> Done | Failed | None:
-        """Take more in; None while it may still become a call."""
+    def feed(self, text: str) -> ParsedCall | NotACall | None:
+        """Adds text; returns None while it may still become a call."""
 
     def partial(self) -> tuple[str, str] | None:
-        """Of a call that is not complete: its name, and the beginning of its arguments' JSON. None where neither is
-        known yet, or the format does not tell."""
+        """Returns name and beginning of the arguments of an incomplete call; None if not known, or not supported."""
         return None
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family's models call tools.
+    """How the models of a family write tool calls.
 
     Attributes:
-        opens: what begins a call. closes: what ends it, and is dropped after it, however often it is repeated.
-        strays: Other marks within a call that models repeat after it. They are dropped there too.
-        reader: makes what reads one call.
-        quotes: what stands around strings in it, where that is a mark of its own.
-        wraps: what a call's arguments, as JSON, stand between, given its name; None: in this format arguments are not
-            JSON, so that no grammar can hold a call to its schema.
-        instructs: what a system message says of the tools to a model whose template says nothing of them; None: such
-            models are told nothing.
+        opens: Start marker of a call.
+        closes: End marker. After a call, repetitions of it are dropped.
+        reader: Creates the reader of one call.
+        quotes: Marker around strings, if it is a token of its own.
+        strays: Other markers inside a call that models repeat after it; they are dropped there, too.
+        wraps: Returns the text before and after the JSON arguments of a call of a tool. None: arguments are not JSON,
+            so that no grammar can constrain them.
+        instructs: Returns a system message about the tools, for models whose template does not support tools. None:
+            there is none.
     """
 
     key: str
@@ -86,7 +86,7 @@ class ToolFormat:
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """How a family's models mark reasoning, which comes before an answer. A prompt may end with what opens it."""
+    """How the models of a family mark reasoning, which precedes the answer. A prompt may end with the start marker."""
 
     key: str
     opens: str
@@ -120,7 +120,7 @@ def reasoning_formats() -> list[str]:
 
 
 def tool_format(key: str) -> ToolFormat | None:
-    """The format of that name, None if there is none."""
+    """Returns the format of that name, or None."""
     return _TOOLS.get(key)
 
 
@@ -129,7 +129,7 @@ def reasoning_format(key: str) -> ReasoningFormat | None:
 
 
 def part_marks() -> tuple[str, ...]:
-    """What tells an answer's parts apart, in any format: it stays in the text even where these are not told apart."""
+    """Returns the markers of all formats. They stay in the text even if it is not parsed."""
     tools = (mark for one in _TOOLS.values() for mark in (one.opens, one.closes, one.quotes))
     reasoning = (mark for one in _REASONING.values() for mark in (one.opens, one.closes))
     return tuple(sorted({*tools, *reasoning} - {""}))

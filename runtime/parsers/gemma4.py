@@ -1,5 +1,7 @@
-"""`gemma4`: ``<|tool_call>call:NAME{key:value,...}<tool_call|>``, strings between ``<|"|>``; and reasoning in a channel
-of its own. So write Gemma 4 and DiffusionGemma, by their published chat template."""
+"""`gemma4`: ``<|tool_call>call:NAME{key:value,...}<tool_call|>``, strings between ``<|"|>``, reasoning in a channel.
+
+The format of Gemma 4 and DiffusionGemma, by their published chat template.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +11,44 @@ from typing import Any
 
 from runtime.parsers.formats import (
     CallReader,
-    Done,
-    Failed,
+    NotACall,
+    ParsedCall,
     ReasoningFormat,
     Tool,
     ToolFormat,
     register_reasoning_format,
     register_tool_format,
 )
-from runtime.parsers.json_text import written
+from runtime.parsers.json_text import dump_json
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 _NAME = re.compile(r"\s*call:\s*([\w.:/-]+)\s*(?=\{)")
 _KEY = re.compile(r'\s*([^\s:{}\[\],<>"]+)\s*:')
-_PLAIN = re.compile(r"[^,:{}\[\]]+")
+_UNQUOTED = re.compile(r"[^,:{}\[\]]+")
 _BEGINNING = "call:"
-# what is looked for outside of a string, and within one
+# markers outside of a string, and within one
 _MARK = (re.compile(re.escape(QUOTE) + "|" + re.escape(CLOSES)), re.compile(re.escape(QUOTE)))
 
 
 class GemmaReader(CallReader):
-    """Waits for the marker that closes the call, outside of strings."""
+    """Waits for the end marker outside of strings."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
         self._text = ""
-        self._at = 0  # what was searched
+        self._at = 0  # searched so far
         self._quoted = False
 
-    def feed(self, text: str) -> Done | Failed | None:
+    def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
         begun = self._text.lstrip()[: len(_BEGINNING)]
         if not _BEGINNING.startswith(begun):
-            return Failed()
+            return NotACall()
         while (mark := _MARK[self._quoted].search(self._text, self._at)) is not None:
             if mark[0] == CLOSES:
                 call = _call(self._text[: mark.start()])
-                return Failed() if call is None else Done(*call, rest=self._text[mark.start() :])
+                return NotACall() if call is None else ParsedCall(*call, rest=self._text[mark.start() :])
             self._quoted = not self._quoted
             self._at = mark.end()
         self._at = max(self._at, len(self._text) - len(CLOSES) + 1)
@@ -59,14 +61,14 @@ def _call(text: str) -> tuple[str, str] | None:
         return None
     try:
         value, end = _object(text, found.end(), 0)
-        return None if text[end:].strip() else (found[1], written(value))
+        return None if text[end:].strip() else (found[1], dump_json(value))
     except (ValueError, IndexError):
         return None
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value that begins at `at`, and the place after it. Raises ValueError, IndexError."""
-    if depth > MOST_DEPTH:
+    """Returns the value that begins at `at`, and the offset after it. Raises ValueError, IndexError."""
+    if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
     at = _space(text, at)
     if text.startswith(QUOTE, at):
@@ -75,14 +77,14 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _object(text, at, depth + 1)
     if text[at] == "[":
         return _list(text, at, depth + 1)
-    found = _PLAIN.match(text, at)
+    found = _UNQUOTED.match(text, at)
     if found is None:
         raise ValueError(text[at])
-    return _plain(found[0].strip()), found.end()
+    return _parse_unquoted(found[0].strip()), found.end()
 
 
-def _plain(word: str) -> Any:
-    """A number, a truth or nothing; words that lack their quotes are taken for texts."""
+def _parse_unquoted(word: str) -> Any:
+    """Parses an unquoted value: number, boolean or null; anything else is text without its quotes."""
     known = {"true": True, "false": False, "null": None, "none": None}
     if word in known:
         return known[word]
@@ -133,7 +135,7 @@ def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
 
 
 def _next(text: str, at: int, end: str) -> int:
-    """After a comma, or at the bracket that ends it."""
+    """Returns the offset after a comma, or that of the closing bracket."""
     at = _space(text, at)
     if text[at] == ",":
         return _space(text, at + 1)

@@ -1,6 +1,6 @@
 """`hermes`: a call is a JSON object between tags, ``<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>``.
 
-So write Qwen's models and those made of them (SDAR, Fast-dLLM v2, Dream), Ling's and LLaDA2, and many others.
+The format of Qwen's models and their derivatives (SDAR, Fast-dLLM v2, Dream), Ling, LLaDA2, and many others.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parsers.formats import CallReader, Done, Failed, Tool, ToolFormat, register_tool_format
-from runtime.parsers.json_text import Brackets, parsed, written
+from runtime.parsers.formats import CallReader, NotACall, ParsedCall, Tool, ToolFormat, register_tool_format
+from runtime.parsers.json_text import BracketCounter, dump_json, parse_json
 
 _BEGINNING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
 class HermesReader(CallReader):
-    """An object with a `name` and `arguments`, whose end its own brackets tell."""
+    """Reads an object with `name` and `arguments`; its brackets determine its end."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
         self._text = ""
-        self._brackets = Brackets()
-        self._counted = 0  # characters that the brackets have seen
+        self._brackets = BracketCounter()
+        self._counted = 0  # characters that the bracket counter has read
         self._name = ""
-        self._arguments = 0  # where they begin, once that is known
-        self._inner = Brackets()
-        self._end = 0  # characters of the arguments that are certain
+        self._arguments = 0  # offset of the arguments, once known
+        self._inner = BracketCounter()
+        self._end = 0  # end of the arguments so far
 
-    def feed(self, text: str) -> Done | Failed | None:
+    def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
         if not self._counted:
             begun = self._text.lstrip()
             if not begun:
                 return None
             if begun[0] != "{":
-                return Failed()
+                return NotACall()
         fresh = self._text[self._counted :]
         end = self._brackets.feed(fresh)
         if end is None:
@@ -44,7 +44,7 @@ class HermesReader(CallReader):
             return None
         at = self._counted + end
         call = _call(self._text[:at])
-        return Failed() if call is None else Done(*call, rest=self._text[at:])
+        return NotACall() if call is None else ParsedCall(*call, rest=self._text[at:])
 
     def partial(self) -> tuple[str, str] | None:
         if not self._arguments:
@@ -62,18 +62,18 @@ class HermesReader(CallReader):
 
 
 def _call(text: str) -> tuple[str, str] | None:
-    """The name and the arguments of a whole object; None if it is no call."""
+    """Returns name and arguments of a complete object; None if it is not a call."""
     try:
-        value = parsed(text)
+        value = parse_json(text)
         name = value.get("name")
         arguments: Any = value.get("arguments", value.get("parameters"))
-        if isinstance(arguments, str):  # written as text once more
-            arguments = parsed(arguments)
+        if isinstance(arguments, str):  # JSON in a string
+            arguments = parse_json(arguments)
         if arguments is None:
             arguments = {}
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             return None
-        return name, written(arguments)
+        return name, dump_json(arguments)
     except ValueError:
         return None
 

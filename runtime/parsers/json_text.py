@@ -1,4 +1,4 @@
-"""JSON as a model writes it, a piece at a time: where an object ends, and whether it is one."""
+"""Incremental reading of JSON that a model writes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 
 
-class Brackets:
-    """How deep in brackets a text is, outside of its strings."""
+class BracketCounter:
+    """Nesting depth of brackets outside of strings."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -18,8 +18,13 @@ class Brackets:
         self._escaped = False
 
     def feed(self, text: str, until: int = 0) -> int | None:
-        """The place in `text` after the bracket that brings the depth to `until`, and no further is read; None if none
-        does. Brackets of different kinds count alike: what the text is worth, a parser says."""
+        """Reads `text` up to the bracket that brings the depth to `until`.
+
+        All kinds of brackets count alike; whether the text is JSON is decided when it is parsed.
+
+        Returns:
+            The offset after that bracket; None if there is none.
+        """
         at = 0
         while at < len(text):
             if self._escaped:
@@ -44,8 +49,8 @@ class Brackets:
         return None
 
 
-def parsed(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError for anything else: NaN, an infinity, nesting without end."""
+def parse_json(text: str) -> Any:
+    """Parses JSON. Raises ValueError for anything else, including NaN, infinities and unlimited nesting."""
 
     def wrong(name: str) -> Any:
         raise ValueError(name)
@@ -56,12 +61,12 @@ def parsed(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def written(value: Any) -> str:
-    """A value as JSON. Raises ValueError for a number that JSON cannot have."""
+def dump_json(value: Any) -> str:
+    """Serializes a value to JSON. Raises ValueError for a number that JSON does not have."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which only an escape can write
+    except UnicodeEncodeError:  # a lone surrogate must be escaped
         return json.dumps(value, allow_nan=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None

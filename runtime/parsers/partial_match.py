@@ -1,10 +1,10 @@
-"""Marks in a text that comes in pieces."""
+"""Markers in a text that is pushed in pieces."""
 
 from __future__ import annotations
 
 
-def beginning_of(mark: str, text: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
+def partial_match_len(mark: str, text: str) -> int:
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:size]):
             return size

@@ -1,8 +1,8 @@
-"""`qwen3_coder`: tags, each on a line: ``<tool_call>``, ``<function=NAME>``, for each argument ``<parameter=KEY>``, its
-value and ``</parameter>``, then ``</function>`` and ``</tool_call>``.
+"""`qwen3_coder`: tags, each on a line.
 
-So write Qwen3-Coder and, as their chat template has it, Nemotron 3 and what is made of it. Values are plain text: the
-tool's schema says which of them are to be read as JSON.
+A call is ``<tool_call>``, ``<function=NAME>``, per argument ``<parameter=KEY>``, its value and ``</parameter>``, then
+``</function>`` and ``</tool_call>``. This is the format of Qwen3-Coder and, by their chat template, of Nemotron 3 and
+its derivatives. Values are plain text: the tool's schema determines which of them are read as JSON.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parsers.formats import CallReader, Done, Failed, Tool, ToolFormat, register_tool_format
-from runtime.parsers.json_text import parsed, written
+from runtime.parsers.formats import CallReader, NotACall, ParsedCall, Tool, ToolFormat, register_tool_format
+from runtime.parsers.json_text import dump_json, parse_json
 
 _BEGINNING = "<function="
 _END = "</tool_call>"
@@ -21,51 +21,51 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*)", re.DOTALL)
 
 
 class TaggedReader(CallReader):
-    """Waits for the tag that closes the call."""
+    """Waits for the closing tag."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
         self._text = ""
-        self._at = 0  # what was searched
+        self._at = 0  # searched so far
 
-    def feed(self, text: str) -> Done | Failed | None:
+    def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
         begun = self._text.lstrip()[: len(_BEGINNING)]
         if not _BEGINNING.startswith(begun):
-            return Failed()
+            return NotACall()
         at = self._text.find(_END, self._at)
         if at < 0:
             self._at = max(0, len(self._text) - len(_END) + 1)
             return None
         call = self._call(self._text[:at])
-        return Failed() if call is None else Done(*call, rest=self._text[at:])
+        return NotACall() if call is None else ParsedCall(*call, rest=self._text[at:])
 
     def _call(self, text: str) -> tuple[str, str] | None:
         found = _CALL.match(text)
         if found is None:
             return None
         *written_out, rest = text[found.end() :].rstrip().removesuffix("</function>").split("</parameter>")
-        given = [_PARAMETER.fullmatch(each) for each in written_out]
-        if rest.strip() or not all(given):
+        parameters = [_PARAMETER.fullmatch(each) for each in written_out]
+        if rest.strip() or not all(parameters):
             return None
         name = found[1]
         schema = next((tool.parameters for tool in self.tools if tool.name == name), {})
         properties = schema.get("properties")
         types = properties if isinstance(properties, dict) else {}
         try:
-            return name, written({one[1]: _value(one[2], types.get(one[1])) for one in given if one is not None})
+            return name, dump_json({one[1]: _value(one[2], types.get(one[1])) for one in parameters if one is not None})
         except ValueError:
             return None
 
 
 def _value(raw: str, schema: Any) -> Any:
-    """A parameter's value: text, unless its schema has it otherwise and it can be read so."""
+    """Returns a parameter's value: text, unless its schema has another type and it can be parsed."""
     text = raw.removeprefix("\n").removesuffix("\n")
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "string" or (isinstance(kind, list) and "string" in kind):
         return text
     try:
-        return parsed(text)
+        return parse_json(text)
     except ValueError:
         return {"True": True, "False": False, "None": None}.get(text.strip(), text)
 

@@ -1,4 +1,4 @@
-"""`think`: reasoning between ``<think>`` and ``</think>``. So do Qwen's models, Ling's, Nemotron and many others."""
+"""`think`: reasoning between ``<think>`` and ``</think>``, as in Qwen's models, Ling, Nemotron and many others."""
 
 from runtime.parsers.formats import ReasoningFormat, register_reasoning_format
 

@@ -1,4 +1,4 @@
-"""Grammars that hold an answer's calls to their tools' schemas, as the grammar engine reads them."""
+"""Grammars that constrain tool calls to the schemas of their tools, in llguidance's notation."""
 
 from __future__ import annotations
 
@@ -11,45 +11,49 @@ from runtime.parsers.formats import ReasoningFormat, Tool, ToolFormat
 from runtime.request.structured import FIELD_PATH, MAX_CHARS, check_length, grammar_of
 from runtime.request.validation import refuse
 
-Wanted = Literal["only", "or_form", "within"]
+CallMode = Literal["only", "or_form", "within"]
 
 _ANY_TEXT = r"/(?s:.*)/"
 
 
 @dataclass(frozen=True)
-class Held:
-    """Calls that are held to their form.
+class ToolCallConstraint:
+    """Tool calls that a grammar constrains.
 
     Attributes:
-        tools: those that may be called, with where the schema of each stood in the request. wanted: "only": the answer
-            is calls and nothing else; "or_form": calls, or the form that is asked for; "within": calls wherever the
-            model begins them, and text around them. single: no more than one.
-        any_object: the numbers of tools whose arguments may be any object, as their schemas cannot be kept to.
+        format: Format of the calls.
+        tools: Tools that may be called, each with the path of its schema in the request.
+        mode: "only": the output consists of calls. "or_form": calls, or the requested response format. "within": text,
+            with calls wherever the model begins them.
+        single: At most one call.
+        any_object: Indices of tools whose arguments may be any object, because their schemas are not supported.
     """
 
     format: ToolFormat
     tools: Sequence[tuple[str, Tool]]
-    wanted: Wanted
+    mode: CallMode
     single: bool
     any_object: frozenset[int] = frozenset()
 
 
 def grammar(
-    held: Held | None,
+    held: ToolCallConstraint | None,
     form: str,
-    thought: ReasoningFormat | None,
+    reasoning: ReasoningFormat | None,
     control: Callable[[str], int | None],
     param: str,
 ) -> str:
-    """The grammar, as text.
+    """Returns the grammar as text.
 
     Args:
-        form: the grammar that is asked for beside tools, "" if none is. thought: how the reasoning ends that the prompt
-            has opened; None: it has opened none. control: the id of a mark that is a special token, None where it is
-            text. param: what a refusal names.
+        held: The constrained calls; None: there are none.
+        form: Grammar of the requested response format; "" if there is none.
+        reasoning: Format of the reasoning that the prompt has opened; None: it has opened none.
+        control: Returns the id of a marker that is a special token; None for text.
+        param: Field that errors name.
 
     Raises:
-        RequestError: a schema that is none, or all of them together are too large.
+        RequestError: A schema is invalid, or the grammar is too large.
     """
     parts: list[dict[str, Any]] = []
     rules: list[str] = []
@@ -60,17 +64,17 @@ def grammar(
     if held is not None:
         _calls(held, rules, parts, control, param)
         more = "?" if held.single else "*"
-        if held.wanted == "within":
+        if held.mode == "within":
             body = f"begun{more} rest"
             rules += [_until("text", held.format.opens, control), "begun: text written", f"rest: {_ANY_TEXT}"]
         else:
-            body = "calls" + (" | @form" if held.wanted == "or_form" else "")
+            body = "calls" + (" | @form" if held.mode == "or_form" else "")
             after = "" if held.single else f" ({_literal(chr(10))} call)*"
             rules += [f"calls: call{after}", f"call: {_mark(held.format.opens, control)} written"]
     rules.append(f"body: {body}")
     start = "body"
-    if thought is not None:
-        rules += [_until("thought", thought.closes, control), "space: /[ \\n]{0,4}/"]
+    if reasoning is not None:
+        rules += [_until("thought", reasoning.closes, control), "space: /[ \\n]{0,4}/"]
         start = "thought space body"
     lark = "\n".join([f"start: {start}", *rules])
     text = json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
@@ -80,18 +84,22 @@ def grammar(
 
 
 def part_name(number: int) -> str:
-    """The name of the grammar's part that holds the schema of a tool."""
+    """Returns the name of the grammar's part with the schema of a tool."""
     return f"tool{number}"
 
 
 def _calls(
-    held: Held, rules: list[str], parts: list[dict[str, Any]], control: Callable[[str], int | None], param: str
+    held: ToolCallConstraint,
+    rules: list[str],
+    parts: list[dict[str, Any]],
+    control: Callable[[str], int | None],
+    param: str,
 ) -> None:
-    """The rule `written`: what follows a call's first mark."""
+    """Adds the rule `written`: the text after a call's start marker."""
     assert held.format.wraps is not None
     each = []
     total = 0
-    for where, tool in held.tools:  # nothing is made of schemas that are too long together
+    for where, tool in held.tools:  # checked first, so that nothing is built from schemas that are too long together
         total += check_length(tool.parameters, where)
         if total > MAX_CHARS:
             raise refuse(param, f"the schemas have {total} characters together; at most {MAX_CHARS}")
@@ -105,7 +113,7 @@ def _calls(
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without arguments of names that it does not say: functions take none, and a model would make some up."""
+    """Forbids arguments that the schema does not name: a model would make some up."""
     open_ended = {
         "additionalProperties",
         "patternProperties",
@@ -131,7 +139,7 @@ def _mark(text: str, control: Callable[[str], int | None]) -> str:
 
 
 def _until(name: str, mark: str, control: Callable[[str], int | None]) -> str:
-    """A rule for any text and the `mark` that ends it."""
+    """Returns a rule for any text followed by `mark`."""
     token = control(mark)
     if token is not None:
         return f"{name}: {_ANY_TEXT} <[{token}]>"

@@ -1,4 +1,4 @@
-"""Calls of tools in an answer's text, told from what stands around them."""
+"""Parses tool calls out of generated text."""
 
 from __future__ import annotations
 
@@ -6,50 +6,57 @@ import secrets
 from collections.abc import Sequence
 
 from runtime.parsers.events import Arguments, CallStart, Delta, Text
-from runtime.parsers.formats import CallReader, Done, Failed, Tool, ToolFormat
-from runtime.parsers.partial_match import beginning_of
+from runtime.parsers.formats import CallReader, NotACall, ParsedCall, Tool, ToolFormat
+from runtime.parsers.partial_match import partial_match_len
 
-MOST_FAILED = 32  # beginnings that came to no call; what follows more is text: each may be read to the end again
+MAX_FAILED_CALLS = 32  # false starts after which the rest is text: each may be read to its end again
 
 
-class Calls:
-    """Takes text in, a piece at a time.
+class ToolCallParser:
+    """Incremental parser of text with tool calls.
 
-    What may be the beginning of a call is held back; what turns out to be none is text like any other. Space between
-    a text and a call goes with the call.
+    Text that may be the beginning of a call is withheld, and becomes text if it is not. White space between text and a
+    call belongs to the call.
 
     Attributes:
-        complete: calls that have ended.
+        num_complete: Number of complete calls.
     """
 
     def __init__(
         self,
         made: ToolFormat,
-        offered: Sequence[Tool],
+        available_tools: Sequence[Tool],
         *,
         exact: bool = False,
         early: bool = True,
         forced: bool = False,
         single: bool = False,
     ) -> None:
-        """`exact`: a grammar holds calls to their form, so that arguments stay as they are written, and, if
-        `early`, are passed on as they come. `forced`: there is nothing but calls. `single`: nothing is read after the
-        first."""
-        self._format, self._offered, self._exact, self._single = made, offered, exact, single
+        """Creates a parser.
+
+        Args:
+            made: Format of the calls.
+            available_tools: The tools of the request.
+            exact: Whether a grammar constrains calls; arguments are then passed on unchanged.
+            early: Whether to stream arguments of `exact` calls.
+            forced: Whether the output consists of calls only.
+            single: Whether to ignore everything after the first call.
+        """
+        self._format, self._available_tools, self._exact, self._single = made, available_tools, exact, single
         self._early, self._forced = early, forced
-        self._held = ""  # not read yet
-        self._reader: CallReader | None = None  # of the call that is open
-        self._opening = self._read = ""  # its mark, with space before it, and what the reader was given
+        self._held = ""  # unread text
+        self._reader: CallReader | None = None  # reader of the open call
+        self._opening = self._read = ""  # its start marker with the space before it, and the text passed to the reader
         self._marks = (made.closes, *made.strays)
-        self._closing = False  # a call has ended, and the marks that end one may follow
-        self._bare = False  # nothing but space came since the last call
-        self._begun = 0  # calls that were told of
-        self._failed = 0  # beginnings that came to none
-        self._passed: int | None = None  # characters of the open call's arguments that were; None: it was not told of
-        self.complete = 0
+        self._closing = False  # after a call, whose end markers may follow
+        self._bare = False  # only white space since the last call
+        self._begun = 0  # calls with a `CallStart`
+        self._failed = 0  # false starts
+        self._passed: int | None = None  # streamed characters of the open call's arguments; None before its `CallStart`
+        self.num_complete = 0
 
     def push(self, text: str) -> list[Delta]:
-        """What is certain now."""
+        """Adds text; returns the deltas that are certain now."""
         found: list[Delta] = []
         self._held += text
         while self._held and not self._over and self._step(found):
@@ -57,11 +64,11 @@ class Calls:
         return found
 
     def finish(self, cut: bool) -> list[Delta]:
-        """What was held, at the end of the answer; see ``Parts.finish``."""
+        """Returns the deltas of withheld text, at the end of the output; see `ChatOutputParser.finish`."""
         found: list[Delta] = []
         if self._over or self._closing:
             return found
-        if self._forced:  # what is left is the beginning of a call
+        if self._forced:  # the rest is an incomplete call
             return found
         if self._reader is None:
             self._text(found, self._held)
@@ -71,21 +78,21 @@ class Calls:
 
     @property
     def _over(self) -> bool:
-        return self._single and self.complete > 0
+        return self._single and self.num_complete > 0
 
     def _step(self, found: list[Delta]) -> bool:
-        """Go on by one mark; False where more has to come first."""
+        """Reads up to the next marker; returns False if more text is needed."""
         if self._reader is not None:
             return self._within(found, self._reader)
         return self._close() if self._closing else self._between(found)
 
     def _between(self, found: list[Delta]) -> bool:
-        if self._failed == MOST_FAILED:
+        if self._failed == MAX_FAILED_CALLS:
             text, self._held = self._held, ""
             self._text(found, text)
             return False
         at = self._held.find(self._format.opens)
-        sure = len(self._held) - beginning_of(self._format.opens, self._held) if at < 0 else at
+        sure = len(self._held) - partial_match_len(self._format.opens, self._held) if at < 0 else at
         text = self._held[:sure].rstrip()
         self._text(found, text)
         self._held = self._held[len(text) :]
@@ -93,7 +100,7 @@ class Calls:
             return False
         end = at - len(text) + len(self._format.opens)
         self._opening, self._held = self._held[:end], self._held[end:]
-        self._reader, self._read, self._passed = self._format.reader(self._offered), "", None
+        self._reader, self._read, self._passed = self._format.reader(self._available_tools), "", None
         return True
 
     def _within(self, found: list[Delta], reader: CallReader) -> bool:
@@ -101,12 +108,12 @@ class Calls:
         self._read += fresh
         outcome = reader.feed(fresh)
         partial = reader.partial() if self._exact else None
-        if partial is not None and (self._early or isinstance(outcome, Done)):
+        if partial is not None and (self._early or isinstance(outcome, ParsedCall)):
             self._pass(found, *partial)
         if outcome is None:
             return False
         self._reader = None
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, NotACall):
             self._failed += 1
             if self._passed is None:
                 self._text(found, self._opening)
@@ -115,15 +122,15 @@ class Calls:
         self._end(found, outcome)
         return True
 
-    def _end(self, found: list[Delta], call: Done) -> None:
+    def _end(self, found: list[Delta], call: ParsedCall) -> None:
         if self._passed is None:
             self._pass(found, call.name, call.arguments)
-        self.complete += 1
+        self.num_complete += 1
         self._held = call.rest
         self._closing = self._bare = True
 
     def _close(self) -> bool:
-        """Drops what ends a call. Models repeat it, above all after calls without arguments, and it is no text then."""
+        """Drops end markers. Models repeat them, above all after calls without arguments."""
         begun = self._held.lstrip()
         for mark in self._marks:
             if begun.startswith(mark):
@@ -135,7 +142,7 @@ class Calls:
         return True
 
     def _pass(self, found: list[Delta], name: str, arguments: str) -> None:
-        """Tell of the open call what was not told yet."""
+        """Adds the deltas of the open call."""
         if self._passed is None:
             self._passed = 0
             found.append(CallStart(self._begun, f"call_{secrets.token_hex(12)}", name))

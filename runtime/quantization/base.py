@@ -1,5 +1,4 @@
-"""What formats of few bits have in common: made a piece at a time while a checkpoint is read, kept as their kernels
-take them."""
+"""Base class of quantized weights: quantized in chunks while a checkpoint is read, stored as the kernels expect."""
 
 from __future__ import annotations
 
@@ -12,110 +11,115 @@ from typing import Any, Self
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import gates_first, places
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.interleave import deinterleave, interleaved_index
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.layers.parameter import Weight, require_finite
-from runtime.layers.sharding import Index, Part
+from runtime.layers.sharding import Index, WeightSlice
 
-PIECE = 1 << 22  # numbers that are wide at a time while they are rounded
+CHUNK_ELEMENTS = 1 << 22  # float32 elements at once during quantization
 
 
-class PackedWeight(Weight):
-    """[..., outputs, inputs] as codes and their scales (``kernels.quant_reference.Packed``).
+class QuantizedWeight(Weight):
+    """[..., outputs, inputs] as codes and scales (``kernels.quant_reference.QuantizedTensor``).
 
-    `turns`: gate and up rows are interleaved (``kernels/interleave.py``).
+    Attributes:
+        kernel_arg: the quantized tensor.
+        kernels: kernels of the format.
+        group_size: inputs that share a scale and may not be split; None for one scale per row.
+        interleaved: gate and up rows are interleaved (``kernels/interleave.py``).
     """
 
-    __slots__ = ("operand",)  # as a plain weight's tensor
-    operand: Any
-    kernels: Any  # of the format
-    run: int | None = None  # inputs that share a scale, at whose multiples a row may be cut; None: all of it
+    __slots__ = ("kernel_arg",)  # as `UnquantizedWeight.tensor`
+    kernel_arg: Any
+    kernels: Any
+    group_size: int | None = None
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, operand: Any, *, turns: bool) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, kernel_arg: Any, *, interleaved: bool) -> None:
         super().__init__(shape, dtype)
-        self.operand = operand
-        self.turns = turns
+        self.kernel_arg = kernel_arg
+        self.interleaved = interleaved
 
     @abstractmethod
     def pack(self, x: torch.Tensor) -> Any:
-        """[rows, inputs], float32, as an operand of this format; its scales are not finite where `x` is not."""
+        """Quantizes float32 [rows, inputs] to this format; scales are not finite where `x` is not."""
 
     @property
     @abstractmethod
-    def largest(self) -> float:
-        """Of a code."""
+    def max_code(self) -> float:
+        """Largest absolute code."""
 
-    def part(self, index: int | slice) -> Self:
-        """One that fills these of its matrices, or this one."""
-        made = copy.copy(self)
-        made.operand = self.operand[index]
-        made.shape = made.operand.shape
-        return made
+    def select(self, index: int | slice) -> Self:
+        """Returns a weight that shares the memory of these matrices of the stack."""
+        result = copy.copy(self)
+        result.kernel_arg = self.kernel_arg[index]
+        result.shape = result.kernel_arg.shape
+        return result
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Outputs come as a checkpoint orders them: where they lie in turns the format's kernels give others."""
-        if self.turns:
+        """Returns outputs in the order of a checkpoint; the format's kernels keep interleaved outputs interleaved."""
+        if self.interleaved:
             return super().matmul(x, bias)
-        out: torch.Tensor = self.kernels.linear(x, self.operand, bias)
+        out: torch.Tensor = self.kernels.linear(x, self.kernel_arg, bias)
         return out
 
     @property
     def tensor(self) -> torch.Tensor:
-        whole: torch.Tensor = self.operand.whole(self.dtype)
-        return gates_first(whole) if self.turns else whole
+        dense: torch.Tensor = self.kernel_arg.dequantize(self.dtype)
+        return deinterleave(dense) if self.interleaved else dense
 
     @property
     def nbytes(self) -> int:
-        return int(self.operand.values.nbytes + self.operand.scales.nbytes)
+        return int(self.kernel_arg.values.nbytes + self.kernel_arg.scales.nbytes)
 
-    def take(self, part: Part, tensor: torch.Tensor) -> int:
-        *leading, outputs, inputs = part.ranges
+    def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
+        *stack_dims, outputs, inputs = part.ranges
         codes, scales = self.columns(inputs)
-        step = max(1, PIECE // len(inputs))
-        for at in itertools.product(*leading):
-            given = tensor[tuple(place - ends.start for place, ends in zip(at, leading, strict=True))]
-            kept = self.operand.values[at][:, codes], self.operand.scales[at][..., scales]
+        step = max(1, CHUNK_ELEMENTS // len(inputs))
+        for at in itertools.product(*stack_dims):
+            source = tensor[tuple(position - ends.start for position, ends in zip(at, stack_dims, strict=True))]
+            stored = self.kernel_arg.values[at][:, codes], self.kernel_arg.scales[at][..., scales]
             for first in range(0, len(outputs), step):
-                piece = given[first : first + step]
-                made = self.pack(piece.to(kept[0].device, torch.float32))
-                require_finite((made.scales.abs() * self.largest).to(self.dtype), piece)
-                self.put(outputs[first : first + step], kept, made)
+                piece = source[first : first + step]
+                result = self.pack(piece.to(stored[0].device, torch.float32))
+                require_finite((result.scales.abs() * self.max_code).to(self.dtype), piece)
+                self._store_rows(outputs[first : first + step], stored, result)
         return tensor.numel()
 
-    def fill_packed(self, index: Index, packed: Packed) -> int:
-        """One matrix, or a run of its rows, of which is kept as it is what this process keeps."""
-        part = Part.of(self.whole, index)
+    def load_quantized(self, index: Index, packed: QuantizedTensor) -> int:
+        """Stores the local part of a quantized matrix, or of a range of its rows, without requantization."""
+        part = WeightSlice.of(self.full_shape, index)
         if packed.shape != part.shape:
             raise ConfigError(f"is {list(packed.shape)}, not {list(part.shape)}")
         return sum(
-            self._keep(kept, packed.box(box[-2], range(box[-1].start, box[-1].stop))) for kept, box in self.pieces(part)
+            self._store_quantized(stored, packed.submatrix(box[-2], range(box[-1].start, box[-1].stop)))
+            for stored, box in self.local_slices(part)
         )
 
-    def _keep(self, part: Part, packed: Packed) -> int:
-        """A part of what is kept."""
-        if type(packed) is not type(self.operand) or packed.values.dtype != self.operand.values.dtype:
+    def _store_quantized(self, part: WeightSlice, packed: QuantizedTensor) -> int:
+        """Stores a slice of what this rank stores."""
+        if type(packed) is not type(self.kernel_arg) or packed.values.dtype != self.kernel_arg.values.dtype:
             raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
-        if packed.scales.shape[1:] != self.operand.scales.shape[len(self.shape) - 1 :]:
+        if packed.scales.shape[1:] != self.kernel_arg.scales.shape[len(self.shape) - 1 :]:
             raise AssertionError("its scales belong to other groups")
-        require_finite((packed.scales.abs() * self.largest).to(self.dtype), packed.scales)
-        *leading, outputs, _ = part.ranges
-        at = tuple(each.start for each in leading)
-        self.put(outputs, (self.operand.values[at], self.operand.scales[at]), packed)
+        require_finite((packed.scales.abs() * self.max_code).to(self.dtype), packed.scales)
+        *stack_dims, outputs, _ = part.ranges
+        at = tuple(each.start for each in stack_dims)
+        self._store_rows(outputs, (self.kernel_arg.values[at], self.kernel_arg.scales[at]), packed)
         return math.prod(packed.shape)
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
-        """Where the codes of these inputs lie in a row, and where their scales do."""
+        """Returns the slices of a row of codes and of scales that hold these inputs."""
         if len(inputs) != self.shape[-1]:
             raise AssertionError(f"{len(inputs)} of the {self.shape[-1]} numbers came that share a scale")
         return slice(None), slice(None)
 
-    def put(self, rows: range, kept: tuple[torch.Tensor, torch.Tensor], made: Any) -> None:
-        """`rows` of the matrix whose codes and scales are `kept`."""
-        if not self.turns:
-            for ours, given in zip(kept, (made.values, made.scales), strict=True):
-                ours[rows.start : rows.stop] = given
+    def _store_rows(self, rows: range, stored: tuple[torch.Tensor, torch.Tensor], result: Any) -> None:
+        """Stores `rows` of the matrix whose codes and scales are `stored`."""
+        if not self.interleaved:
+            for stored_tensor, source in zip(stored, (result.values, result.scales), strict=True):
+                stored_tensor[rows.start : rows.stop] = source
             return
-        index = places(rows, self.shape[-2] // 2, kept[0].device)
-        for ours, given in zip(kept, (made.values, made.scales), strict=True):
-            raw = torch.uint8 if ours.element_size() == 1 else ours.dtype  # e4m3 has no index_copy_
-            ours.view(raw).index_copy_(0, index, given.view(raw))
+        index = interleaved_index(rows, self.shape[-2] // 2, stored[0].device)
+        for stored_tensor, source in zip(stored, (result.values, result.scales), strict=True):
+            raw = torch.uint8 if stored_tensor.element_size() == 1 else stored_tensor.dtype  # e4m3 has no index_copy_
+            stored_tensor.view(raw).index_copy_(0, index, source.view(raw))

@@ -1,34 +1,34 @@
-"""Weights of eight bits with a scale for each output, made while a checkpoint is read."""
+"""fp8 weights with one scale per output, quantized while a checkpoint is read."""
 
 from __future__ import annotations
 
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.fp8 import E4M3, LARGEST, Fp8, quantise_reference
-from runtime.kernels.ops import Fp8Kernels, Kernels
-from runtime.quantization.base import PackedWeight
-from runtime.quantization.registry import Format, register_format
+from runtime.kernels.fp8 import E4M3, FP8_MAX, Fp8, quantize_fp8_reference
+from runtime.kernels.ops import Fp8Kernels, KernelSet
+from runtime.quantization.base import QuantizedWeight
+from runtime.quantization.registry import WeightFormat, register_format
 
-FP8_UNITS = (8, 9)  # the first compute capability whose matrix units take e4m3
+MIN_COMPUTE_CAPABILITY = (8, 9)  # first compute capability with fp8 tensor cores
 
 
-class Fp8Weight(PackedWeight):
-    """e4m3, and a float32 scale for each output. A part of it has whole rows, as their scales come from all of them."""
+class Fp8Weight(QuantizedWeight):
+    """e4m3 with a float32 scale per output. Slices have full rows, because the scale depends on all of a row."""
 
-    largest = LARGEST
+    max_code = FP8_MAX
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Fp8Kernels, *,
-        turns: bool = False,
+        interleaved: bool = False,
     ) -> None:  # fmt: skip
         values = torch.empty(shape, dtype=E4M3, device=device)
         scales = torch.empty(shape[:-1], dtype=torch.float32, device=device)
-        super().__init__(shape, dtype, Fp8(values, scales), turns=turns)
+        super().__init__(shape, dtype, Fp8(values, scales), interleaved=interleaved)
         self.kernels = kernels
 
     def pack(self, x: torch.Tensor) -> Fp8:
-        return quantise_reference(x)
+        return quantize_fp8_reference(x)
 
 
 def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
@@ -36,7 +36,7 @@ def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
         raise ConfigError("--quantization fp8 does not go with float64, which nothing is rounded in; leave one out")
     if device.type == "cuda" and torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < FP8_UNITS:
+        if (major, minor) < MIN_COMPUTE_CAPABILITY:
             raise ConfigError(
                 "weights in fp8 need a GPU that multiplies numbers of eight bits, of compute capability 8.9 or later, "
                 f"and {torch.cuda.get_device_name(device)} has {major}.{minor}; leave --quantization out, or take a "
@@ -45,9 +45,9 @@ def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _make(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Kernels, turns: bool
-) -> PackedWeight:
-    return Fp8Weight(shape, dtype, device, kernels.fp8, turns=turns)
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet, interleaved: bool
+) -> QuantizedWeight:
+    return Fp8Weight(shape, dtype, device, kernels.fp8, interleaved=interleaved)
 
 
-register_format(Format("fp8", _make, check_fp8))
+register_format(WeightFormat("fp8", _make, check_fp8))

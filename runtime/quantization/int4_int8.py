@@ -1,5 +1,4 @@
-"""Weights whose scales belong to groups of a row: of eight bits with one group a row, and of four with groups of 128,
-made while a checkpoint is read."""
+"""Group-quantized weights: int8 with one scale per row, int4 with groups of 128, fp8 in blocks."""
 
 from __future__ import annotations
 
@@ -8,62 +7,82 @@ from functools import partial
 import torch
 
 from runtime.kernels.fp8 import E4M3
-from runtime.kernels.group_quantized import LARGEST, Grouped, quantise_blocks, quantise_groups, quantise_rows, room
-from runtime.kernels.ops import GroupedKernels, Kernels
-from runtime.quantization.base import PackedWeight
+from runtime.kernels.group_quantized import (
+    MAX_CODE,
+    GroupQuantized,
+    empty_group_quantized,
+    quantize_blocks,
+    quantize_groups,
+    quantize_rows,
+)
+from runtime.kernels.ops import GroupQuantizedKernels, KernelSet
+from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.fp8 import check_fp8
-from runtime.quantization.registry import Format, register_format
+from runtime.quantization.registry import WeightFormat, register_format
 
-GROUP = 128  # inputs that share a scale where numbers have four bits
+GROUP = 128  # inputs per scale of int4
 
 
-class GroupedWeight(PackedWeight):
-    """Codes stored as `kind`, and a float32 scale for each `run` of inputs."""
+class GroupQuantizedWeight(QuantizedWeight):
+    """Codes of `code_dtype`, and a float32 scale per `group_size` inputs."""
 
-    operand: Grouped
+    kernel_arg: GroupQuantized
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: GroupedKernels, *,
-        kind: torch.dtype, run: int | None = None, turns: bool = False,
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: GroupQuantizedKernels, *,
+        code_dtype: torch.dtype, group_size: int | None = None, interleaved: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(shape, dtype, room(shape, kind, run or shape[-1], device), turns=turns)
+        super().__init__(
+            shape,
+            dtype,
+            empty_group_quantized(shape, code_dtype, group_size or shape[-1], device),
+            interleaved=interleaved,
+        )
         self.kernels = kernels
-        self.run = run
+        self.group_size = group_size
 
     @property
-    def largest(self) -> float:
-        return LARGEST[self.operand.values.dtype]
+    def max_code(self) -> float:
+        return MAX_CODE[self.kernel_arg.values.dtype]
 
-    def pack(self, x: torch.Tensor) -> Grouped:
-        if self.operand.values.dtype == torch.uint8:
-            return quantise_groups(x, self.operand.group)
-        if self.operand.values.dtype == E4M3:
-            return quantise_blocks(x, self.operand.group)
-        return quantise_rows(x)
+    def pack(self, x: torch.Tensor) -> GroupQuantized:
+        if self.kernel_arg.values.dtype == torch.uint8:
+            return quantize_groups(x, self.kernel_arg.group)
+        if self.kernel_arg.values.dtype == E4M3:
+            return quantize_blocks(x, self.kernel_arg.group)
+        return quantize_rows(x)
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
-        return super().columns(inputs) if self.run is None else self.operand.columns(inputs)
+        return super().columns(inputs) if self.group_size is None else self.kernel_arg.columns(inputs)
 
 
 def _make(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Kernels, turns: bool, *,
-    kind: torch.dtype, run: int | None,
-) -> PackedWeight:  # fmt: skip
-    return GroupedWeight(shape, dtype, device, kernels.grouped, kind=kind, run=run, turns=turns)
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet, interleaved: bool, *,
+    code_dtype: torch.dtype, group_size: int | None,
+) -> QuantizedWeight:  # fmt: skip
+    return GroupQuantizedWeight(
+        shape,
+        dtype,
+        device,
+        kernels.group_quantized,
+        code_dtype=code_dtype,
+        group_size=group_size,
+        interleaved=interleaved,
+    )
 
 
 def _check_blocks(device: torch.device, dtype: torch.dtype) -> None:
-    if dtype != torch.float64:  # rows are as they are
+    if dtype != torch.float64:  # activations are not quantized
         check_fp8(device, dtype)
 
 
 def _check(device: torch.device, dtype: torch.dtype) -> None:
-    """They go with everything: numbers are made whole as they are used."""
+    """Accepts every device and dtype: codes are dequantized when they are used."""
 
 
-register_format(Format("int8", partial(_make, kind=torch.int8, run=None), _check))
-register_format(Format("int4", partial(_make, kind=torch.uint8, run=GROUP), _check))
-# As checkpoints bring them; rounded to here where something else than the checkpoint's numbers has to be kept.
-register_format(Format("int4_64", partial(_make, kind=torch.uint8, run=64), _check))
-register_format(Format("int4_32", partial(_make, kind=torch.uint8, run=32), _check))
-register_format(Format("fp8_blocks", partial(_make, kind=E4M3, run=GROUP), _check_blocks))
+register_format(WeightFormat("int8", partial(_make, code_dtype=torch.int8, group_size=None), _check))
+register_format(WeightFormat("int4", partial(_make, code_dtype=torch.uint8, group_size=GROUP), _check))
+# Formats of quantized checkpoints. Weights that a checkpoint changes after loading are requantized to them.
+register_format(WeightFormat("int4_64", partial(_make, code_dtype=torch.uint8, group_size=64), _check))
+register_format(WeightFormat("int4_32", partial(_make, code_dtype=torch.uint8, group_size=32), _check))
+register_format(WeightFormat("fp8_blocks", partial(_make, code_dtype=E4M3, group_size=GROUP), _check_blocks))

@@ -1,4 +1,4 @@
-"""The formats that linear layers and experts may be kept in, by name: one file each, which registers itself."""
+"""Registry of the formats of linear layers and experts, by name. Each file of the package registers its own."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.ops import Kernels
-from runtime.quantization.base import PackedWeight
+from runtime.kernels.ops import KernelSet
+from runtime.quantization.base import QuantizedWeight
 
-Make = Callable[[tuple[int, ...], torch.dtype, torch.device, Kernels, bool], PackedWeight]
+MakeWeight = Callable[[tuple[int, ...], torch.dtype, torch.device, KernelSet, bool], QuantizedWeight]
 
 
 @dataclass(frozen=True)
-class Format:
-    """`make(shape, dtype, device, kernels, turns)`: an unfilled weight. `check(device, dtype)` raises ConfigError for
-    what the format does not go with."""
+class WeightFormat:
+    """A format of quantized weights.
+
+    Attributes:
+        key: its name.
+        make: (shape, dtype, device, kernels, interleaved) -> an uninitialized weight.
+        check: (device, dtype); raises ConfigError if the format does not support them.
+    """
 
     key: str
-    make: Make
+    make: MakeWeight
     check: Callable[[torch.device, torch.dtype], None]
 
 
-_FORMATS: dict[str, Format] = {}
+_FORMATS: dict[str, WeightFormat] = {}
 
 
-def register_format(format: Format) -> None:
+def register_format(format: WeightFormat) -> None:
     if format.key in _FORMATS:
         raise ValueError(f"weight format {format.key!r} is registered twice")
     _FORMATS[format.key] = format
 
 
-def format_of(key: str) -> Format:
+def get_format(key: str) -> WeightFormat:
     return _FORMATS[key]

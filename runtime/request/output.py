@@ -9,7 +9,7 @@ from runtime.request.engine_messages import MIN_LOGPROB, EngineOutput, RequestSp
 
 
 class TextBuilder(Protocol):
-    """Interface of detokenizers: ``runtime.tokenizer.Answer``, or `IdsOnly` without a tokenizer."""
+    """Interface of detokenizers: ``runtime.tokenizer.IncrementalDetokenizer``, or `IdsOnly` without a tokenizer."""
 
     @property
     def stopped(self) -> bool: ...
@@ -27,14 +27,14 @@ class TextBuilder(Protocol):
 
 
 class PartsParser(Protocol):
-    """Interface of the parser for reasoning and tool calls: ``runtime.parsers.Parts``."""
+    """Interface of the parser for reasoning and tool calls: ``runtime.parsers.ChatOutputParser``."""
 
     @property
     def ended(self) -> bool: ...
     @property
     def called(self) -> bool: ...
     @property
-    def thought(self) -> int: ...
+    def reasoning_chars(self) -> int: ...
     def push(self, text: str) -> Sequence[Any]: ...
     def finish(self, cut: bool) -> Sequence[Any]: ...
 
@@ -171,7 +171,11 @@ class CompletionState:
 
     @property
     def reasoning_tokens(self) -> int:
-        return self.answer.tokens_within(self.parts.thought) if self.parts is not None and self.parts.thought else 0
+        return (
+            self.answer.tokens_within(self.parts.reasoning_chars)
+            if self.parts is not None and self.parts.reasoning_chars
+            else 0
+        )
 
     @property
     def stopped_by(self) -> str | None:

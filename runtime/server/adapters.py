@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from runtime.config import EngineConfig, ServerConfig
-from runtime.config.adapters import DEFAULT_LORAS, check_adapter_name
+from runtime.config.adapters import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.errors import ConfigError, RequestError
 from runtime.server.lora_config import read_lora_config
 from runtime.server.messages import AdapterNews, LoadAdapter, UnloadAdapter
@@ -136,7 +136,7 @@ class Adapters(Offered):
         if not engine.lora:
             return engine
         kept = [f"{name}={entry.uri}" for name, entry in self.table.items() if entry.by == "flag"]
-        return dataclasses.replace(engine, lora=tuple(kept), max_loras=engine.max_loras or DEFAULT_LORAS)
+        return dataclasses.replace(engine, lora=tuple(kept), max_loras=engine.max_loras or DEFAULT_MAX_LORAS)
 
     def on_down(self, replica: int) -> None:
         for place in [place for place in self._awaited if place[0] == replica]:

@@ -136,19 +136,21 @@ def take_devices(configure: Configure) -> tuple[int, ...] | None:
 
 
 def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
-    """The real engine. `lost`: see ``runtime.distributed.executor.Ranks``."""
+    """The real engine. `lost`: see ``runtime.distributed.executor.MultiprocExecutor``."""
     config, devices = configure.engine, take_devices(configure)
     if config.tensor_parallel_size == 1:
         from runtime.engine import setup
 
         return setup.load_engine(config, progress)
-    from runtime.distributed.executor import Ranks
-    from runtime.distributed.rank_launcher import Place
+    from runtime.distributed.executor import MultiprocExecutor
+    from runtime.distributed.rank_launcher import WorkerPlacement
 
     command = (sys.executable, "-m", "runtime.server.rank", configure.log_level, configure.log_format)
     address = resolve(configure.address) if configure.nodes > 1 else loopback()
-    place = Place(devices, configure.nodes, address, configure.port, command)
-    return Ranks(config.tensor_parallel_size, place, config.distributed_timeout_seconds, lost).load(config, progress)
+    place = WorkerPlacement(devices, configure.nodes, address, configure.port, command)
+    return MultiprocExecutor(config.tensor_parallel_size, place, config.distributed_timeout_seconds, lost).load(
+        config, progress
+    )
 
 
 def _sentence(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from runtime.request.scoring import score_spec
 from runtime.server.logprobs import MOST
 from runtime.server.schemas import CompletionRequest
 from runtime.tokenizer import Tokenizer
-from runtime.tokenizer.token_offsets import Offsets, Place
+from runtime.tokenizer.token_offsets import OffsetTracker, TokenOffset
 
 
 def echo_of(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> Echo | None:
@@ -52,7 +52,7 @@ class Echo:
     def take(self, choices: Sequence[CompletionState], each: int, info: EngineInfo, tokenizer: Tokenizer) -> None:
         """What is to be run for these answers, so many to each prompt. Raises RequestError where prompts cannot be
         scored."""
-        self._each, self._pieces = each, tokenizer.pieces
+        self._each, self._pieces = each, tokenizer.byte_decoder
         self._begun = info.bos_token_id is not None
         count = sum(len(choice.spec.prompt) * (1 + (choice.spec.logprobs or 0)) for choice in choices)
         if choices[0].spec.logprobs is not None and count > MOST:
@@ -83,12 +83,12 @@ class Echo:
         """Of the prompt that a choice answers."""
         return self.texts[choice.index // self._each]
 
-    def entries(self, choice: CompletionState) -> list[tuple[TokenLogprob, Place]]:
+    def entries(self, choice: CompletionState) -> list[tuple[TokenLogprob, TokenOffset]]:
         """Of that prompt's tokens, once they are scored; of its first token nothing is known."""
         number = choice.index // self._each
         ids = self._ids[number]
         scored = self._scored.get(number)
         known: list[TokenLogprob] = [] if scored is None else scored.token_logprobs or []
         before = int(self._begun and isinstance(self._prompts[number], str))  # not part of the text
-        places = [Place(0, 0)] * before + Offsets(self._pieces).push(ids[before:])
+        places = [TokenOffset(0, 0)] * before + OffsetTracker(self._pieces).push(ids[before:])
         return list(zip([TokenLogprob(ids[0], None, []), *known], places, strict=True))

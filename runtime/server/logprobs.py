@@ -13,8 +13,8 @@ from runtime.errors import RequestError
 from runtime.parsers import part_marks
 from runtime.request.engine_messages import RequestSpec
 from runtime.request.output import CompletionState, TokenLogprob
-from runtime.tokenizer.token_bytes import Pieces
-from runtime.tokenizer.token_offsets import Offsets, Place
+from runtime.tokenizer.token_bytes import TokenByteDecoder
+from runtime.tokenizer.token_offsets import OffsetTracker, TokenOffset
 
 if TYPE_CHECKING:
     from runtime.server.jobs import Update
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST = 2**18  # log-probabilities in one answer
 STEP = 2**11  # that are made ready before others have their turn
 
-Told = tuple[TokenLogprob, Place]
+Told = tuple[TokenLogprob, TokenOffset]
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
@@ -63,15 +63,15 @@ def word(data: bytes) -> str:
 class Revealed:
     """Which of an answer's tokens were not told yet though all of their text was."""
 
-    def __init__(self, choice: CompletionState, pieces: Pieces) -> None:
+    def __init__(self, choice: CompletionState, pieces: TokenByteDecoder) -> None:
         self._choice = choice
         self._pieces = pieces
-        self._places: list[Place] = []
+        self._places: list[TokenOffset] = []
         self._sent = 0
 
     @cached_property
-    def _offsets(self) -> Offsets:  # most requests ask for no log-probabilities
-        return Offsets(self._pieces.spoken(part_marks()))
+    def _offsets(self) -> OffsetTracker:  # most requests ask for no log-probabilities
+        return OffsetTracker(self._pieces.visible(part_marks()))
 
     def fresh(self, update: Update | None = None) -> list[Told]:
         """Those, in order, as far as an update's text goes, or all there is. At the end all that the answer has."""
@@ -99,12 +99,12 @@ class Revealed:
         return ready({"content": content, "refusal": None})
 
 
-def revealed_of(choices: Iterable[CompletionState], pieces: Pieces) -> list[Revealed]:
+def revealed_of(choices: Iterable[CompletionState], pieces: TokenByteDecoder) -> list[Revealed]:
     """One for each."""
     return [Revealed(choice, pieces) for choice in choices]
 
 
-def of_own(told: Iterable[TokenLogprob], pieces: Pieces) -> list[dict[str, Any]]:
+def of_own(told: Iterable[TokenLogprob], pieces: TokenByteDecoder) -> list[dict[str, Any]]:
     """`logprobs` of the project's own routes: an entry for each of `token_ids`."""
 
     def one(token: int, logprob: float | None) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def ending(choice: CompletionState) -> list[Told]:
     if choice.end_logprob is None or not choice.eos:
         return []
     length = len(choice.text or "")
-    return [(choice.end_logprob, Place(length, length))]
+    return [(choice.end_logprob, TokenOffset(length, length))]
 
 
-def of_chat(told: Iterable[Told], pieces: Pieces) -> dict[str, Any]:
+def of_chat(told: Iterable[Told], pieces: TokenByteDecoder) -> dict[str, Any]:
     """Chat's `logprobs`."""
 
     def one(token: int, logprob: float | None) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _entries(told: Iterable[TokenLogprob], one: Callable[[int, float | None], di
     ]
 
 
-def of_completion(told: Iterable[Told], pieces: Pieces, base: int = 0) -> dict[str, Any]:
+def of_completion(told: Iterable[Told], pieces: TokenByteDecoder, base: int = 0) -> dict[str, Any]:
     """Completions' `logprobs`; `base`: characters before the text of these. What is told of a position always holds the
     token that stands there."""
     made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

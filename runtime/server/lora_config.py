@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.config.adapters import check_adapter_name
 from runtime.errors import ConfigError
-from runtime.weights.checkpoint_files import read_owners_text
+from runtime.weights.checkpoint_files import read_flag_file
 
 LIMIT = 1 << 20  # bytes of a file
 FLAG = "--lora-config"
@@ -19,12 +19,12 @@ def read_lora_config(path: str) -> dict[str, str]:
     """Name -> where it is: a YAML or JSON mapping, or a directory with a file for each name, as ConfigMaps are mounted.
     ConfigError for what is neither."""
     if not os.path.isdir(path):
-        return _mapping(path, read_owners_text(path, FLAG, LIMIT))
+        return _mapping(path, read_flag_file(path, FLAG, LIMIT))
     try:
         names = sorted(name for name in os.listdir(path) if not name.startswith("."))
     except OSError as error:
         raise ConfigError(f"{FLAG}: {path} cannot be read: {error.strerror}") from None
-    found: dict[object, object] = {name: read_owners_text(Path(path) / name, FLAG, LIMIT).strip() for name in names}
+    found: dict[object, object] = {name: read_flag_file(Path(path) / name, FLAG, LIMIT).strip() for name in names}
     return _checked(path, found)
 
 

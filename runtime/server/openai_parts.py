@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.parsers import Arguments, CallStart, Delta, Parts, Reasoning
+from runtime.parsers import Arguments, CallStart, ChatOutputParser, Delta, Reasoning
 from runtime.request.output import CompletionState
 
 
-def parts_of(choice: CompletionState) -> Parts:
+def parts_of(choice: CompletionState) -> ChatOutputParser:
     """Of a chat's answer."""
-    assert isinstance(choice.parts, Parts)
+    assert isinstance(choice.parts, ChatOutputParser)
     return choice.parts
 
 
-def message(parts: Parts) -> dict[str, Any]:
+def message(parts: ChatOutputParser) -> dict[str, Any]:
     """Of a whole answer; without a text beside calls, its content is null."""
     made: dict[str, Any] = {
         "role": "assistant",

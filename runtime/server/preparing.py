@@ -26,7 +26,7 @@ from runtime.server.line import Line
 from runtime.server.shape import counting
 from runtime.server.validating import B, decode, parse_body, validate
 from runtime.tokenizer import Tokenizer
-from runtime.tokenizer.template_limits import Budget
+from runtime.tokenizer.template_limits import RenderBudget
 from runtime.tokenizer.tokenizer import WINDOW
 
 SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
@@ -170,7 +170,7 @@ class Preparer:
             begun, variables = str(messages[-1]["content"]), {**variables, "add_generation_prompt": False}
             messages = [*messages[:-1], {**messages[-1], "content": mark}]
 
-        def render(budget: Budget) -> str:
+        def render(budget: RenderBudget) -> str:
             text = tokenizer.render(messages, variables, budget)
             if not continued:
                 return text
@@ -180,10 +180,10 @@ class Preparer:
             return before + begun
 
         def work(wanted: Callable[[], bool]) -> list[int]:
-            return _encode(tokenizer, render(Budget(wanted=wanted)), info, "messages", wanted)
+            return _encode(tokenizer, render(RenderBudget(is_needed=wanted)), info, "messages", wanted)
 
         if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
-            text = render(Budget())
+            text = render(RenderBudget())
             if len(text) <= SMALL_TEXT:
                 return _encode(tokenizer, text, info, "messages", _always)
         return await self._lanes.run(request, size, work)
@@ -236,7 +236,7 @@ def too_long(param: str, info: EngineInfo, what: str = "far more than") -> Reque
 
 
 def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wanted: Callable[[], bool]) -> list[int]:
-    ids = tokenizer.encode_at_most(text, info.max_model_len, param, wanted)
+    ids = tokenizer.encode_limited(text, info.max_model_len, param, wanted)
     if ids is None:
         raise too_long(param, info)
     return ids

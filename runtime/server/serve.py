@@ -47,9 +47,9 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     for note in config.notes:
         log.warning("%s", note)
     if config.node_rank:
-        from runtime.distributed.node import lend  # and arrays with it, which a frontend has no use for
+        from runtime.distributed.node import run_node  # and arrays with it, which a frontend has no use for
 
-        return lend(config, (sys.executable, "-m", "runtime.server.rank", config.log_level, config.log_format))
+        return run_node(config, (sys.executable, "-m", "runtime.server.rank", config.log_level, config.log_format))
     config = config.replace(max_connections=make_room(config.max_connections, config.data_parallel_size))
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.host, config.port))

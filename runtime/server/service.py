@@ -37,7 +37,7 @@ from runtime.server.talking import Talk
 from runtime.server.tracing import Tracing
 from runtime.server.validating import B
 from runtime.structured_output.grammar_cache import GrammarError
-from runtime.tokenizer import Answer, Tokenizer
+from runtime.tokenizer import IncrementalDetokenizer, Tokenizer
 
 log = logging.getLogger("unmask.http")
 
@@ -278,7 +278,7 @@ class Service:
         answers = []
         for i, spec in enumerate(specs):
             preamble = talk.preamble() if talk is not None and stops else None
-            text = Answer(tokenizer, stops, most, marks, preamble, continues=continued)
+            text = IncrementalDetokenizer(tokenizer, stops, most, marks, preamble, continues=continued)
             answers.append(CompletionState(i, spec, text, None if talk is None else talk.parts(**forms)))
         if echo is not None:
             echo.take(answers, n, info, tokenizer)

@@ -15,7 +15,7 @@ from runtime.server.keys import owner_of
 from runtime.server.lanes import Lane, attended
 from runtime.server.schemas import Generation
 from runtime.structured_output.grammar_cache import GrammarError
-from runtime.structured_output.sandbox import Trials
+from runtime.structured_output.sandbox import GrammarSandbox
 from runtime.tokenizer import Tokenizer
 
 # Keywords that decide the type of a value: beside one of them no type is added to a schema.
@@ -87,22 +87,22 @@ class FormChecker:
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
         self._lane = Lane("grammars", "grammars to compile", MAX_WAITING_GRAMMARS)
-        self._trials: Trials | None = None
+        self._trials: GrammarSandbox | None = None
 
     async def check(self, request: Request, grammar: str, param: str) -> None:
         """Raises RequestError for a grammar that no answer can keep to; others are answered meanwhile. ClientGone once
         nobody waits for it: no others wait for its turn then."""
         if self._trials is None:
             info, tokenizer = self._require()
-            self._trials = Trials(tokenizer.directory, info, backend_environment(None))
+            self._trials = GrammarSandbox(tokenizer.directory, info, backend_environment(None))
         trials = self._trials
-        why = trials.known(grammar)
+        why = trials.cached_reason(grammar)
         if why is None:
 
             def work(wanted: Callable[[], bool]) -> str:
-                return trials.trouble(grammar) if wanted() else ""
+                return trials.check(grammar) if wanted() else ""
 
             why = await attended(request, self._lane.run(len(grammar), work, owner_of(request)))
         if why:
-            verdict = trials.verdict(grammar)
+            verdict = trials.result(grammar)
             raise GrammarError(param, why, verdict.parts, wrong=verdict.wrong)

@@ -12,7 +12,7 @@ from runtime.config import ServerConfig
 from runtime.config.chat_flags import OFF
 from runtime.errors import ConfigError, RequestError
 from runtime.parsers import (
-    Parts,
+    ChatOutputParser,
     ReasoningFormat,
     ToolFormat,
     reasoning_format,
@@ -20,8 +20,8 @@ from runtime.parsers import (
     tool_format,
     tool_formats,
 )
-from runtime.parsers.reasoning import Thought
-from runtime.parsers.tool_call_grammar import Held, Wanted, grammar, part_name
+from runtime.parsers.reasoning import ReasoningParser
+from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.request.validation import refuse
@@ -66,7 +66,7 @@ class Talk:
             self._format = None
         elif self._format is None:
             raise refuse("tools", f"this server runs with --tool-call-parser {OFF}; leave them out")
-        elif not tokenizer.knows_tools and self._format.instructs is None:
+        elif not tokenizer.supports_tools and self._format.instructs is None:
             raise refuse(
                 "tools",
                 f"the model's chat template says nothing of tools, and the format {self._format.key} has no words for "
@@ -97,17 +97,17 @@ class Talk:
             )
         if self._format is None:
             items = None
-        elif self._tokenizer.knows_tools:
+        elif self._tokenizer.supports_tools:
             items = [tool.item for _, tool in self._tooling.tools]
         else:
             items, plain = None, self._told(self._format, plain)
         ids = await preparer.encode_chat(request, plain, kwargs, items, continued=continued)
         if self._reasoning is not None:
             tail = self._tokenizer.decode(ids[-_TAIL - len(text) :]).removesuffix(text).rstrip()
-            begun = Thought(self._reasoning, tail.endswith(self._reasoning.opens))
+            begun = ReasoningParser(self._reasoning, tail.endswith(self._reasoning.opens))
             begun.push(text)
-            self._opened = begun.within
-            if begun.passed:
+            self._opened = begun.in_reasoning
+            if begun.is_done:
                 self._reasoning = None
         return ids
 
@@ -150,13 +150,13 @@ class Talk:
                     'tool_choice "auto" and no strict tools',
                     param=param,
                 )
-            wanted: Wanted = "only" if tools.forced else "or_form" if form else "within"
-            held = Held(self._format, tools.callable, wanted, tools.single, self._any_object)
+            wanted: CallMode = "only" if tools.forced else "or_form" if form else "within"
+            held = ToolCallConstraint(self._format, tools.callable, wanted, tools.single, self._any_object)
         return grammar(held, form, opened, self._tokenizer.control_id, param), param
 
-    def preamble(self) -> Thought | None:
+    def preamble(self) -> ReasoningParser | None:
         """Returns what finds the reasoning of one answer. None if the model marks none."""
-        return None if self._reasoning is None else Thought(self._reasoning, self._opened)
+        return None if self._reasoning is None else ReasoningParser(self._reasoning, self._opened)
 
     def leave_out_schemas(self, parts: Sequence[str]) -> list[str] | None:
         """Leaves schemas that cannot be kept to out of the next `grammar`, where calls are the model's own choice.
@@ -175,15 +175,15 @@ class Talk:
         strict = [tools.callable[i] for i in numbers if tools.callable[i][1].strict]
         return [f"{path.rpartition('.')[0]}.strict" for path, _ in strict]
 
-    def parts(self, *, exact: bool, streamed: bool) -> Parts:
+    def parts(self, *, exact: bool, streamed: bool) -> ChatOutputParser:
         """What tells an answer's parts apart. `exact`: a grammar holds all of its calls to their form, and no stop
         string cuts one."""
         tools = self._tooling
-        return Parts(
+        return ChatOutputParser(
             reasoning=self._reasoning,
             opened=self._opened,
             tools=self._format,
-            offered=[tool for _, tool in tools.callable],
+            available_tools=[tool for _, tool in tools.callable],
             exact=exact,
             early=streamed,  # else a call that is cut off would be told with half of its arguments
             forced=tools.forced,

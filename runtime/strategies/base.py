@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.engine.request import Block, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.errors import ConfigError
 from runtime.request.block_layout import BlockLayout
@@ -33,8 +33,8 @@ class Strategy(Protocol):
     scheduled, `plan_forward` is called again and must not act twice.
 
     The engine forwards final tokens itself, before the open blocks or together with them: prompts, finished blocks, or
-    both after a preemption. The strategy only limits the chunk size. ``Request.kept`` has rows of open blocks that
-    later steps read and do not forward. After a preemption the engine forwards them again, with the same token ids.
+    both after a preemption. The strategy only limits the chunk size. ``Request.reused_kv_spans`` has rows of open
+    blocks that later steps read and do not forward. After a preemption the engine forwards them again.
 
     Attributes:
         fields: fields that requests may set for the strategy. ``Request.values`` has their values.
@@ -85,20 +85,20 @@ class Strategy(Protocol):
         ...
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        """Returns how many rows from ``request.cached`` on to forward if the final tokens exceed `budget` rows."""
+        """Returns how many rows after ``request.num_computed_tokens`` to forward if final tokens exceed `budget`."""
         ...
 
-    def plan_forward(self, request: Request) -> Feed:
+    def plan_forward(self, request: Request) -> ForwardSpan:
         """Opens blocks, marks blocks without masks as final, and returns the rows of this step.
 
-        If nothing changed, it returns the same object as in ``request.turn``, which saves most of the host time.
+        If nothing changed, it returns the object in ``request.last_scheduled``, which saves most of the host time.
         """
         ...
 
-    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
+    def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         """Returns whether the rows cannot change and the request cannot finish while its one block continues.
 
-        See ``BlockResults.calm``. The results of such a step are processed during the next forward pass.
+        See ``BlockResults.continuing``. The results of such a step are processed during the next forward pass.
         """
         ...
 

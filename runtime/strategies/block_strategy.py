@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from runtime.engine.request import Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
@@ -35,7 +35,7 @@ class BlockStrategy:
     def uncacheable_tail(self, request: Request) -> int:
         return 0
 
-    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
+    def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         return False
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:

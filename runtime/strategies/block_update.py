@@ -22,35 +22,35 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     block.state[...] = state
     if not block.masks:
         block.post_edit_steps += 1
-    if i in results.logprobs and request.told_of is not None:
-        request.told_of.write(block.start, results.logprobs[i])
+    if i in results.logprobs and request.logprobs is not None:
+        request.logprobs.update(block.start, results.logprobs[i])
     if results.remasks[i]:
         remasked = results.remasked[i, :size]
         block.remasked = remasked if block.remasked is None else block.remasked | remasked
     masks = block.masks = results.masks[i]
-    num_unmasked = block.free - masks
-    block.progress = num_unmasked / block.free
+    num_unmasked = block.num_editable - masks
+    block.progress = num_unmasked / block.num_editable
     if request.editing:  # docs/decoding-rules.md#same-token-ratio
-        block.same_token_ratio = (num_unmasked - results.written[i]) / num_unmasked if num_unmasked else 0.0
+        block.same_token_ratio = (num_unmasked - results.num_updated[i]) / num_unmasked if num_unmasked else 0.0
     block.steps += 1
-    block.advanced += block.may_force
-    block.ended = results.ended[i]
+    block.num_steps_forcing += block.may_force
+    block.finished = results.finished[i]
     block.first_masked = results.first_masked[i] if masks else size
     first_eos = results.first_eos[i]
     if first_eos > size:  # no EOS, in a block that is smaller than others of the step
         first_eos = size
     if request.spec.stop_ids:
-        first_eos = request.first_end(block, first_eos)
+        first_eos = request.first_stop_offset(block, first_eos)
     if first_eos != block.first_eos:
         block.first_eos = first_eos
         found = first_eos < size and block.start + first_eos < request.end
-        block.has_eos = found and request.ends
-        request.eos_seen |= block.has_eos
+        block.has_eos = found and request.has_stop_tokens
+        request.eos_generated |= block.has_eos
 
 
 def is_final(request: Request, block: Block) -> bool:
     """Returns whether the block can no longer change, except through blocks before it."""
-    return block.ended or not (block.masks or request.editing)
+    return block.finished or not (block.masks or request.editing)
 
 
 def needs_host_update(request: Request) -> bool:
@@ -58,7 +58,12 @@ def needs_host_update(request: Request) -> bool:
 
     A step may then finish the request, or change the inputs of the next step.
     """
-    return request.watched or request.led or bool(request.spec.stop_ids) or request.merge is not None
+    return (
+        request.has_step_limits
+        or request.decodes_left_to_right
+        or bool(request.spec.stop_ids)
+        or request.soft_embedding_params is not None
+    )
 
 
 def unmasked_prefix_len(request: Request) -> int:
@@ -80,12 +85,12 @@ def update_progress(request: Request, *, shown: int, final: int) -> tuple[Finish
         shown: first position of the blocks in a denoise event.
         final: tokens before this position cannot change.
     """
-    if request.shows:
-        request.show(shown)
-    stable = min(final, request.end) if request.unstable else unmasked_prefix_len(request)
-    if stable > request.stable:
-        request.stable = stable
-    if request.watched or request.eos_seen or request.stable >= request.end:
+    if request.stream_steps:
+        request.record_step_event(shown)
+    stable = min(final, request.end) if request.may_revise else unmasked_prefix_len(request)
+    if stable > request.num_stable_tokens:
+        request.num_stable_tokens = stable
+    if request.has_step_limits or request.eos_generated or request.num_stable_tokens >= request.end:
         return _find_end(request)
     return None
 
@@ -94,9 +99,9 @@ def finish_request(request: Request, reason: FinishReason, end: int, *, keep: in
     """Finishes the request at `end`. Final tokens before `keep` are still to be forwarded for the prefix cache."""
     request.reason = reason
     request.hit_eos = reason == "stop"
-    request.end = request.stable = end
+    request.end = request.num_stable_tokens = end
     request.blocks = []
-    request.settled = max(request.cached, keep)
+    request.num_final_tokens = max(request.num_computed_tokens, keep)
 
 
 def cacheable_len(request: Request, reason: FinishReason, end: int, *, block_layout: BlockLayout) -> int:
@@ -104,16 +109,16 @@ def cacheable_len(request: Request, reason: FinishReason, end: int, *, block_lay
     if reason not in ("stop", "length"):
         return 0
     last = end + (reason == "stop")  # includes the EOS
-    return min(request.settled, block_layout.block_start(request.prompt_len, last))
+    return min(request.num_final_tokens, block_layout.block_start(request.prompt_len, last))
 
 
 def _find_end(request: Request) -> tuple[FinishReason, int] | None:
     for block in request.blocks:
         if block.has_eos:
-            if block.start + block.first_eos < request.stable:
+            if block.start + block.first_eos < request.num_stable_tokens:
                 return "stop", block.start + block.first_eos
             break
-    if request.stable >= request.end:
+    if request.num_stable_tokens >= request.end:
         return "length", request.end
     spec = request.spec
     at_limit = spec.max_nfe is not None and request.nfe >= spec.max_nfe
@@ -124,7 +129,9 @@ def _find_end(request: Request) -> tuple[FinishReason, int] | None:
     if at_limit:
         return "max_nfe", unmasked
     assert spec.max_repetition_run is not None
-    cut = request.run.advance(request.tokens, min(request.stable, unmasked), spec.max_repetition_run)
+    cut = request.repetition_run.advance(
+        request.tokens, min(request.num_stable_tokens, unmasked), spec.max_repetition_run
+    )
     if cut is None:  # tokens that may change are counted in a copy
-        cut = request.run.copy().advance(request.tokens, unmasked, spec.max_repetition_run)
+        cut = request.repetition_run.copy().advance(request.tokens, unmasked, spec.max_repetition_run)
     return ("repetition", cut) if cut is not None else None

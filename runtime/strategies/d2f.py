@@ -38,5 +38,5 @@ class DiscreteDiffusionForcing(MultiBlock):
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         """Returns the full prompt and complete blocks; 0 if the prompt exceeds the budget."""
-        prompt = max(request.prompt_len - request.cached, 0)
+        prompt = max(request.prompt_len - request.num_computed_tokens, 0)
         return prompt + super().prefill_chunk_size(request, budget - prompt) if prompt <= budget else 0

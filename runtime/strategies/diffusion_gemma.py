@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.rng import CANVAS, uniforms
-from runtime.engine.request import FILLED, MASKED, Block, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.request import MASKED, UNMASKED, Block, Request
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, register_strategy, require_single_block
@@ -39,27 +39,31 @@ class Canvas(BlockStrategy):
         return 2 * self.size  # the first step of a canvas commits the previous one
 
     def required_tokens(self, request: Request) -> int:
-        return request.settled + self.size
+        return request.num_final_tokens + self.size
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         return budget
 
-    def plan_forward(self, request: Request) -> Feed:
+    def plan_forward(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
             self._open(request)
-        return Feed(request.settled, request.next_start, request.blocks)
+        return ForwardSpan(request.num_final_tokens, request.next_start, request.blocks)
 
-    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
+    def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         # the first step of a canvas is the only one without self-conditioning
-        return not (request.watched or request.led) and len(feed.blocks) == 1 and feed.blocks[0].advanced > 0
+        return (
+            not (request.has_step_limits or request.decodes_left_to_right)
+            and len(span.blocks) == 1
+            and span.blocks[0].num_steps_forcing > 0
+        )
 
     def _open(self, request: Request) -> None:
-        start = request.settled
+        start = request.num_final_tokens
         end = request.next_start = start + self.size
         state = self._mask_canvas(request, start)
         block = Block(request, start, end)
-        if block.ended:  # prefilled tokens cover it
-            request.settled = end
+        if block.finished:  # prefilled tokens cover it
+            request.num_final_tokens = end
         else:
             request.blocks = [block]
             block.tokens[state == MASKED] = self._noise(request, start)[state == MASKED]
@@ -67,7 +71,7 @@ class Canvas(BlockStrategy):
     def _mask_canvas(self, request: Request, start: int) -> npt.NDArray[np.int8]:
         """Sets the state of all positions that are not FIXED to MASKED, and returns the state, int8 [size]."""
         state = request.state[start : start + self.size]
-        state[state == FILLED] = MASKED
+        state[state == UNMASKED] = MASKED
         return state
 
     def _noise(self, request: Request, start: int) -> Ints:
@@ -77,25 +81,25 @@ class Canvas(BlockStrategy):
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         """Returns the end of the canvas for open rows. Other rows are causal."""
-        settled = np.array([request.settled for request in requests], dtype=np.int64)[owner]
+        settled = np.array([request.num_final_tokens for request in requests], dtype=np.int64)[owner]
         return np.where(positions < settled, positions + 1, settled + self.size)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        shown = request.settled
+        shown = request.num_final_tokens
         if any(block not in request.blocks for block in sampled):
             return  # a preemption has restarted the canvas
         for block in sampled:
-            if results.ended[first]:
+            if results.finished[first]:
                 write_block(request, block, results, first)
-                request.settled = request.next_start
+                request.num_final_tokens = request.next_start
             else:
                 self._write_open(request, block, results, first)
             request.nfe += 1
-        end = update_progress(request, shown=shown, final=request.settled)
+        end = update_progress(request, shown=shown, final=request.num_final_tokens)
         if end is not None:
             keep = cacheable_len(request, *end, block_layout=BlockLayout(1)) if self.prefix_caching else 0
             finish_request(request, *end, keep=keep)
-        elif request.settled == request.next_start:
+        elif request.num_final_tokens == request.next_start:
             request.blocks = []
         else:
             for block in request.blocks:
@@ -106,4 +110,4 @@ class Canvas(BlockStrategy):
         block.tokens[:] = results.tokens[i, : block.size]
         block.state[:] = results.state[i, : block.size]
         block.steps += 1
-        block.advanced += 1
+        block.num_steps_forcing += 1

@@ -1,12 +1,12 @@
 """`fast_dllm_v2`: blocks of 32 in sub-blocks of 8, with a logits shift (docs/decoding-rules.md#strategy-fast_dllm_v2).
 
-With `block_cache`, a step may read K/V of the block that an earlier step wrote. `Request.kept` stores the ids of that
-forward pass, because they are forwarded again after a preemption.
+With `block_cache`, a step may read K/V of the block that an earlier step wrote. `Request.reused_kv_spans` stores the
+ids of that forward pass, because they are forwarded again after a preemption.
 """
 
 from __future__ import annotations
 
-from runtime.engine.request import MASKED, Block, Forwarded, Request
+from runtime.engine.request import MASKED, Block, KVSpan, Request
 from runtime.engine.step_plan import BlockResults
 from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
@@ -44,7 +44,7 @@ class FastDLLMv2(ShiftedBlockStrategy):
 
     def forward_range(self, request: Request, part: Block) -> tuple[int, int]:
         """Returns the rows of a refine step or of a full step."""
-        return (part.start, part.start + part.size) if request.kept else super().forward_range(request, part)
+        return (part.start, part.start + part.size) if request.reused_kv_spans else super().forward_range(request, part)
 
     def write_result(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
         first, last = self.forward_range(request, part)
@@ -52,6 +52,6 @@ class FastDLLMv2(ShiftedBlockStrategy):
         write_block(request, part, results, i)
         following = first_open_part(request)
         if not request.values["block_cache"] or following is None or request.state[following.start] == MASKED:
-            request.kept = []  # the next step forwards everything
-        elif not request.kept or following is not part:  # otherwise the next step overwrites these rows
-            request.kept = [*request.kept, Forwarded(first, forwarded)]
+            request.reused_kv_spans = []  # the next step forwards everything
+        elif not request.reused_kv_spans or following is not part:  # otherwise the next step overwrites these rows
+            request.reused_kv_spans = [*request.reused_kv_spans, KVSpan(first, forwarded)]

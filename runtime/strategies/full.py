@@ -4,7 +4,7 @@ Every row sees the complete canvas, so the K/V of all positions is outdated once
 selects which rows the later steps of a block forward again.
 
 No position is final, because K/V is valid for one state of the canvas only and no other request can use it.
-`Request.kept` stores the ids of the first step of the block, which are forwarded again after a preemption.
+`Request.reused_kv_spans` stores the ids of the first step of the block, which are forwarded again after a preemption.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from runtime.engine.request import FIXED, Block, Forwarded, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.request import FIXED, Block, KVSpan, Request
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
@@ -65,21 +65,21 @@ class FullCanvas(BlockStrategy):
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         return 0  # no position is final
 
-    def plan_forward(self, request: Request) -> Feed:
+    def plan_forward(self, request: Request) -> ForwardSpan:
         while not request.blocks:
             self._open_block(request)
             if _is_block_final(request) and request.next_start < request.end:
                 request.blocks = []  # prefilled tokens cover it
         first, last, part = 0, request.end, request.blocks[0]
-        if request.kept:
+        if request.reused_kv_spans:
             part = request.blocks[-1]
             first, last = self._refreshed_range(request)
-        return Feed(first, last, [] if is_final(request, part) else [part])
+        return ForwardSpan(first, last, [] if is_final(request, part) else [part])
 
-    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
+    def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         # with a cache, the first step of a block forwards more rows than the others
-        same_rows = bool(request.kept) or request.values[CACHE] == "none"
-        return same_rows and feed.blocks == request.blocks[-1:] and not needs_host_update(request)
+        same_rows = bool(request.reused_kv_spans) or request.values[CACHE] == "none"
+        return same_rows and span.blocks == request.blocks[-1:] and not needs_host_update(request)
 
     def _refreshed_range(self, request: Request) -> tuple[int, int]:
         """Returns the first position and the end of the rows that later steps of the open block forward."""
@@ -106,7 +106,7 @@ class FullCanvas(BlockStrategy):
             int(request.values.get("steps", 0)) if total is None else self._step_budget(request, total, start, length)
         )
         before = sum(part.masks for part in request.blocks[:-1])  # steps of the block that the last part does not get
-        request.blocks[-1].given_steps = max(steps - before, 1) if steps else 0
+        request.blocks[-1].step_budget = max(steps - before, 1) if steps else 0
 
     def _step_budget(self, request: Request, total: int, start: int, length: int) -> int:
         """Returns the steps of the block at `start` out of the total of the request."""
@@ -119,15 +119,15 @@ class FullCanvas(BlockStrategy):
         return np.array([request.end for request in requests])[owner]
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        if not request.kept and request.values[CACHE] != "none":
-            request.kept = [Forwarded(0, request.tokens[: request.end].copy())]
+        if not request.reused_kv_spans and request.values[CACHE] != "none":
+            request.reused_kv_spans = [KVSpan(0, request.tokens[: request.end].copy())]
         request.nfe += bool(sampled)
         for i, part in enumerate(sampled, first):
             write_block(request, part, results, i)
         is_complete, start, last = _is_block_final(request), request.blocks[0].start, request.blocks[-1]
         for part in sampled:
             if part is not last:  # the last part counts the steps of the block
-                part.ended = is_complete
+                part.finished = is_complete
                 last.steps = part.steps
         end = update_progress(request, shown=start, final=request.next_start if is_complete else start)
         if end is not None:
@@ -135,7 +135,7 @@ class FullCanvas(BlockStrategy):
         elif is_complete:
             request.blocks = []
         if is_complete:
-            request.kept = []  # the first step of the next block forwards everything
+            request.reused_kv_spans = []  # the first step of the next block forwards everything
 
 
 def _is_block_final(request: Request) -> bool:

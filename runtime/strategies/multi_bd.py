@@ -7,7 +7,7 @@ end of the output.
 from __future__ import annotations
 
 from runtime.engine.request import FIXED, Block, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
@@ -49,42 +49,42 @@ class MultiBlock(BlockStrategy):
         return (self.buffer_size + 1) * self.block_size  # docs/decoding-rules.md#token-budget
 
     def required_tokens(self, request: Request) -> int:
-        return request.settled + max(len(request.blocks), 1) * self.block_size
+        return request.num_final_tokens + max(len(request.blocks), 1) * self.block_size
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         return budget // self.block_size * self.block_size  # docs/decoding-rules.md#prefill
 
-    def plan_forward(self, request: Request) -> Feed:
+    def plan_forward(self, request: Request) -> ForwardSpan:
         """See docs/decoding-rules.md#opening-blocks and docs/decoding-rules.md#unaligned-prompts."""
-        if self.buffer_size == 1 and request.blocks and request.turn is not None:
-            feed = request.turn.feed
-            if feed is not None and feed.blocks == request.blocks and not request.blocks[0].ended:
-                return feed  # its block is the only one that may be open, and it continues
-        if not request.opened:
-            request.opened = True
+        if self.buffer_size == 1 and request.blocks and request.last_scheduled is not None:
+            span = request.last_scheduled.span
+            if span is not None and span.blocks == request.blocks and not request.blocks[0].finished:
+                return span  # its block is the only one that may be open, and it continues
+        if not request.blocks_opened:
+            request.blocks_opened = True
             if not request.blocks and request.next_start < request.prompt_len:
                 self._append(request)  # this block contains the end of an unaligned prompt
             while len(request.blocks) < self._max_open_blocks(request) and self._may_open(request):
                 self._append(request)
                 if request.blocks:  # otherwise it has no masks, and the next block opens too
                     break
-        return Feed(request.settled - self.shift, request.next_start, self._sampled(request))
+        return ForwardSpan(request.num_final_tokens - self.shift, request.next_start, self._sampled(request))
 
-    def is_layout_stable(self, request: Request, feed: Feed) -> bool:
-        if self.buffer_size > 1 or len(feed.blocks) != 1 or feed.blocks != request.blocks:
+    def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
+        if self.buffer_size > 1 or len(span.blocks) != 1 or span.blocks != request.blocks:
             return False
-        return not needs_host_update(request) and feed.blocks[0].start + feed.blocks[0].size <= request.end
+        return not needs_host_update(request) and span.blocks[0].start + span.blocks[0].size <= request.end
 
     def _max_open_blocks(self, request: Request) -> int:
         """Returns the limit of ACTIVE blocks: 1 if a grammar or forced tokens unmask from left to right."""
-        return 1 if request.led else self.buffer_size
+        return 1 if request.decodes_left_to_right else self.buffer_size
 
     def _append(self, request: Request) -> None:
         start = request.next_start
         request.next_start = start + self.block_size
         block = Block(request, start, request.next_start, shift=self.shift)
         if request.spec.decoding.total_steps is not None:
-            block.given_steps = self._step_budget(request, start)
+            block.step_budget = self._step_budget(request, start)
         request.blocks.append(block)
         if not block.masks:  # prefilled tokens cover it
             del request.blocks[: self._mark_final(request)]
@@ -115,8 +115,8 @@ class MultiBlock(BlockStrategy):
         for block in request.blocks:
             if not is_final(request, block):
                 break
-            block.ended = True
-            request.settled = block.start + block.size
+            block.finished = True
+            request.num_final_tokens = block.start + block.size
             n += 1
         return n
 
@@ -125,7 +125,7 @@ class MultiBlock(BlockStrategy):
         chosen: list[Block] = []
         before: Block | None = None
         for block in request.blocks:
-            if not block.ended:
+            if not block.finished:
                 block.may_force = before is None or before.progress >= request.values["semi_complete_threshold"]
                 chosen.append(block)
             before = block
@@ -133,14 +133,14 @@ class MultiBlock(BlockStrategy):
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """See docs/decoding-rules.md#denoising-step and docs/decoding-rules.md#end-of-an-answer."""
-        request.opened = False
+        request.blocks_opened = False
         if sampled:
             request.nfe += 1
         for i, block in enumerate(sampled, first):
             write_block(request, block, results, i)
-        shown, blocks = request.settled, request.blocks
+        shown, blocks = request.num_final_tokens, request.blocks
         num_final = self._mark_final(request) if blocks and is_final(request, blocks[0]) else 0
-        end = update_progress(request, shown=shown, final=request.settled)
+        end = update_progress(request, shown=shown, final=request.num_final_tokens)
         if end is not None:
             keep = cacheable_len(request, *end, block_layout=self.block_layout) if self.prefix_caching else 0
             finish_request(request, *end, keep=keep)

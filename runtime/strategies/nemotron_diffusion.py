@@ -23,5 +23,5 @@ class NemotronDiffusion(ShiftedBlockStrategy):
         return budget
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        num_final = np.array([request.settled for request in requests], dtype=np.int64)[owner]
+        num_final = np.array([request.num_final_tokens for request in requests], dtype=np.int64)[owner]
         return np.where(positions < num_final, positions + 1, super().visible_end(requests, owner, positions))

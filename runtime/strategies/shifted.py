@@ -7,7 +7,7 @@ strategy may decode a block in parts from left to right. Each part is a `Block` 
 from __future__ import annotations
 
 from runtime.engine.request import FIXED, MASKED, Block, Request
-from runtime.engine.scheduled_request import Feed
+from runtime.engine.scheduled_request import ForwardSpan
 from runtime.engine.step_plan import BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, require_single_block
@@ -34,7 +34,7 @@ class ShiftedBlockStrategy(BlockStrategy):
         return int(self._needs_first_token(request))
 
     def required_tokens(self, request: Request) -> int:
-        return request.settled + self.block_size
+        return request.num_final_tokens + self.block_size
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         return budget // self.block_size * self.block_size
@@ -45,29 +45,29 @@ class ShiftedBlockStrategy(BlockStrategy):
 
     def forward_range(self, request: Request, part: Block) -> tuple[int, int]:
         """Returns the first position and the end of the rows to forward to sample `part`."""
-        return request.settled, request.next_start
+        return request.num_final_tokens, request.next_start
 
     def write_result(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
         write_block(request, part, results, i)
 
-    def plan_forward(self, request: Request) -> Feed:
+    def plan_forward(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
             if self._needs_first_token(request):
-                start = request.settled
+                start = request.num_final_tokens
                 first_token = Block(request, start, start + 1, shift=1)
-                return Feed(start, start, [first_token])
+                return ForwardSpan(start, start, [first_token])
             self._open(request)
             if self._mark_final(request):  # prefilled tokens cover it
                 request.blocks = []
         part = first_open_part(request)
         if part is None:
-            return Feed(request.settled, request.settled, [])
+            return ForwardSpan(request.num_final_tokens, request.num_final_tokens, [])
         first, last = self.forward_range(request, part)
-        part.unseen = max(first - part.source, int(part.start == request.settled))
-        return Feed(first, last, [part])
+        part.num_skipped = max(first - part.logits_start, int(part.start == request.num_final_tokens))
+        return ForwardSpan(first, last, [part])
 
     def _needs_first_token(self, request: Request) -> bool:
-        at = request.settled
+        at = request.num_final_tokens
         return not request.blocks and at < request.end and bool(request.state[at] == MASKED)
 
     def _open(self, request: Request) -> None:
@@ -79,7 +79,7 @@ class ShiftedBlockStrategy(BlockStrategy):
         if request.spec.decoding.total_steps is not None:
             steps = self._steps(request, request.spec.decoding.total_steps, size)
             for part in request.blocks:
-                part.given_steps = steps.get(part.start, 0)
+                part.step_budget = steps.get(part.start, 0)
 
     def _steps(self, request: Request, total: int, size: int) -> dict[int, int]:
         """Returns the steps of each part that has masks, out of the total of the request, by its first position."""
@@ -96,16 +96,16 @@ class ShiftedBlockStrategy(BlockStrategy):
         """Returns whether the open block is final, and then marks it as such. The caller removes the block."""
         if not request.blocks or first_open_part(request) is not None:
             return False
-        request.settled = request.next_start
+        request.num_final_tokens = request.next_start
         return True
 
     def _final(self, request: Request) -> int:
         """Returns the end of the tokens that cannot change: finished parts, and the first token."""
         part = first_open_part(request)
-        return request.settled if part is None else part.start + int(part.start == request.settled)
+        return request.num_final_tokens if part is None else part.start + int(part.start == request.num_final_tokens)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        shown = request.settled
+        shown = request.num_final_tokens
         for block in sampled:
             if request.blocks:
                 request.nfe += 1

@@ -1,1 +1,1 @@
-"""Grammars that answers keep to: compiled once, and how far each request's answer has come in its own."""
+"""Structured output: compiles grammars, caches them, and matches each request's output against its grammar."""

@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests in a thread, one at a time; other requests do not wait for them."""
+"""Compiles grammars of requests in a background thread, one at a time, while other requests run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from runtime.structured_output.grammar_cache import GrammarError, Grammars
-from runtime.structured_output.grammar_matcher import Constraint
+from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
+from runtime.structured_output.grammar_matcher import GrammarMatcher
 from runtime.structured_output.service_time import ServiceTime
 
 T = TypeVar("T")
@@ -18,31 +18,41 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Job(Generic[T]):
-    who: T
+    item: T
     owner: str
     text: str
-    future: Future[Constraint]
+    future: Future[GrammarMatcher]
 
 
-class Compiling(Generic[T]):
-    """Requests that wait for their grammars, by name. The thread gives all owners equal time."""
+class GrammarCompiler(Generic[T]):
+    """Requests whose grammars are being compiled, by name. Owners get equal shares of the thread's time."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: GrammarCache) -> None:
         self._grammars = grammars
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._waiting: dict[str, _Job[T]] = {}
-        self._lock = threading.Lock()  # of the two below
+        self._lock = threading.Lock()  # guards the two below
         self._queued: dict[str, dict[str, _Job[T]]] = {}  # jobs that have not begun, by owner and name
         self._used = ServiceTime()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def begin(self, name: str, who: T, text: str, owner: str = "") -> Constraint | None:
-        """Returns the start of a known grammar; None where it is compiled first, and `done` yields `who` with it."""
-        job = _Job(who, owner, text, Future())
+    def submit(self, name: str, item: T, text: str, owner: str = "") -> GrammarMatcher | None:
+        """Starts a request's grammar.
+
+        Args:
+            name: Name of the request.
+            item: What `poll` yields for it.
+            text: The grammar.
+            owner: Whose time the compilation counts against, for example an API key.
+
+        Returns:
+            A matcher if the grammar is cached. None if it has to be compiled: `poll` yields `item` when it is ready.
+        """
+        job = _Job(item, owner, text, Future())
         try:
-            known = self._grammars.known(text)
+            known = self._grammars.get(text)
         except GrammarError as error:
             self._waiting[name] = job
             job.future.set_exception(error)
@@ -56,17 +66,17 @@ class Compiling(Generic[T]):
             self._thread.submit(self._compile_next)
         return known
 
-    def drop(self, name: str) -> T | None:
-        """Returns who waits no longer; None if nobody of that name did."""
+    def cancel(self, name: str) -> T | None:
+        """Removes a waiting request; returns its item, or None if there is none of that name."""
         job = self._waiting.pop(name, None)
         if job is None:
             return None
         with self._lock:
             self._unqueue(name, job.owner)
-        return job.who
+        return job.item
 
-    def done(self, seconds: float = 0.0) -> Iterator[tuple[T, Constraint | BaseException]]:
-        """Yields those whose grammars are ready, or wrong, after waiting at most so long for the first."""
+    def poll(self, seconds: float = 0.0) -> Iterator[tuple[T, GrammarMatcher | BaseException]]:
+        """Yields compiled items, each with its matcher or error. Waits up to `seconds` for the first."""
         if not self._waiting:
             return
         wait([job.future for job in self._waiting.values()], seconds, FIRST_COMPLETED)
@@ -74,7 +84,7 @@ class Compiling(Generic[T]):
             if job.future.done():
                 del self._waiting[name]
                 error = job.future.exception()
-                yield job.who, job.future.result() if error is None else error
+                yield job.item, job.future.result() if error is None else error
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -86,17 +96,17 @@ class Compiling(Generic[T]):
             self._queued.pop(owner, None)
 
     def _compile_next(self) -> None:
-        """Compiles a grammar of the owner that has used the least time."""
+        """Compiles the next grammar of the owner that has used the least time."""
         with self._lock:
             if not self._queued:
-                return  # it was dropped
+                return  # canceled
             owner = min(self._queued, key=self._used.__getitem__)
             name, job = next(iter(self._queued[owner].items()))
             self._unqueue(name, owner)
             self._used.begin(owner)
         began = time.perf_counter()
         try:
-            job.future.set_result(self._grammars.compiled(job.text, "structured_outputs"))
+            job.future.set_result(self._grammars.compile(job.text, "structured_outputs"))
         except BaseException as error:
             job.future.set_exception(error)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Whether no value fits two schemas of a ``oneOf``: then it is an ``anyOf``, which the grammar engine keeps to."""
+"""Decides whether the schemas of a ``oneOf`` exclude each other: then it is an ``anyOf``, which llguidance supports."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-MAX_ALTERNATIVES = 100  # every pair of them is compared
-_DEPTH = 8  # references and allOf that are followed from one schema
+MAX_ALTERNATIVES = 100  # all pairs are compared
+_DEPTH = 8  # levels of references and allOf that are followed
 _TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
 
 
 @dataclass
-class _Facts:
-    """What certainly holds for every value of a schema.
+class _SchemaFacts:
+    """Properties that every value of a schema certainly has.
 
     Attributes:
-        types: The JSON types that it may have.
-        values: The values that it may be, as JSON text; None where any may be.
-        required: The properties that it has. properties: What is known of properties that it has.
-        closed: The only properties that it may have; None where any may be.
+        types: JSON types that it may have.
+        values: Values that it may be, as JSON text; None for any.
+        required: Properties that it has.
+        properties: Schemas of properties that it has.
+        closed: The only properties that it may have; None for any.
     """
 
     types: frozenset[str] = _TYPES
@@ -32,14 +33,14 @@ class _Facts:
 
 
 def all_disjoint(alternatives: Sequence[Any], definitions: Mapping[str, Any]) -> bool:
-    """Whether no value fits two of the simplified schemas; False where that is not certain."""
+    """Returns whether no value fits two of the simplified schemas; False if that is not certain."""
     if len(alternatives) > MAX_ALTERNATIVES:
         return False
     facts = [_conjunction([each], definitions) for each in alternatives]
     return all(_disjoint(one, other, definitions, _DEPTH) for one, other in combinations(facts, 2))
 
 
-def _disjoint(one: _Facts, other: _Facts, definitions: Mapping[str, Any], depth: int) -> bool:
+def _disjoint(one: _SchemaFacts, other: _SchemaFacts, definitions: Mapping[str, Any], depth: int) -> bool:
     types = one.types & other.types
     if not types:
         return True
@@ -61,14 +62,14 @@ def _disjoint(one: _Facts, other: _Facts, definitions: Mapping[str, Any], depth:
     )
 
 
-def _lacks_required(one: _Facts, other: _Facts) -> bool:
-    """Whether `one` requires a property that `other` cannot have."""
+def _lacks_required(one: _SchemaFacts, other: _SchemaFacts) -> bool:
+    """Returns whether `one` requires a property that `other` cannot have."""
     return other.closed is not None and not one.required <= other.closed
 
 
-def _conjunction(schemas: Sequence[Any], definitions: Mapping[str, Any]) -> _Facts:
-    """What holds for every value that fits all of the schemas."""
-    found = _Facts()
+def _conjunction(schemas: Sequence[Any], definitions: Mapping[str, Any]) -> _SchemaFacts:
+    """Returns what every value has that fits all of the schemas."""
+    found = _SchemaFacts()
     pending = [(schema, _DEPTH) for schema in schemas]
     while pending:
         schema, depth = pending.pop()
@@ -84,7 +85,7 @@ def _conjunction(schemas: Sequence[Any], definitions: Mapping[str, Any]) -> _Fac
     return found
 
 
-def _add(found: _Facts, schema: Mapping[str, Any]) -> None:
+def _add(found: _SchemaFacts, schema: Mapping[str, Any]) -> None:
     if "type" in schema:
         named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         found.types &= {"number" if name == "integer" else name for name in named}
@@ -101,7 +102,7 @@ def _add(found: _Facts, schema: Mapping[str, Any]) -> None:
 
 
 def _canonical(value: Any) -> str:
-    """A text that equal JSON values have in common: 1 and 1.0 are equal, true and 1 are not."""
+    """Returns the same text for equal JSON values: 1 and 1.0 are equal, true and 1 are not."""
 
     def number(each: Any) -> Any:
         if isinstance(each, float) and each.is_integer():

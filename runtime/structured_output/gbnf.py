@@ -1,6 +1,6 @@
-"""Translates the notations of clients to that of the grammar engine: GBNF, and JSON schemas with all their keywords.
+"""Translates notations of clients to that of llguidance: GBNF, and JSON schemas with all their keywords.
 
-This happens where a grammar is compiled, and in its trial under a limit of CPU time. `request/structured.py` runs on a
+This happens where a grammar is compiled, and in its check under a limit of CPU time. `request/structured.py` runs on a
 server's event loop, where 64 KiB of GBNF would take seconds.
 """
 
@@ -15,13 +15,13 @@ from runtime.request.validation import preview
 from runtime.structured_output.json_schema import OVERLAP, remaining_one_of, simplify_schema
 from runtime.structured_output.patterns import Unsupported
 
-# The engine does not cut prescribed text into tokens: a model may have one for a colon and the space behind it.
+# llguidance does not tokenize forced text: a model may have one token for a colon and the space behind it.
 _UNFORCED = '%llguidance {"no_forcing": true}'
-_ONE_OF = "'coerce_one_of'"  # in the engine's refusal of a oneOf
+_ONE_OF = "'coerce_one_of'"  # in the library's error for a oneOf
 
 
-def readable(text: str) -> str:
-    """Translates the parts of a grammar.
+def translate_grammar(text: str) -> str:
+    """Translates the parts of a grammar to llguidance's notation.
 
     Raises:
         ValueError: A part cannot be translated; the message says why.
@@ -32,8 +32,8 @@ def readable(text: str) -> str:
     return json.dumps({"grammars": parts}, ensure_ascii=False)
 
 
-def parts_alone(text: str) -> list[tuple[str, str, str]]:
-    """The parts of a grammar that are schemas of a request's fields: name, path of the field, and grammar of each."""
+def separate_parts(text: str) -> list[tuple[str, str, str]]:
+    """Returns name, path of the field, and grammar of each part that is a schema of a request's field."""
     found = []
     for part in json.loads(text)["grammars"]:
         if FIELD_PATH in part:
@@ -44,15 +44,15 @@ def parts_alone(text: str) -> list[tuple[str, str, str]]:
 
 @dataclass(frozen=True)
 class RefusedParts:
-    """The parts of a grammar that are refused alone.
+    """Parts of a grammar that are refused on their own.
 
     Attributes:
-        why: The reason for the first of them, with the path of its field; "" if there is none.
-        names: Of those whose schemas are valid and not supported; () where `wrong`.
-        wrong: Whether a schema among them is wrong, or no value fits it.
+        reason: Reason for the first of them, with the path of its field; "" if there is none.
+        names: Parts whose schemas are valid but not supported; () if `wrong`.
+        wrong: Whether a schema among them is invalid, or matches no value.
     """
 
-    why: str = ""
+    reason: str = ""
     names: tuple[str, ...] = ()
     wrong: bool = False
 
@@ -62,9 +62,9 @@ def untranslatable_parts(text: str) -> RefusedParts:
     reasons: list[str] = []
     names: list[str] = []
     wrong = False
-    for name, path, alone in parts_alone(text):
+    for name, path, alone in separate_parts(text):
         try:
-            readable(alone)
+            translate_grammar(alone)
         except ValueError as error:
             reasons.append(f"{path}: {error}")
             names.append(name)
@@ -73,7 +73,7 @@ def untranslatable_parts(text: str) -> RefusedParts:
 
 
 def explain(text: str, error: str) -> str:
-    """The engine's refusal of a grammar; that of a ``oneOf`` with its path and the ways out."""
+    """Returns the library's error; for a ``oneOf`` with the path and possible fixes instead."""
     if _ONE_OF not in error:
         return error
     paths = [path for part in json.loads(text)["grammars"] if SCHEMA in part for path in remaining_one_of(part[SCHEMA])]

@@ -1,4 +1,4 @@
-"""Compiled grammars, kept by their text: the next request with the same one starts from a copy."""
+"""Cache of compiled grammars by their text. Each request gets a copy of the compiled grammar's start state."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.errors import RequestError
-from runtime.structured_output.gbnf import RefusedParts, explain, parts_alone, readable
-from runtime.structured_output.grammar_matcher import Constraint, Facts, sentence
+from runtime.structured_output.gbnf import RefusedParts, explain, separate_parts, translate_grammar
+from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher, summarize_error
 from runtime.structured_output.limits import MaskLimits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-KEPT = 64  # compiled grammars
-_UNSATISFIABLE = "Unsatisfiable"  # in the engine's refusal of a schema that no value fits
-STACK = 512 << 20  # bytes of address space for the compiler, which goes down a chain of rules by calling itself
-TRIED = 4  # choices of a new grammar's answers, of which a schema's first two may be a brace and a quotation mark
-WALKED = 64  # tokens of each answer that a trial walks through
-WALKS = 3  # answers of a trial: one of the first allowed tokens, the others of random ones
-WALK_SECONDS = 0.3  # CPU time of each, some 20 times what the slowest schemas of clients take
-MAX_OVERRUN = 4096  # grammars of which an answer exceeded its CPU time, as digests
-REFUSING_ANSWERS = 2  # of a grammar that exceed their CPU time before it is refused: one may have met a busy machine
-OVERRUN_SECONDS = 600.0  # for which an overrun is remembered
-# Of one grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 25 ms per mask, 40 MB of states.
-# Masks of the schemas that clients send need a tenth of the items (`tests/structured_output/test_tool_schemas.py`).
+MAX_CACHED = 64  # compiled grammars
+_UNSATISFIABLE = "Unsatisfiable"  # in the library's error for a schema that no value fits
+STACK_BYTES = 512 << 20  # of stack: the compiler recurses along chains of rules
+QUICK_WALK_TOKENS = 4  # tokens of the quick check; a schema's first two may be a brace and a quotation mark
+WALK_TOKENS = 64  # tokens of each walk of a thorough check
+NUM_WALKS = 3  # walks of a thorough check: one takes the first allowed token, the others random ones
+WALK_SECONDS = 0.3  # CPU time per walk, some 20 times what the slowest schemas of clients take
+MAX_OVERRUN = 4096  # remembered grammars whose output exceeded its CPU time, as digests
+MAX_OVERRUN_ANSWERS = 2  # requests over their CPU time before the grammar is refused: one may have met a busy machine
+OVERRUN_SECONDS = 600.0  # how long an overrun is remembered
+# Limits per grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 25 ms per mask, 40 MB of
+# states. Masks of the schemas that clients send need a tenth of the items
+# (`tests/structured_output/test_tool_schemas.py`).
 LIMITS = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
@@ -44,11 +45,11 @@ LIMITS = {
 }
 
 
-class Trial(Protocol):
-    """Where grammars are tried before they are compiled here."""
+class GrammarChecker(Protocol):
+    """Checks grammars, for example in a child process, before this process compiles them."""
 
-    def trouble(self, text: str) -> str:
-        """Why it cannot be kept to, "" if it can."""
+    def check(self, text: str) -> str:
+        """Returns why a grammar cannot be used; "" if it can."""
         ...
 
     def close(self) -> None: ...
@@ -56,59 +57,62 @@ class Trial(Protocol):
 
 @dataclass(frozen=True)
 class _Overrun:
-    """How many answers of a grammar exceeded their CPU time, why the last of them ended, and when that is forgotten."""
+    """Number of requests whose output exceeded its CPU time, the last reason, and when this is forgotten."""
 
     answers: int
     why: str
     until: float
 
 
-class Grammars:
-    """Safe to be used by several threads, but for `compiled` where there is a `trial`."""
+class GrammarCache:
+    """Compiled grammars of one engine. Thread-safe, except that `compile` is not if there is a `checker`."""
 
     def __init__(
-        self, read: Callable[[], LLTokenizer], facts: Facts, clock: Callable[[], float] = time.monotonic
+        self, load: Callable[[], LLTokenizer], facts: GrammarFacts, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepares the cache; nothing is loaded.
+        """Initializes the cache; nothing is loaded.
 
         Args:
-            read: Loads the tokenizer, once a grammar needs it.
-            facts: Of the engine.
-            clock: Seconds, for what expires.
+            load: Loads the tokenizer, at the first grammar.
+            facts: Constants of the engine.
+            clock: Seconds, for expiry.
         """
-        self._read = read
+        self._read = load
         self.facts = facts
         self._clock = clock
-        self.trial: Trial | None = None
+        self.checker: GrammarChecker | None = None
         self._tokens: LLTokenizer | None = None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
         self._overruns: OrderedDict[bytes, _Overrun] = OrderedDict()
         self._reading, self._starting, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
 
-    def known(self, text: str) -> Constraint | None:
-        """A request's own start in a grammar that was compiled before, None if it was not.
+    def get(self, text: str) -> GrammarMatcher | None:
+        """Returns a new matcher for a cached grammar; None if it is not cached.
 
         Raises:
-            GrammarError: Answers of it exceeded their CPU time within the last minutes.
+            GrammarError: Requests with it exceeded their CPU time within the last minutes.
         """
         with self._lock:
             overrun = self._overrun(text)
-            if overrun is not None and overrun.answers >= REFUSING_ANSWERS:
+            if overrun is not None and overrun.answers >= MAX_OVERRUN_ANSWERS:
                 raise GrammarError("structured_outputs", overrun.why)
-            found = self._kept.get(text)
+            found = self._cache.get(text)
             if found is None:
                 return None
-            self._kept.move_to_end(text)
+            self._cache.move_to_end(text)
             return self._start(found)
 
     def add_overrun(self, text: str, why: str) -> None:
-        """Counts an answer that exceeded its CPU time. After the second one within `OVERRUN_SECONDS`, new requests with
-        the grammar are refused for so long."""
+        """Counts a request that exceeded its CPU time.
+
+        After `MAX_OVERRUN_ANSWERS` of them within `OVERRUN_SECONDS`, new requests with the grammar are refused for that
+        time.
+        """
         with self._lock:
             before = self._overrun(text)
             answers = 1 if before is None else before.answers + 1
-            if answers >= REFUSING_ANSWERS:
-                self._kept.pop(text, None)
+            if answers >= MAX_OVERRUN_ANSWERS:
+                self._cache.pop(text, None)
             name = _digest(text)
             self._overruns[name] = _Overrun(answers, why, self._clock() + OVERRUN_SECONDS)
             self._overruns.move_to_end(name)
@@ -116,60 +120,67 @@ class Grammars:
                 self._overruns.popitem(last=False)
 
     def _overrun(self, text: str) -> _Overrun | None:
-        """What is remembered of a grammar's overruns; the lock is held."""
+        """Returns the unexpired overrun of a grammar. The lock must be held."""
         found = self._overruns.get(_digest(text))
         if found is not None and found.until <= self._clock():
             del self._overruns[_digest(text)]
             return None
         return found
 
-    def _start(self, matcher: LLMatcher) -> Constraint:
-        return Constraint(matcher.deep_copy(), self.facts)
+    def _start(self, matcher: LLMatcher) -> GrammarMatcher:
+        return GrammarMatcher(matcher.deep_copy(), self.facts)
 
-    def compiled(self, text: str, param: str) -> Constraint:
-        """A request's own start in a grammar; other threads run while it is compiled.
+    def compile(self, text: str, param: str) -> GrammarMatcher:
+        """Returns a new matcher for a grammar, compiled if it is not cached. Other threads run meanwhile.
 
         Raises:
-            RequestError: about `param`: it is wrong, larger than the limits, or nothing fits it.
+            RequestError: The grammar is invalid, exceeds the limits, or matches nothing; names `param`.
         """
         try:
-            made = self.known(text)
+            made = self.get(text)
         except GrammarError as error:
-            raise GrammarError(param, error.why) from None
+            raise GrammarError(param, error.reason) from None
         if made is not None:
             return made
-        why = "" if self.trial is None else self.trial.trouble(text)
+        why = "" if self.checker is None else self.checker.check(text)
         matcher = None
         if not why:
-            matcher, why = self.tried(text)
+            matcher, why = self.try_compile(text)
         if matcher is None or why:
             raise GrammarError(param, why)
         with self._lock:
-            self._kept[text] = matcher
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._cache[text] = matcher
+            while len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
         return self._start(matcher)
 
-    def read(self) -> LLTokenizer:
-        """The tokenizer, as all grammars have it. Raises ConfigError: it cannot be read."""
+    def load_tokenizer(self) -> LLTokenizer:
+        """Returns the tokenizer that all grammars share. Raises ConfigError if it cannot be read."""
         with self._reading:
             if self._tokens is None:
                 self._tokens = self._read()
             return self._tokens
 
     def close(self) -> None:
-        """Nothing is tried any more."""
-        if self.trial is not None:
-            self.trial.close()
+        """Closes the checker."""
+        if self.checker is not None:
+            self.checker.close()
 
-    def tried(self, text: str, *, thorough: bool = False) -> tuple[LLMatcher | None, str]:
-        """The grammar, compiled in a thread that is deep enough and not kept, and why it cannot be kept to, if so.
-        `thorough`: answers are walked through to find masks that take too long."""
+    def try_compile(self, text: str, *, thorough: bool = False) -> tuple[LLMatcher | None, str]:
+        """Compiles a grammar in a thread with a large stack, without caching it.
+
+        Args:
+            text: The grammar.
+            thorough: Walk through sample outputs to find masks that take too long.
+
+        Returns:
+            The compiled grammar, if any, and the reason for which it cannot be used, or "".
+        """
         with ThreadPoolExecutor(1, thread_name_prefix="grammar") as deep:
             with self._starting:
-                before = threading.stack_size(STACK)
+                before = threading.stack_size(STACK_BYTES)
                 try:
-                    work = deep.submit(self._try, text, thorough)  # which starts the thread
+                    work = deep.submit(self._try, text, thorough)  # starts the thread
                 finally:
                     threading.stack_size(before)
             return work.result()
@@ -177,7 +188,7 @@ class Grammars:
     def refused_parts(
         self, text: str, restart: Callable[[], None] = lambda: None, seconds: float = math.inf
     ) -> RefusedParts:
-        """Finds the parts that are refused alone, of a grammar that can be translated and is refused.
+        """Finds the parts that are refused on their own, in a translatable grammar that was refused.
 
         Args:
             text: The grammar.
@@ -188,11 +199,11 @@ class Grammars:
         reasons: list[str] = []
         names: list[str] = []
         wrong = False
-        for name, path, alone in parts_alone(text):
+        for name, path, alone in separate_parts(text):
             if time.process_time() >= end:
                 break
             restart()
-            _, why = self.tried(alone, thorough=True)
+            _, why = self.try_compile(alone, thorough=True)
             if why:
                 reasons.append(f"{path}: {why}")
                 names.append(name)
@@ -201,69 +212,70 @@ class Grammars:
 
     def _try(self, text: str, thorough: bool) -> tuple[LLMatcher | None, str]:
         try:
-            matcher = self._compile(readable(text))
+            matcher = self._new_matcher(translate_grammar(text))
         except ValueError as error:
             return None, str(error)
         if matcher.is_error():
-            return matcher, explain(text, sentence(matcher.get_error()))
+            return matcher, explain(text, summarize_error(matcher.get_error()))
         if not thorough:
-            return matcher, self._walked(matcher, TRIED)
-        for number in range(WALKS):
-            why = self._walked(matcher, WALKED, random.Random(number) if number else None, WALK_SECONDS)
+            return matcher, self._walk(matcher, QUICK_WALK_TOKENS)
+        for number in range(NUM_WALKS):
+            why = self._walk(matcher, WALK_TOKENS, random.Random(number) if number else None, WALK_SECONDS)
             if why:
                 return matcher, why
         return matcher, ""
 
-    def _walked(
+    def _walk(
         self, matcher: LLMatcher, tokens: int, rng: random.Random | None = None, seconds: float | None = None
     ) -> str:
-        """Why an answer of so many tokens cannot be written, "" if it can.
+        """Walks through an output of `tokens` tokens; returns why it fails, or "".
 
         Args:
             matcher: The compiled grammar.
-            tokens: The choices of the answer.
-            rng: Chooses among the allowed tokens, but the end of sequence; None: the first is chosen.
+            tokens: Number of tokens.
+            rng: Chooses among the allowed tokens other than EOS; None takes the first.
             seconds: CPU time that all masks may take together; None for `MaskLimits`.
         """
         import numpy as np
 
         limits = MaskLimits() if seconds is None else MaskLimits(seconds, 0.0)
-        answer = Constraint(matcher.deep_copy(), self.facts, limits)
-        row = np.zeros(self.facts.words, dtype=np.int32)
+        answer = GrammarMatcher(matcher.deep_copy(), self.facts, limits)
+        row = np.zeros(self.facts.mask_len, dtype=np.int32)
         for _ in range(tokens):
             row[:] = 0
-            answer.fill(row)
-            if answer.failed or answer.ended:
+            answer.fill_bitmask(row)
+            if answer.error or answer.finished:
                 break
             allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
             if rng is not None:
                 going = allowed[~np.isin(allowed, self.facts.eos)]
                 allowed = going if len(going) else allowed
             chosen = int(allowed[0 if rng is None else rng.randrange(len(allowed))])
-            for token in answer.forced()[:tokens] or [chosen]:
-                answer.take(token)
-        return answer.failed
+            for token in answer.forced_tokens()[:tokens] or [chosen]:
+                answer.accept_token(token)
+        return answer.error
 
-    def _compile(self, text: str) -> LLMatcher:
+    def _new_matcher(self, text: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        tokens = self.read()
+        tokens = self.load_tokenizer()
         limits: Any = LIMITS
         made: LLParserLimits = LLParserLimits(**limits)
         return LLMatcher(tokens, text, log_level=0, limits=made)
 
 
 class GrammarError(RequestError):
-    """A grammar that no answer can keep to.
+    """A grammar that no output can satisfy.
 
     Attributes:
-        why: The reason, without the field. parts: Names of its parts that cannot be kept to alone, if it has several.
-        wrong: Whether a schema in it is wrong, or no value fits it.
+        reason: The reason, without the field.
+        parts: Names of its parts that fail on their own, if it has several.
+        wrong: Whether one of its schemas is invalid, or matches no value.
     """
 
-    def __init__(self, param: str, why: str, parts: Collection[str] = (), *, wrong: bool = False) -> None:
-        super().__init__(f"{param}: cannot be kept to: {why}", param=param, detail=why)
-        self.why = why
+    def __init__(self, param: str, reason: str, parts: Collection[str] = (), *, wrong: bool = False) -> None:
+        super().__init__(f"{param}: cannot be kept to: {reason}", param=param, detail=reason)
+        self.reason = reason
         self.parts = tuple(parts)
         self.wrong = wrong
 

@@ -1,4 +1,4 @@
-"""How far one request's answer has come in its grammar, and what may come next."""
+"""The state of one request in its grammar, and the tokens that may come next."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import TYPE_CHECKING
 
 from runtime.structured_output.limits import MaskLimits
 
-if TYPE_CHECKING:  # a frontend loads neither arrays nor the library until a grammar is asked for
+if TYPE_CHECKING:  # frontends import neither numpy nor the library without a grammar
     import numpy as np
     import numpy.typing as npt
     from llguidance import LLMatcher
 
-    Words = npt.NDArray[np.int32]  # a bit a token
+    TokenBitmask = npt.NDArray[np.int32]  # packed, one bit per token
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What holds for every grammar of an engine.
+class GrammarFacts:
+    """Constants that all grammars of an engine share.
 
     Attributes:
-        eos: the ids that end an answer, at least one. permitted: [words] the tokens that the model may write at all.
+        eos: EOS ids, at least one.
+        permitted: int32 [mask_len]; bits of the tokens that the model may generate.
     """
 
     eos: tuple[int, ...]
-    permitted: Words
+    permitted: TokenBitmask
 
     @classmethod
-    def of(cls, *, vocab_size: int, max_token_id: int, mask_id: int | None, eos: Iterable[int]) -> Facts:
+    def of(cls, *, vocab_size: int, max_token_id: int, mask_id: int | None, eos: Iterable[int]) -> GrammarFacts:
         import numpy as np
 
         allowed = np.zeros(-(-vocab_size // 32) * 32, dtype=np.bool_)
@@ -40,34 +41,37 @@ class Facts:
         return cls(tuple(eos), np.packbits(allowed, bitorder="little").view(np.int32))
 
     @property
-    def words(self) -> int:
+    def mask_len(self) -> int:
         return len(self.permitted)
 
 
-class Constraint:
-    """One request's; it has taken every token of the answer so far, in order.
+class GrammarMatcher:
+    """Matcher of one request. It has accepted every token of the output so far, in order.
 
     Attributes:
-        ended: an end of sequence was taken. failed: why nothing can be taken any more, "" as long as something can.
-        seconds: CPU time that the grammar has taken. limits: of that time. overrun: why it ended at them, "" if not.
+        finished: Whether an EOS token was accepted.
+        error: Why no further token can be accepted; "" if one can.
+        cpu_seconds: CPU time that the grammar has taken.
+        limits: Limits of that time.
+        overrun: Why the limits ended it; "" if they did not.
     """
 
-    __slots__ = ("_forced", "_tokens", "ended", "facts", "failed", "limits", "matcher", "overrun", "seconds")
+    __slots__ = ("_forced", "_tokens", "cpu_seconds", "error", "facts", "finished", "limits", "matcher", "overrun")
 
-    def __init__(self, matcher: LLMatcher, facts: Facts, limits: MaskLimits | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, facts: GrammarFacts, limits: MaskLimits | None = None) -> None:
         self.matcher = matcher
         self.facts = facts
         self.limits = limits or MaskLimits()
         self.overrun = ""
-        self.ended = False
-        self.failed = ""
-        self.seconds = 0.0
+        self.finished = False
+        self.error = ""
+        self.cpu_seconds = 0.0
         self._tokens = 0
-        self._forced: deque[int] = deque()  # computed at once, as that may take as long for one as for all of them
+        self._forced: deque[int] = deque()  # computed once: one token may take as long as all of them
 
-    def forced(self) -> list[int]:
-        """Tokens that come next whatever the model says; where the answer must end, the end of sequence."""
-        if self._fails():
+    def forced_tokens(self) -> list[int]:
+        """Returns the tokens that the grammar forces next. If the output must end, this is one EOS token."""
+        if self._has_failed():
             return []
         if self.matcher.is_stopped():
             return [self.facts.eos[0]]
@@ -77,45 +81,45 @@ class Constraint:
             self._spend(began)
         return list(self._forced)
 
-    def fill(self, row: Words) -> None:
-        """Write which tokens may come next: ``row`` [words], contiguous. All are 0 where it fails."""
+    def fill_bitmask(self, row: TokenBitmask) -> None:
+        """Writes the bitmask of allowed tokens into `row`, int32 [mask_len], contiguous. After an error it is 0."""
         began = time.thread_time()
         self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         self._spend(began)
         row &= self.facts.permitted
-        if not self._fails() and not row.any():
-            self.failed = "the grammar goes on with what this model has no token for"
-        if self.failed:
+        if not self._has_failed() and not row.any():
+            self.error = "the grammar requires text that this model has no token for"
+        if self.error:
             row[:] = 0
 
-    def take(self, token: int) -> None:
-        """A token that may come next."""
+    def accept_token(self, token: int) -> None:
+        """Advances by `token`, which must be allowed."""
         if self._forced and self._forced.popleft() != token:
             self._forced.clear()
         self._tokens += 1
         if token in self.facts.eos:
-            self.ended = True
+            self.finished = True
             return
         began = time.thread_time()
         fits = self.matcher.consume_token(token)
         self._spend(began)
         if not fits:
-            self._fails()
+            self._has_failed()
 
     def _spend(self, began: float) -> None:
-        """Counts the CPU time since `began`."""
-        self.seconds += time.thread_time() - began
-        if self.seconds > self.limits.seconds + self.limits.token_seconds * self._tokens:
-            self.overrun = self.overrun or self.limits.sentence()
+        """Adds the CPU time since `began`, and checks the limits."""
+        self.cpu_seconds += time.thread_time() - began
+        if self.cpu_seconds > self.limits.seconds + self.limits.token_seconds * self._tokens:
+            self.overrun = self.overrun or self.limits.message()
 
-    def _fails(self) -> bool:
-        if not self.failed and self.matcher.is_error():
-            self.failed = sentence(self.matcher.get_error())
-        self.failed = self.failed or self.overrun
-        return bool(self.failed)
+    def _has_failed(self) -> bool:
+        if not self.error and self.matcher.is_error():
+            self.error = summarize_error(self.matcher.get_error())
+        self.error = self.error or self.overrun
+        return bool(self.error)
 
 
-def sentence(error: str) -> str:
-    """The first line of the library's words, without the state that it shows below."""
-    words = " ".join(error.split("<state>")[0].split("\n   1 |")[0].split())
-    return words if len(words) <= 200 else words[:197] + "..."
+def summarize_error(error: str) -> str:
+    """Returns the library's error in one line of at most 200 characters, without the state that follows it."""
+    line = " ".join(error.split("<state>")[0].split("\n   1 |")[0].split())
+    return line if len(line) <= 200 else line[:197] + "..."

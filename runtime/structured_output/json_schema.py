@@ -1,9 +1,9 @@
-"""Rewrites JSON schemas to the keywords that the grammar engine knows, accepting no value that the original refuses.
+"""Rewrites JSON schemas to keywords of llguidance, so that no value is accepted that the original refuses.
 
 Clients send keywords that forbid nothing (``uniqueItems: false``) and keywords that others can express
-(``propertyNames`` with an ``enum``). The engine refuses both. The rewritten schema has neither: annotations and formats
-that the engine does not know are dropped, and what constrains values and cannot be expressed is refused by its name.
-Keywords are those of JSON Schema 2020-12, with the spellings of draft 4 to 2019-09 and of OpenAPI 3.0 beside them.
+(``propertyNames`` with an ``enum``). llguidance refuses both. The rewritten schema has neither. Annotations and unknown
+formats are dropped. A keyword that constrains values and cannot be expressed is refused by name. Keywords are those of
+JSON Schema 2020-12, with the spellings of drafts 4 to 2019-09 and of OpenAPI 3.0.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Path = tuple[str, ...]
 Schema = bool | dict[str, Any]
 
 TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
-MAX_NUMBER = 10**18  # the engine's bounds of numbers have 64 bits
-# Formats that the engine checks. JSON Schema takes all for annotations; some validators check them in draft 7.
+MAX_NUMBER = 10**18  # llguidance's bounds of numbers have 64 bits
+# Formats that llguidance checks. In JSON Schema all are annotations; some validators check them in draft 7.
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 _APPLICATORS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
-)  # keywords whose subschemas see the same value
-# Keywords that a dialect does not know. They hold there too, but for documents with a oneOf: a stricter alternative
-# would make it accept more values.
+)  # keywords whose subschemas apply to the same value
+# Keywords unknown to a dialect. They are applied anyway, except in documents with a oneOf: a stricter alternative would
+# make it accept more values.
 _UNKNOWN_IN_2020 = frozenset(("$recursiveRef",))
 _UNKNOWN_IN_2019 = frozenset(("prefixItems", "$dynamicRef"))
 _UNKNOWN_BEFORE = _UNKNOWN_IN_2019 | {
@@ -54,7 +54,7 @@ OVERLAP = (
 
 
 class SchemaError(ValueError):
-    """A schema that is wrong."""
+    """An invalid schema."""
 
     def __init__(self, path: Path, reason: str) -> None:
         where = ".".join(path) or "the schema"
@@ -62,7 +62,7 @@ class SchemaError(ValueError):
 
 
 class UnsupportedSchema(SchemaError, Unsupported):
-    """A schema that constrains values in a way that the engine cannot express."""
+    """A schema with constraints that llguidance cannot express."""
 
 
 def _error(path: Path, error: ValueError) -> SchemaError:
@@ -71,23 +71,23 @@ def _error(path: Path, error: ValueError) -> SchemaError:
 
 
 def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Rewrites a schema to keywords of the grammar engine.
+    """Rewrites a schema to keywords of llguidance.
 
     Args:
-        schema: As a client wrote it. Its ``x-guidance`` is kept; no two of its subschemas are the same object.
+        schema: As a client wrote it. Its ``x-guidance`` is copied; no two of its subschemas are the same object.
 
     Returns:
         A schema of the 2020-12 dialect that accepts no value that the original refuses.
 
     Raises:
-        UnsupportedSchema: A keyword cannot be kept to; the message begins with its path.
-        SchemaError: A keyword is wrong.
+        UnsupportedSchema: A keyword is not supported; the message begins with its path.
+        SchemaError: A keyword is invalid.
     """
     return _Simplifier(schema).run()
 
 
 def remaining_one_of(schema: Mapping[str, Any]) -> list[str]:
-    """The paths of the ``oneOf`` that a simplified schema still has."""
+    """Returns the paths of the ``oneOf`` that simplification leaves."""
     simplifier = _Simplifier(schema)
     simplifier.run()
     return [".".join(path) for path in simplifier.one_of]
@@ -95,7 +95,7 @@ def remaining_one_of(schema: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Names:
-    """The property names that a ``propertyNames`` allows: a finite list, or those that fit patterns and lengths."""
+    """Property names that a ``propertyNames`` allows: a finite list, or all that match patterns and lengths."""
 
     listed: tuple[str, ...] | None = None
     patterns: tuple[str, ...] = ()
@@ -123,14 +123,14 @@ class _Simplifier:
         dialect = str(root.get("$schema", ""))
         # Drafts 4 to 7 ignore the keywords next to a reference.
         self._lone_ref = any(f"draft-0{number}" in dialect for number in (4, 5, 6, 7))
-        self._old_items = self._lone_ref or "2019-09" in dialect  # where `items` sees the first items, too
+        self._old_items = self._lone_ref or "2019-09" in dialect  # `items` applies to the first items, too
         self._unknown = _UNKNOWN_BEFORE if self._lone_ref else _UNKNOWN_IN_2019 if self._old_items else _UNKNOWN_IN_2020
         self._named: dict[int, str] = {}  # definitions, by identity of their original schema
         self._pending: list[tuple[str, Any, Path]] = []
         self._definitions: dict[str, Any] = {}
         self._numbers = itertools.count()
         self._exclusive: list[tuple[Path, dict[str, Any]]] = []  # rewritten schemas with a oneOf
-        self.one_of: list[Path] = []  # where one is left
+        self.one_of: list[Path] = []  # paths of those that remain
 
     def run(self) -> dict[str, Any]:
         found = self.schema(self._root, ())
@@ -167,7 +167,7 @@ class _Simplifier:
         made: dict[str, Any] = {name: value[name] for name in ("type", "const") if name in value}
         if "enum" in value:
             made["enum"] = _list(value["enum"], (*path, "enum"))
-        extra: list[Schema] = []  # further schemas that hold for the same value
+        extra: list[Schema] = []  # further schemas of the same value
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
             if keyword in value:
                 extra.append({"$ref": self._reference(keyword, origin, path)})
@@ -192,13 +192,13 @@ class _Simplifier:
         return made or True
 
     def _described_format(self, value: Mapping[str, Any], made: dict[str, Any]) -> None:
-        """Adds the expression of a format that the engine does not check, as some validators check it."""
+        """Adds the expression of a format that llguidance does not check, as some validators check it."""
         found = FORMAT_PATTERNS.get(str(value.get("format")))
         if found and not self._references.has_one_of and not {"pattern", "const", "enum"} & value.keys():
             made["pattern"] = found
 
     def _reference(self, keyword: str, origin: Mapping[str, Any], path: Path) -> str:
-        """The new name of what a reference leads to."""
+        """Returns the rewritten reference of a keyword."""
         path = (*path, keyword)
         try:
             if keyword == "$ref":
@@ -212,7 +212,7 @@ class _Simplifier:
         return self._define(target, path)
 
     def _define(self, target: Any, path: Path) -> str:
-        """A reference to a definition of `target`, which is rewritten later and once."""
+        """Returns a reference to a definition of `target`, which is rewritten later and once."""
         name = self._named.get(id(target))
         if name is None:
             name = self._named[id(target)] = f"d{next(self._numbers)}"
@@ -220,7 +220,7 @@ class _Simplifier:
         return f"#/$defs/{name}"
 
     def _combine(self, value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: list[Schema]) -> None:
-        """``allOf``, ``anyOf``, ``oneOf``, ``not``, ``if``."""
+        """Rewrites ``allOf``, ``anyOf``, ``oneOf``, ``not`` and ``if``."""
         if "allOf" in value:
             every = self._schemas(value["allOf"], (*path, "allOf"))
             if False in every:
@@ -251,7 +251,7 @@ class _Simplifier:
         except SchemaError:
             found = {}
         if isinstance(found, dict):
-            raise UnsupportedSchema(path, "a schema that must not hold is not supported; say what must hold instead")
+            raise UnsupportedSchema(path, "a schema that must not hold is not supported; state what must hold instead")
         extra.append(not found)
 
     def _conditional(self, value: Mapping[str, Any], path: Path, extra: list[Schema]) -> None:
@@ -299,8 +299,7 @@ class _Simplifier:
     def _contains(
         self, value: Mapping[str, Any], path: Path, items: Schema | None, lowest: int, highest: int | None
     ) -> tuple[int, int | None]:
-        """The bounds of the number of items with those of ``contains``; `items`: what all of them are, if one schema
-        says it."""
+        """Adds the bounds of ``contains`` to those of the number of items. `items`: schema of all items, if any."""
         fewest, bound = _count(value, "minContains", path), _count(value, "maxContains", path)
         if self._lone_ref:  # the drafts without these two
             fewest = bound = None
@@ -319,7 +318,7 @@ class _Simplifier:
         return max(lowest, fewest), min(bounds, default=None)
 
     def _unevaluated(self, value: Mapping[str, Any], path: Path, keyword: str) -> Schema:
-        """``unevaluatedItems`` or ``unevaluatedProperties`` as what it is without subschemas of the same value."""
+        """Rewrites ``unevaluatedItems`` and ``unevaluatedProperties`` without subschemas of the same value."""
         found = self.schema(value[keyword], (*path, keyword))
         applicators = _APPLICATORS | {"contains"} if keyword == "unevaluatedItems" else _APPLICATORS
         if found is not True and applicators & value.keys():
@@ -379,7 +378,7 @@ class _Simplifier:
                     raise UnsupportedSchema(where, "is not supported; write anyOf with and without the property")
 
     def _property_counts(self, value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
-        """Bounds of the number of properties, which the engine keeps to where all named properties are required."""
+        """Rewrites bounds of the number of properties: llguidance supports them if all properties are required."""
         lowest, highest = _count(value, "minProperties", path) or 0, _count(value, "maxProperties", path)
         properties, required = made.get("properties", {}), made.get("required", [])
         allowed = [name for name, each in properties.items() if each is not False]
@@ -397,14 +396,14 @@ class _Simplifier:
                 )
             made[keyword] = bound
         if lowest > len(required) + 1:
-            # The engine does not compare the names that an answer makes up: it may write one twice.
+            # llguidance does not compare the names that an output makes up: one may occur twice.
             raise UnsupportedSchema(
                 (*path, "minProperties"),
                 f"{lowest} is not supported: names of the answer's own choice may repeat; at most {len(required) + 1}",
             )
 
     def _allowed_names(self, value: Any, path: Path, seen: tuple[int, ...]) -> _Names:
-        """The names that a ``propertyNames`` allows. `seen`: the schemas that references have come through."""
+        """Returns the names that a ``propertyNames`` allows. `seen`: ids of schemas on the path of references."""
         if isinstance(value, bool):
             return _Names(None if value else ())
         if not isinstance(value, Mapping):
@@ -440,7 +439,7 @@ class _Simplifier:
         return found
 
     def _formatted_names(self, value: Mapping[str, Any], path: Path) -> _Names:
-        """The names that the ``format`` and the encoding allow, where those of values are checked."""
+        """Returns the names that ``format`` and ``contentEncoding`` allow, where validators check those of values."""
         format = str(value.get("format"))
         made: dict[str, Any] = {}
         self._described_format(value, made)
@@ -461,7 +460,7 @@ class _Simplifier:
         others: Schema,
         path: Path,
     ) -> tuple[dict[str, Schema], dict[str, Schema], Schema]:
-        """Properties, patterned properties and others of an object that has no name but `names`."""
+        """Returns properties, patternProperties and additionalProperties of an object with only names of `names`."""
         if names.any:
             return properties, patterned, others
         listed = names.listed
@@ -492,14 +491,14 @@ class _Simplifier:
         return chosen_properties, {patterns[0]: others}, False
 
     def _shared(self, schema: dict[str, Any]) -> str:
-        """A reference to a definition of an already rewritten schema, so that it is written once."""
+        """Returns a reference to a new definition of a rewritten schema, so that it is output once."""
         name = f"d{next(self._numbers)}"
         self._definitions[name] = schema
         return f"#/$defs/{name}"
 
 
 def _types(value: Mapping[str, Any], path: Path) -> set[str]:
-    """The JSON types that a schema's ``type``, ``const`` and ``enum`` leave; an integer counts as number."""
+    """Returns the JSON types that ``type``, ``const`` and ``enum`` allow; an integer counts as number."""
     found: set[str] = set(TYPES)
     if "type" in value:
         named = value["type"] if isinstance(value["type"], list) else [value["type"]]
@@ -515,7 +514,7 @@ def _types(value: Mapping[str, Any], path: Path) -> set[str]:
 
 
 def _both(one: Schema, other: Schema) -> Schema:
-    """A schema of the values that fit two."""
+    """Returns a schema of the values that fit both."""
     if one is False or other is False:
         return False
     return other if one is True else one if other is True else {"allOf": [one, other]}
@@ -591,7 +590,7 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
         "number" in (kinds if isinstance(kinds, list) else [kinds])
         and not {"multipleOf", "const", "enum"} & value.keys()
     ):
-        # Without a bound the engine allows exponents: 1e999 is JSON, and infinity to those who read it.
+        # Without a bound llguidance allows exponents: 1e999 is JSON, and infinity to those who read it.
         if not {"minimum", "exclusiveMinimum"} & made.keys():
             made["minimum"] = -MAX_NUMBER
         if not {"maximum", "exclusiveMaximum"} & made.keys():
@@ -605,7 +604,7 @@ def _numeric(value: Any, path: Path) -> int | float:
 
 
 def _count(value: Mapping[str, Any], keyword: str, path: Path) -> int | None:
-    """A keyword that bounds a number of things; JSON Schema takes 2.0 for 2."""
+    """Returns a keyword that bounds a count; JSON Schema takes 2.0 for 2."""
     found = value.get(keyword)
     if found is None:
         return None
@@ -622,7 +621,7 @@ def _list(value: Any, path: Path) -> Sequence[Any]:
 
 
 def _own_names(value: Mapping[str, Any], path: Path) -> _Names:
-    """What the keywords of a schema of names say of texts, but for those that combine schemas."""
+    """Returns what the keywords of a schema of names allow, except those that combine schemas."""
     if "string" not in _types(value, path):
         return _Names(())
     listed = None
@@ -646,7 +645,7 @@ def _branches(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _alternatives(parts: Sequence[_Names], path: Path, *, exclusive: bool) -> tuple[str, ...]:
-    """The names of alternatives that list theirs; `exclusive`: those of exactly one."""
+    """Returns the names of alternatives that list theirs; with `exclusive`, those of exactly one."""
     counts: dict[str, int] = {}
     for part in parts:
         if part.listed is None or part.patterns or part.shortest or part.longest is not None:
@@ -657,7 +656,7 @@ def _alternatives(parts: Sequence[_Names], path: Path, *, exclusive: bool) -> tu
 
 
 def _fits(name: str, names: _Names, path: Path) -> bool:
-    """Whether a name has the allowed length and fits the patterns."""
+    """Returns whether a name has the allowed length and matches the patterns."""
     if len(name) < names.shortest or (names.longest is not None and len(name) > names.longest):
         return False
     return all(_matches(pattern, name, path) for pattern in names.patterns)
@@ -673,7 +672,7 @@ def _matches(pattern: str, name: str, path: Path) -> bool:
 def _at_name(
     name: str, properties: Mapping[str, Schema], patterned: Mapping[str, Schema], others: Schema, path: Path
 ) -> Schema:
-    """The schema of the property `name` in an object with these keywords."""
+    """Returns the schema of the property `name` in an object with these keywords."""
     found = [each for pattern, each in patterned.items() if _matches(pattern, name, path)]
     found = [properties[name], *found] if name in properties else found or [others]
     if False in found:

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer as the grammar engine sees it."""
+"""Converts a checkpoint's tokenizer to llguidance's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 
-def read_vocabulary(directory: Path, *, size: int, eos: Sequence[int]) -> LLTokenizer:
-    """Of ``tokenizer.json`` in `directory`.
+def load_llguidance_tokenizer(directory: Path, *, size: int, eos: Sequence[int]) -> LLTokenizer:
+    """Loads ``tokenizer.json`` of `directory`.
 
     Args:
-        size: of the model's vocabulary, the width of its logits. eos: the ids that end an answer.
+        directory: The checkpoint.
+        size: Vocabulary size of the model, the width of its logits.
+        eos: EOS ids.
 
     Raises:
-        ConfigError: the engine cannot read it.
+        ConfigError: llguidance cannot read the tokenizer.
     """
-    from llguidance import LLTokenizer  # only where a grammar is asked for
+    from llguidance import LLTokenizer  # imported with the first grammar
 
     data = tokenizer_json.read_tokenizer(directory)
     file = tokenizer_json.source_name(directory)
@@ -31,7 +33,7 @@ def read_vocabulary(directory: Path, *, size: int, eos: Sequence[int]) -> LLToke
         raise ConfigError(f"{file}: not found; grammars need the tokenizer")
     for token in data["added_tokens"]:
         if token["id"] in eos:
-            token["special"] = True  # whatever the file says: it stands for no text
+            token["special"] = True  # EOS has no text, even if the file does not flag it as special
     try:
         return LLTokenizer(json.dumps(data), n_vocab=size, eos_token=list(eos))
     except Exception as error:  # the library raises nothing narrower

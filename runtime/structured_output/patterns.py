@@ -1,6 +1,6 @@
-"""Regular expressions of JSON schemas, rewritten from ECMAScript's syntax to that of the grammar engine.
+"""Rewrites regular expressions of JSON schemas from ECMAScript's syntax to that of llguidance.
 
-A schema's ``pattern`` is an ECMAScript expression (JSON Schema core, 6.4; ECMA-262, 22.2). The engine reads the syntax
+A schema's ``pattern`` is an ECMAScript expression (JSON Schema core, 6.4; ECMA-262, 22.2). llguidance reads the syntax
 of Rust's ``regex`` crate. Some expressions are valid in both and match different texts, so they are rewritten.
 """
 
@@ -22,7 +22,7 @@ EQUIVALENTS = {
     ),
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$",
 }
-# The same for an expression that also bounds the length: alternatives, each with its longest text in characters.
+# An expression that also bounds the length, as alternatives with the largest length of each in characters.
 BOUNDED = {
     r"^(?=.{1,253}\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\.?$": (  # noqa: E501
         (f"{_LABELS}$", 253),
@@ -31,7 +31,7 @@ BOUNDED = {
 }
 
 BASE64 = "^(?:[0-9A-Za-z+/]{4})*(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?$"  # RFC 4648, section 4
-# Of formats that the engine does not check: RFC 6901, a relative JSON pointer, RFC 3986 (with hosts that are names).
+# Formats that llguidance does not check: RFC 6901, relative JSON pointers, RFC 3986 (with host names).
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _URI = "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
 FORMAT_PATTERNS = {
@@ -43,8 +43,8 @@ FORMAT_PATTERNS = {
     ),
 }
 
-# Texts of formats that the engine checks in values, for property names, where it takes expressions alone. They match no
-# other texts: RFC 3339, RFC 9562, RFC 2673, and of RFC 5321 and RFC 3986 what is common.
+# Formats that llguidance checks in values but not in property names, which take expressions alone. They match no other
+# texts: RFC 3339, RFC 9562, RFC 2673, and the common subset of RFC 5321 and RFC 3986.
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DATE = (
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -79,18 +79,18 @@ _PAIR = re.compile(r"u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE
 _PROPERTY = re.compile(r"[pP](?:\{[A-Za-z_=]+\}|[A-Z])")
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 _ANY = r"[\s\S]"
-_NO_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # ECMAScript's dot; the engine's excludes \n alone
+_NO_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # ECMAScript's dot; llguidance's excludes \n alone
 
 
 class Unsupported(ValueError):
-    """A part of a schema that is valid, and that the grammar engine cannot express."""
+    """A valid part of a schema that llguidance cannot express."""
 
 
 def to_engine(pattern: str) -> str:
-    """Rewrites an ECMAScript expression to one of the grammar engine that matches the same texts.
+    """Rewrites an ECMAScript expression to one of llguidance that matches the same texts.
 
     Raises:
-        Unsupported: It uses what the engine cannot express, such as look-ahead.
+        Unsupported: It needs what llguidance lacks, such as look-ahead.
         ValueError: It is not a regular expression.
     """
     pattern = EQUIVALENTS.get(pattern, pattern)
@@ -117,7 +117,7 @@ def to_engine(pattern: str) -> str:
 
 
 def matches(pattern: str, name: str) -> bool | None:
-    """Whether a name contains a match of an expression; None where Python's ``re`` may disagree with ECMAScript."""
+    """Returns whether a name contains a match; None if Python's ``re`` may disagree with ECMAScript."""
     to_engine(pattern)
     if not (name.isascii() and name.isprintable()):
         return None
@@ -128,7 +128,7 @@ def matches(pattern: str, name: str) -> bool | None:
 
 
 def _group(pattern: str, at: int) -> tuple[str, int]:
-    """The beginning of a group, and the offset behind it."""
+    """Returns the start of a group, and the offset behind it."""
     if not pattern.startswith("(?", at):
         return "(", at + 1
     for opening, kind in _AROUND.items():
@@ -141,7 +141,7 @@ def _group(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
-    """What stands behind a backslash, and the offset behind that."""
+    """Rewrites the escape after a backslash; returns it and the offset behind it."""
     character = pattern[at : at + 1]
     if not character:
         raise ValueError("it ends with a backslash; leave the backslash out, or write two")
@@ -169,8 +169,10 @@ def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
 
 
 def _class(pattern: str, at: int) -> tuple[str, int]:
-    """A class of characters, and the offset behind it. Its members are escaped: the engine knows nested classes and
-    operators between them, ECMAScript does not."""
+    """Rewrites a character class; returns it and the offset behind it.
+
+    Its members are escaped: llguidance has nested classes and set operators, ECMAScript does not.
+    """
     if pattern.startswith("[^]", at):
         return _ANY, at + 3
     if pattern.startswith("[]", at):

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from runtime.structured_output.patterns import Unsupported
 
-_DATA = ("const", "enum", "default", "example", "examples")  # keywords whose values are no schemas
+_DATA = ("const", "enum", "default", "example", "examples")  # keywords whose values are not schemas
 
 
 class References:
@@ -24,7 +24,7 @@ class References:
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
         self._dynamic: dict[str, list[Any]] = {}
-        self._recursive = 0  # embedded schemas that `$recursiveRef` may lead to, besides the root
+        self._recursive = 0  # embedded schemas that `$recursiveRef` may resolve to, in addition to the root
         self.has_one_of = False
         self._index()
 
@@ -32,7 +32,7 @@ class References:
         """Resolves the ``$ref`` of the subschema `origin`.
 
         Raises:
-            ValueError: It leads out of the document, or nowhere.
+            ValueError: The target is outside the document or does not exist.
         """
         if not isinstance(reference, str):
             raise ValueError("must be a text")
@@ -51,10 +51,10 @@ class References:
         return found
 
     def find_dynamic(self, reference: object, origin: Mapping[str, Any]) -> Any:
-        """Resolves a ``$dynamicRef``, where its target does not depend on the path of evaluation.
+        """Resolves a ``$dynamicRef`` whose target does not depend on the path of evaluation.
 
         Raises:
-            ValueError: It leads nowhere, or may lead to several places.
+            ValueError: There is no target, or several are possible.
         """
         name = urldefrag(reference)[1] if isinstance(reference, str) else ""
         named = self._dynamic.get(name, [])
@@ -104,7 +104,7 @@ class References:
 
 
 def _at(resource: Any, pointer: str) -> Any:
-    """What a JSON pointer (RFC 6901) leads to, None if nothing is there."""
+    """Resolves a JSON pointer (RFC 6901); None if there is no target."""
     found = resource
     for part in pointer.split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")

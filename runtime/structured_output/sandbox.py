@@ -1,4 +1,4 @@
-"""Whether grammars can be kept to, as a process beside this one finds, and what it found before."""
+"""Checks grammars in a child process, and remembers the results."""
 
 from __future__ import annotations
 
@@ -18,99 +18,100 @@ import msgspec
 
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo
-from runtime.structured_output.limits import TrialLimits
-from runtime.structured_output.sandbox_process import READY, Setup, Verdict
+from runtime.structured_output.limits import SandboxLimits
+from runtime.structured_output.sandbox_process import READY, CheckResult, SandboxSetup
 
 COMMAND = (sys.executable, "-m", "runtime.structured_output.sandbox_process")
-KEPT = 4096  # verdicts, a few hundred bytes each
+MAX_RESULTS = 4096  # results, a few hundred bytes each
 
-LARGE = "it takes too much memory to compile; send a smaller or simpler one"
-
-
-class Ended(Exception):
-    """The process ended before it answered."""
+OUT_OF_MEMORY = "it takes too much memory to compile; send a smaller or simpler one"
 
 
-class Trials:
-    """Of one engine. The process is started with the first grammar, and again after one that ended it.
+class SandboxExited(Exception):
+    """The process exited before it replied."""
 
-    `known` may be called by any thread; `trouble` by one at a time.
+
+class GrammarSandbox:
+    """Child process that checks the grammars of one engine.
+
+    It starts with the first grammar, and again after a grammar that ended it. Any thread may call `cached_reason` and
+    `result`; only one at a time may call `check`.
     """
 
     def __init__(
-        self, directory: Path, info: EngineInfo, environment: Mapping[str, str], limits: TrialLimits | None = None
+        self, directory: Path, info: EngineInfo, environment: Mapping[str, str], limits: SandboxLimits | None = None
     ) -> None:
         """Prepares the child process, which starts with the first grammar.
 
         Args:
             directory: The checkpoint, for its tokenizer.
-            info: Facts of the engine that the grammars are for.
+            info: Constants of the engine that the grammars are for.
             environment: Environment variables of the child process.
-            limits: Of each trial; the defaults of `TrialLimits` if None.
+            limits: Limits per grammar; the defaults of `SandboxLimits` if None.
         """
-        self.limits = limits or TrialLimits()
-        self._setup = msgspec.json.encode(Setup(str(directory), info, self.limits)) + b"\n"
+        self.limits = limits or SandboxLimits()
+        self._setup = msgspec.json.encode(SandboxSetup(str(directory), info, self.limits)) + b"\n"
         self._environment = dict(environment)
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._results: OrderedDict[bytes, CheckResult] = OrderedDict()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def known(self, text: str) -> str | None:
-        """Why a grammar cannot be kept to, "" if it can; None where it was not tried."""
+    def cached_reason(self, text: str) -> str | None:
+        """Returns the remembered reason of a grammar, "" if it is usable; None if it was not checked."""
         with self._lock:
-            name = _name(text)
-            found = self._verdicts.get(name)
+            name = _digest(text)
+            found = self._results.get(name)
             if found is not None:
-                self._verdicts.move_to_end(name)
-            return None if found is None else found.why
+                self._results.move_to_end(name)
+            return None if found is None else found.reason
 
-    def verdict(self, text: str) -> Verdict:
-        """What is remembered of a grammar; an empty one where it was not tried."""
+    def result(self, text: str) -> CheckResult:
+        """Returns the remembered result of a grammar; an empty one if it was not checked."""
         with self._lock:
-            return self._verdicts.get(_name(text), Verdict("", False))
+            return self._results.get(_digest(text), CheckResult("", False))
 
-    def trouble(self, text: str) -> str:
+    def check(self, text: str) -> str:
         """Returns the reason for a refusal, or "".
 
-        An unknown grammar is compiled first, within `start_seconds + answer_seconds` at most. The result is remembered
-        unless the time ran out, which a busy machine causes and not the grammar.
+        An unknown grammar is compiled first, within `start_seconds + answer_seconds`. The result is remembered unless
+        that time ran out, which a busy machine causes and not the grammar.
 
         Raises:
             ConfigError: The tokenizer cannot be read.
         """
-        found = self.known(text)
+        found = self.cached_reason(text)
         if found is not None:
             return found
         try:
-            verdict = self._tried(msgspec.json.encode(text) + b"\n")
+            verdict = self._run_check(msgspec.json.encode(text) + b"\n")
         except TimeoutError:
             return f"it was not compiled within {self.limits.answer_seconds:g} s on a busy machine; send it again"
         with self._lock:
-            self._verdicts[_name(text)] = verdict
-            while len(self._verdicts) > KEPT:
-                self._verdicts.popitem(last=False)
-        return verdict.why
+            self._results[_digest(text)] = verdict
+            while len(self._results) > MAX_RESULTS:
+                self._results.popitem(last=False)
+        return verdict.reason
 
     def close(self) -> None:
-        """The process ends."""
+        """Kills the process."""
         process, self._process = self._process, None
         if process is not None:
-            _end(process)
+            _kill(process)
 
-    def _tried(self, line: bytes) -> Verdict:
+    def _run_check(self, line: bytes) -> CheckResult:
         if self._process is None or self._process.poll() is not None:
             self._start()
         process = self._process
         assert process is not None
         try:
-            said = _asked(process, line, self.limits.answer_seconds)
+            reply = _request(process, line, self.limits.answer_seconds)
         except TimeoutError:
             self.close()
             raise
-        except Ended:
+        except SandboxExited:
             self.close()
-            return Verdict(self._too_slow if process.returncode == -signal.SIGPROF else LARGE, False)
-        verdict = msgspec.json.decode(said, type=Verdict)
+            return CheckResult(self._too_slow if process.returncode == -signal.SIGPROF else OUT_OF_MEMORY, False)
+        verdict = msgspec.json.decode(reply, type=CheckResult)
         if verdict.large:
             self.close()
         return verdict
@@ -125,38 +126,38 @@ class Trials:
             COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment
         )
         try:
-            said = _asked(process, self._setup, self.limits.start_seconds)
-        except (TimeoutError, Ended):
+            reply = _request(process, self._setup, self.limits.start_seconds)
+        except (TimeoutError, SandboxExited):
             self.close()
             raise ConfigError(f"the process that compiles grammars does not start ({process.returncode})") from None
-        if said != READY:
+        if reply != READY:
             self.close()
-            raise ConfigError(msgspec.json.decode(said, type=str))
+            raise ConfigError(msgspec.json.decode(reply, type=str))
 
 
-def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
-    """The line that answers a line. Raises Ended, TimeoutError."""
+def _request(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
+    """Sends a line; returns the reply. Raises SandboxExited, TimeoutError."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it reads as the end, below
+    with contextlib.suppress(BrokenPipeError):  # reading below finds the end
         process.stdin.write(line)
         process.stdin.flush()
-    said = _line(process.stdout, seconds)
-    if not said.endswith(b"\n"):
+    reply = _read_line(process.stdout, seconds)
+    if not reply.endswith(b"\n"):
         process.wait()
-        raise Ended
-    return said
+        raise SandboxExited
+    return reply
 
 
-def _line(source: IO[bytes], seconds: float) -> bytes:
+def _read_line(source: IO[bytes], seconds: float) -> bytes:
     with selectors.DefaultSelector() as ready:
         ready.register(source, selectors.EVENT_READ)
         if not ready.select(seconds):
             raise TimeoutError
-    return source.readline()  # written in one go
+    return source.readline()  # one write of the child
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -165,5 +166,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _name(text: str) -> bytes:
+def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()

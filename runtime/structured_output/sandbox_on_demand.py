@@ -1,4 +1,4 @@
-"""Trials of grammars that begin with the first one: most programs ask for none."""
+"""A grammar sandbox that is created with the first grammar: most programs use none."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.request.engine_messages import EngineInfo
-from runtime.structured_output.limits import TrialLimits
+from runtime.structured_output.limits import SandboxLimits
 
 if TYPE_CHECKING:
-    from runtime.structured_output.sandbox import Trials
+    from runtime.structured_output.sandbox import GrammarSandbox
 
 
-class LateTrials:
-    """A `Trial` of an engine in this process, whose environment the other process gets."""
+class LazyGrammarSandbox:
+    """`GrammarChecker` of an engine in this process. The child process inherits the environment."""
 
-    def __init__(self, directory: Path, info: EngineInfo, limits: TrialLimits | None = None) -> None:
+    def __init__(self, directory: Path, info: EngineInfo, limits: SandboxLimits | None = None) -> None:
         self._arguments = directory, info, os.environ, limits
 
-    def trouble(self, text: str) -> str:
-        return self._trials.trouble(text)
+    def check(self, text: str) -> str:
+        return self._sandbox.check(text)
 
     def close(self) -> None:
         if "_trials" in vars(self):
-            self._trials.close()
+            self._sandbox.close()
 
     @cached_property
-    def _trials(self) -> Trials:
+    def _sandbox(self) -> GrammarSandbox:
         from runtime.structured_output.sandbox import (
-            Trials,  # which needs msgspec, and a program without grammars does not
+            GrammarSandbox,  # which needs msgspec, and a program without grammars does not
         )
 
-        return Trials(*self._arguments)
+        return GrammarSandbox(*self._arguments)

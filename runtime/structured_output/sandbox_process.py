@@ -1,8 +1,9 @@
-"""``python -m runtime.structured_output.sandbox_process``: compiles grammars in a process of its own.
+"""``python -m runtime.structured_output.sandbox_process``: compiles grammars in a separate process.
 
-A native compiler cannot be stopped in a thread. Here the system ends the process at its limits of time and memory.
-Lines of JSON: first a `Setup`, answered by `READY` or a sentence; then a grammar a line, answered by a `Verdict`. It
-ends with its input.
+A native compiler cannot be stopped in a thread. Here the kernel ends the process at its limits of time and memory.
+
+The protocol is one JSON value per line. The first line is a `SandboxSetup`; the reply is `READY` or an error message.
+Each further line is a grammar; the reply is a `CheckResult`. The process exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -20,78 +21,83 @@ import msgspec
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import SCHEMA
-from runtime.structured_output.gbnf import RefusedParts, readable, untranslatable_parts
-from runtime.structured_output.grammar_cache import STACK, Grammars
-from runtime.structured_output.grammar_cache_setup import grammars_of
-from runtime.structured_output.limits import TrialLimits
+from runtime.structured_output.gbnf import RefusedParts, translate_grammar, untranslatable_parts
+from runtime.structured_output.grammar_cache import STACK_BYTES, GrammarCache
+from runtime.structured_output.grammar_cache_setup import create_grammar_cache
+from runtime.structured_output.limits import SandboxLimits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 READY = b'"ready"\n'
-SPACE = STACK + (4 << 30)  # bytes of addresses that the process may have
-MOST = 32 << 20  # bytes of a compiled grammar, of which an engine keeps some dozens
-ROOM = 64 << 20  # bytes that a process may grow by: in what earlier grammars left, growth does not show
+MAX_ADDRESS_SPACE = STACK_BYTES + (4 << 30)  # bytes, RLIMIT_AS of the process
+MAX_GRAMMAR_BYTES = 32 << 20  # bytes of a compiled grammar; an engine caches some dozens
+MAX_GROWTH_BYTES = 64 << 20  # bytes by which the process may grow: memory that earlier grammars freed hides growth
 
 
-class Setup(msgspec.Struct, frozen=True):
-    """What the child process needs: the checkpoint's directory, facts of the engine, and the limits."""
+class SandboxSetup(msgspec.Struct, frozen=True):
+    """Setup of the child process: the checkpoint's directory, constants of the engine, and the limits."""
 
     directory: str
     info: EngineInfo
-    limits: TrialLimits
+    limits: SandboxLimits
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """The result of one trial.
+class CheckResult(msgspec.Struct, frozen=True):
+    """Result of checking one grammar.
 
     Attributes:
-        why: Why the grammar cannot be kept to, "" if it can.
-        large: Whether the process has grown so much that the next trial needs another one.
-        parts: Names of the grammar's parts that cannot be kept to alone; () where `wrong`.
-        wrong: Whether one of the grammar's schemas is wrong, or no value fits it.
+        reason: Why the grammar cannot be used; "" if it can.
+        large: Whether the process has grown so much that the next grammar needs a new one.
+        parts: Names of the grammar's parts that fail on their own; () if `wrong`.
+        wrong: Whether one of the grammar's schemas is invalid, or matches no value.
     """
 
-    why: str
+    reason: str
     large: bool
     parts: tuple[str, ...] = ()
     wrong: bool = False
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     source, sink = sys.stdin.buffer, sys.stdout.buffer
 
-    def tell(line: bytes) -> None:
+    def reply(line: bytes) -> None:
         sink.write(line)
         sink.flush()
 
-    setup = msgspec.json.decode(source.readline(), type=Setup)
+    setup = msgspec.json.decode(source.readline(), type=SandboxSetup)
     try:
-        grammars = grammars_of(Path(setup.directory), setup.info)
-        grammars.read()
+        grammars = create_grammar_cache(Path(setup.directory), setup.info)
+        grammars.load_tokenizer()
     except ConfigError as error:
-        tell(msgspec.json.encode(str(error)) + b"\n")
+        reply(msgspec.json.encode(str(error)) + b"\n")
         return
-    with contextlib.suppress(ValueError, OSError):  # a lower limit is in force
-        resource.setrlimit(resource.RLIMIT_AS, (SPACE, SPACE))
+    with contextlib.suppress(ValueError, OSError):  # a lower hard limit applies
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tell(READY)
-    most = _resident() + ROOM
+    reply(READY)
+    max_resident = _resident() + MAX_GROWTH_BYTES
     for line in source:
         before = _resident()
-        matcher, why, refused = tried(grammars, msgspec.json.decode(line, type=str), setup.limits)
+        matcher, why, refused = check_grammar(grammars, msgspec.json.decode(line, type=str), setup.limits)
         grown = _resident() - before
         del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if not why and grown > MOST:
-            why = f"it takes {grown >> 20} MiB once compiled, at most {MOST >> 20}; send a smaller or simpler one"
-        verdict = Verdict(why, _resident() > most, refused.names, refused.wrong)
-        tell(msgspec.json.encode(verdict) + b"\n")
+        if not why and grown > MAX_GRAMMAR_BYTES:
+            why = (
+                f"it takes {grown >> 20} MiB once compiled, at most {MAX_GRAMMAR_BYTES >> 20}; send a smaller or "
+                "simpler one"
+            )
+        result = CheckResult(why, _resident() > max_resident, refused.names, refused.wrong)
+        reply(msgspec.json.encode(result) + b"\n")
 
 
-def tried(grammars: Grammars, text: str, limits: TrialLimits) -> tuple[LLMatcher | None, str, RefusedParts]:
-    """Tries a grammar, and its parts alone if it is refused. A signal ends the process at the limit of CPU time.
+def check_grammar(
+    grammars: GrammarCache, text: str, limits: SandboxLimits
+) -> tuple[LLMatcher | None, str, RefusedParts]:
+    """Checks a grammar, and each part of a refused one. A signal ends the process at its limit of CPU time.
 
     Returns:
         The compiled grammar, why it is refused or "", and its refused parts.
@@ -104,19 +110,19 @@ def tried(grammars: Grammars, text: str, limits: TrialLimits) -> tuple[LLMatcher
     why = _untranslatable(text, limits.translate_seconds)
     if why:
         refused = untranslatable_parts(text)
-        return None, refused.why or why, refused
-    matcher, why = grammars.tried(text, thorough=True)
+        return None, refused.reason or why, refused
+    matcher, why = grammars.try_compile(text, thorough=True)
     if not why:
         return matcher, "", RefusedParts()
     refused = grammars.refused_parts(text, restart, limits.parts_seconds)
-    return matcher, refused.why or why, refused
+    return matcher, refused.reason or why, refused
 
 
 def _untranslatable(text: str, limit: float) -> str:
-    """Why a grammar cannot be translated to the engine's notation within `limit` seconds of CPU time, "" if it can."""
+    """Returns why a grammar cannot be translated within `limit` seconds of CPU time, or ""."""
     began = time.process_time()
     try:
-        readable(text)
+        translate_grammar(text)
     except ValueError as error:
         return str(error)
     seconds = time.process_time() - began
@@ -127,7 +133,7 @@ def _untranslatable(text: str, limit: float) -> str:
 
 
 def _resident() -> int:
-    """Bytes of memory that the process holds."""
+    """Returns the resident set size in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 

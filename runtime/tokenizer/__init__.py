@@ -1,6 +1,6 @@
-"""Text: tokenizer, chat template, and stable text out of token ids. No torch, no transformers."""
+"""Tokenizer, chat template and incremental detokenizer. Imports neither torch nor transformers."""
 
-from runtime.tokenizer.detokenizer import Answer
+from runtime.tokenizer.detokenizer import IncrementalDetokenizer
 from runtime.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Tokenizer"]
+__all__ = ["IncrementalDetokenizer", "Tokenizer"]

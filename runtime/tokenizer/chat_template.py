@@ -1,7 +1,7 @@
-"""Chat templates: the checkpoint's own jinja, sandboxed, and unable to mistake what a user wrote for its own marks.
+"""Renders chat templates: the checkpoint's jinja, in a sandbox, so that user text never becomes a special token.
 
-A template writes role tags and other special tokens as text. So that no message can write them too, every special
-token in the template's own text is replaced, before it is compiled, by a mark that only this process knows. The
+A template writes role tags and other special tokens as text. Messages must not be able to do the same. Therefore every
+special token in the template's own text is replaced, before it is compiled, by a random mark of this process. The
 tokenizer accepts only these marks as special tokens (docs/decoding-rules.md#special-tokens).
 """
 
@@ -19,12 +19,12 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from runtime.errors import ConfigError, RequestError
-from runtime.tokenizer.template_limits import Budget, Spent, Watched, bounded
+from runtime.tokenizer.template_limits import BudgetExceeded, CheckedIterable, RenderBudget, join_bounded
 from runtime.tokenizer.template_sandbox import Sandbox, check_size
 
-# Values inside these only steer the template; marks there would keep it from finding what it looks for in a message.
-_STEERING = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
-_WATCHED = "watched"
+# Values in these nodes are compared and not written. With marks, the template would not find its texts in messages.
+_CONTROL_NODES = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
+_CHECKED_FILTER = "watched"
 RENDERING_ERRORS = (
     TemplateError,
     SecurityError,
@@ -37,7 +37,7 @@ RENDERING_ERRORS = (
 )
 PROBE = "content probe"
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "probe", "arguments": {}}}
-PROBES: dict[str, list[dict[str, Any]]] = {  # by role, a conversation with a message of that role
+PROBES: dict[str, list[dict[str, Any]]] = {  # a conversation with a message of each role
     "user": [{"role": "user", "content": ""}],
     "system": [{"role": "system", "content": ""}, {"role": "user", "content": "a"}],
     "assistant": [
@@ -51,11 +51,11 @@ PROBES: dict[str, list[dict[str, Any]]] = {  # by role, a conversation with a me
         {"role": "tool", "content": ""},
     ],
 }
-_PASSED_ON = {"default", "d", "join"}  # filters whose arguments come out again
+_PASSED_ON = {"default", "d", "join"}  # filters that write their arguments
 
 
 class Generation(Extension):
-    """``{% generation %}``: marks an answer for training. Here it is a scope of its own, as in transformers."""
+    """``{% generation %}``: marks an assistant message for training. Here it is only a scope, as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's declaration)
 
@@ -66,22 +66,28 @@ class Generation(Extension):
 
 
 class ChatTemplate:
-    """A compiled template. `marks` maps the text of special tokens to their marks.
+    """A compiled template.
 
     Attributes:
-        knows_tools: whether it writes of the tools that it is given.
+        supports_tools: Whether it uses the variable `tools`.
     """
 
     def __init__(self, source: str, marks: Mapping[str, str], variables: Mapping[str, str]) -> None:
-        """`variables` are the named special tokens (bos_token, eos_token) a template may write.
+        """Compiles a template.
 
-        Raises ConfigError if `source` is not a template.
+        Args:
+            source: The jinja source.
+            marks: Text of each special token -> its mark.
+            variables: Named special tokens (bos_token, eos_token) that a template may write.
+
+        Raises:
+            ConfigError: `source` is not a template.
         """
         self._writes_calls = "tool_calls" in source
         self._knows_results = re.search(r"""['"]tool['"]""", source) is not None
         env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
         env.guard_filters({"tojson": tojson})
-        env.filters[_WATCHED] = Watched
+        env.filters[_CHECKED_FILTER] = CheckedIterable
         env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         self._marks = dict(marks)
         self._pattern = _any_of(marks)
@@ -89,9 +95,9 @@ class ChatTemplate:
         self._mark_pattern = _any_of(self._texts)
         try:
             tree = env.parse(source)
-            self.knows_tools = "tools" in meta.find_undeclared_variables(tree)
+            self.supports_tools = "tools" in meta.find_undeclared_variables(tree)
             self._mark(tree)
-            _watch(tree, env)
+            _check_loops(tree, env)
             self._template = env.from_string(env.replace_operators(tree))
         except TemplateError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from None
@@ -101,11 +107,12 @@ class ChatTemplate:
         self._part_roles = frozenset(role for role in PROBES if self._reads_parts_only(role))
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: Budget | None = None
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: RenderBudget | None = None
     ) -> str:
-        """The conversation as text with marks.
+        """Renders a conversation as text with marks.
 
-        Raises RequestError where the template refuses or cannot use it, or where it takes too much of `budget`.
+        Raises:
+            RequestError: The template refuses or cannot render it, or exceeds `budget`.
         """
         reserved = {"messages", "raise_exception", "strftime_now", *self._variables}
         if clash := reserved & kwargs.keys():
@@ -118,11 +125,11 @@ class ChatTemplate:
         try:
             adapted = [dict(m) if self._writes_calls else _with_calls(m) for m in messages]
             if not self._knows_results:
-                adapted = [_as_users(m) if m["role"] == "tool" else m for m in adapted]
+                adapted = [_as_user_message(m) if m["role"] == "tool" else m for m in adapted]
             adapted = [_with_parts(m) if m["role"] in self._part_roles else m for m in adapted]
             pieces = self._template.generate(values, messages=adapted)
-            return (budget or Budget()).gather(pieces)
-        except Spent as spent:
+            return (budget or RenderBudget()).gather(pieces)
+        except BudgetExceeded as spent:
             raise RequestError(
                 f"messages: the model's chat template {spent} on them; send less", param="messages"
             ) from None
@@ -139,30 +146,30 @@ class ChatTemplate:
             ) from None
 
     def _reads_parts_only(self, role: str) -> bool:
-        """Whether the template writes the text of a message of `role` only if its content is a list of parts."""
+        """Returns whether the template writes a message of `role` only if its content is a list of parts."""
         for content, expected in ((PROBE, False), ([{"type": "text", "text": PROBE}], True)):
             messages = [
                 {**message, "content": content} if message["role"] == role else message for message in PROBES[role]
             ]
             values = {"add_generation_prompt": True, "tools": None, "documents": None, **self._variables}
             try:
-                text = Budget().gather(self._template.generate(values, messages=messages))
-            except (Spent, *RENDERING_ERRORS):
+                text = RenderBudget().gather(self._template.generate(values, messages=messages))
+            except (BudgetExceeded, *RENDERING_ERRORS):
                 return False
             if (PROBE in text) is not expected:
                 return False
         return True
 
     def unmarked(self, text: str) -> str:
-        """`text` with the special tokens' own text where it has marks."""
+        """Replaces marks in `text` by the text of their special tokens."""
         return self._mark_pattern.sub(lambda found: self._texts[found[0]], text)
 
     def _marked(self, text: str) -> str:
         return self._pattern.sub(lambda found: self._marks[found[0]], text)
 
     def _mark(self, node: nodes.Node) -> None:
-        """Put marks into the texts that `node` can write."""
-        if isinstance(node, _STEERING):
+        """Puts marks into the texts that `node` can write."""
+        if isinstance(node, _CONTROL_NODES):
             return
         if isinstance(node, nodes.TemplateData):
             node.data = self._marked(node.data)
@@ -176,14 +183,14 @@ class ChatTemplate:
             self._mark(child)
 
 
-def _watch(tree: nodes.Template, env: Environment) -> None:
-    """Have every loop go through ``Watched``."""
+def _check_loops(tree: nodes.Template, env: Environment) -> None:
+    """Makes every loop check the budget through `CheckedIterable`."""
     for loop in tree.find_all(nodes.For):
-        loop.iter = nodes.Filter(loop.iter, _WATCHED, [], [], None, None, lineno=loop.lineno, environment=env)
+        loop.iter = nodes.Filter(loop.iter, _CHECKED_FILTER, [], [], None, None, lineno=loop.lineno, environment=env)
 
 
 def _only_reads(node: nodes.Node) -> bool:
-    """Whether a call's arguments are looked for in the value, as in ``content.split(...)``, and not written."""
+    """Returns whether a call only searches for its arguments, as ``content.split(...)``, and does not write them."""
     if isinstance(node, nodes.Filter):
         return node.name not in _PASSED_ON
     return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr)
@@ -197,24 +204,24 @@ def _children(node: nodes.Node) -> list[tuple[str, nodes.Node]]:
 
 
 def _any_of(texts: Mapping[str, str]) -> re.Pattern[str]:
-    """Matches any of `texts`, the longest where one begins with another; matches nothing where there are none."""
+    """Returns a pattern that matches any of `texts`, the longest first; it matches nothing if there are none."""
     return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)) or r"(?!)")
 
 
 def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """For a template that knows no tool calls: they stand in the message's text, in the commonest of formats."""
+    """Adds tool calls to the text of a message, in Hermes' format, for templates that do not write them."""
     calls = message.get("tool_calls") or ()
     texts = [f"<tool_call>\n{tojson(call['function'])}\n</tool_call>" for call in calls]
     return {**message, "content": "\n".join(filter(None, [message["content"], *texts]))}
 
 
-def _as_users(message: dict[str, Any]) -> dict[str, Any]:
-    """For a template that knows no role `tool`, and may refuse it: a call's result as the user's words."""
+def _as_user_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Converts a tool result to a user message, for templates that do not support the role `tool`."""
     return {**message, "role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
 
 
 def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """For a template that reads parts: the content as one part of type text."""
+    """Converts the content to one part of type text, for templates that read parts."""
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
@@ -225,7 +232,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers' filter writes it, with the same arguments in the same order."""
+    """JSON as the filter of transformers writes it, with the same arguments in the same order."""
     if indent is None and separators is None:
         return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
     check_size(len(text) for text in separators or ())
@@ -234,7 +241,7 @@ def tojson(
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, check_circular=True
     )
-    return bounded(encoder.iterencode(value))
+    return join_bounded(encoder.iterencode(value))
 
 
 def _raise(message: str) -> None:

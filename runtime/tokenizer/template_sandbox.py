@@ -1,7 +1,7 @@
-"""Jinja's sandbox with bounds: no step of a template makes a huge text, list or number, and their sum is limited.
+"""Jinja's sandbox with size limits: per string, list and number, and for their sum.
 
-A filter, method or operator runs in one call that nothing can interrupt, so what it would make is computed first where
-that may exceed its operands (repetition, padding, joining, replacing, formatting). Every result is checked and charged
+A filter, method or operator is one call that cannot be interrupted. Therefore the size of its result is computed first
+if it may exceed its operands (repetition, padding, joining, replacing, formatting). Every result is checked and charged
 to the rendering's budget.
 """
 
@@ -23,13 +23,13 @@ from jinja2.visitor import NodeTransformer
 
 from runtime.tokenizer.template_limits import MAX_CHARS, charge, check
 
-MAX_FACTOR = 10_000  # of a text or list that is repeated, and columns of a text that is padded
+MAX_FACTOR = 10_000  # repetitions of a string or list, and columns of padding
 MAX_ITEMS = 100_000  # of a list
-MAX_NODES = 300_000  # of lists and mappings that become text; a request's body has 131,072 at most
+MAX_NODES = 300_000  # values in lists and mappings that are converted to text; a request's body has 131,072 at most
 MAX_BITS = 4096  # of an integer
-MAX_DIGITS = 400  # that a number is rounded to; a float has fewer
-MAX_SLOW_CHARS = 65_536  # of a text for a filter that takes seconds for megabytes
-MAX_DEPTH = 64  # of lists and mappings that become text
+MAX_DIGITS = 400  # of rounding; a float has fewer
+MAX_SLOW_CHARS = 65_536  # of a string for filters that take seconds for megabytes
+MAX_DEPTH = 64  # nesting of lists and mappings that are converted to text
 
 CONCATENATED = "concatenated"  # the filter that replaces ``a ~ b``
 SLICED = "sliced"  # the filter that replaces ``a[b:c:d]``
@@ -41,17 +41,17 @@ _TEXT_FILTERS = frozenset(
     | {"wordwrap", "xmlattr"}
 )
 _SLOW_FILTERS = frozenset({"pprint", "striptags", "urlize", "wordwrap"})
-_COUNTING_FILTERS = frozenset({"batch", "slice"})  # their number makes as many items
+_COUNTING_FILTERS = frozenset({"batch", "slice"})  # their argument is the number of items
 _SPLITS = frozenset({"split", "rsplit"})
 _LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _NUMBER = re.compile(r"\d+")
 _PERCENT = re.compile(r"%(?:\([^()]*\))?[-#0 +\d.*]*")  # a conversion of "%5d" % x
 _NESTED_KEY = re.compile(r"%\([^()]*\(")  # "%(a(b))5d", whose key _PERCENT does not match
-_NUMBERS = (bytes, bytearray, int, float)  # types whose methods are not available: templates need none of them
+_NUMBERS = (bytes, bytearray, int, float)  # methods of these types are not available: templates need none
 
 
 def checked(value: Any) -> Any:
-    """Returns what a step has made, and charges it. Raises SecurityError if it is too large."""
+    """Charges and returns the result of a step. Raises SecurityError if it is too large."""
     if isinstance(value, str | bytes):
         _check_length(len(value))
     elif isinstance(value, list | tuple | dict | set | frozenset):
@@ -67,9 +67,9 @@ def checked(value: Any) -> Any:
 
 
 def check_text_of(*values: Any) -> int:
-    """Returns how long the values are as texts, about. Raises SecurityError if that is too much.
+    """Returns the approximate length of the values as text. Raises SecurityError if it is too large.
 
-    Lists and mappings are walked, since one text may be in them many times.
+    Lists and mappings are traversed, since one string may be in them many times.
     """
     length, nodes_left = 0, MAX_NODES
     pending: list[tuple[Any, int]] = [(value, 0) for value in values]
@@ -134,7 +134,7 @@ def _check_braces(form: str, args: Iterable[Any]) -> None:
 
 
 def _check_formatted(form: str, count: int, widths: Sequence[int], values: Sequence[Any]) -> None:
-    """Raises SecurityError if `count` values with these widths and precisions are too long a text."""
+    """Raises SecurityError if `count` values with these widths and precisions are too long as text."""
     check_size(widths)
     longest = max((check_text_of(value) for value in values), default=0)
     _check_length(len(form) + sum(widths) + count * longest)
@@ -235,7 +235,7 @@ def _sliced(value: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 def _collected(value: Any) -> list[Any]:
-    """The items of any iterable. Raises SecurityError if there are too many."""
+    """Collects the items of any iterable. Raises SecurityError if there are too many."""
     items = []
     for item in value:
         items.append(item)
@@ -245,8 +245,8 @@ def _collected(value: Any) -> list[Any]:
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose operands and result are checked."""
-    passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # arguments before the value
+    """Wraps a filter with checks of its operands and result."""
+    passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # number of arguments before the value
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -306,17 +306,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.concat = self._concat  # type: ignore[method-assign]  # of blocks, macros and calls
 
     def guard_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
-        """Adds filters, whose operands and results are checked."""
+        """Adds filters with checks of their operands and results."""
         self.filters |= {name: _guarded(name, function) for name, function in filters.items()}
 
     def replace_operators(self, tree: nodes.Template) -> nodes.Template:
-        """Replaces operators that nothing checks otherwise, in a template that has been parsed."""
+        """Replaces operators that are not intercepted otherwise, in a parsed template."""
         _Replacement(self).visit(tree)
         return tree
 
     @staticmethod
     def _finalize(value: Any) -> Any:
-        """Checks what ``{{ value }}`` is about to turn into text."""
+        """Checks a value before ``{{ value }}`` converts it to text."""
         if not isinstance(value, str):
             check_text_of(value)
         return value

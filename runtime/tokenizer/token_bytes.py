@@ -1,7 +1,7 @@
-"""What bytes each token id stands for, from the ``decoder`` part of tokenizer.json read as data.
+"""Bytes of each token id, from the ``decoder`` of tokenizer.json.
 
-An answer's text grows a few ids at a time, and must cost what those ids cost. So a decoder is reduced to bytes per id
-plus a rule for the first id; text is those bytes as UTF-8, invalid sequences replaced by U+FFFD.
+Incremental detokenization must cost only what the new ids cost. Therefore a decoder is reduced to bytes per id and a
+rule for the first id. Text is those bytes as UTF-8, with invalid sequences replaced by U+FFFD.
 """
 
 from __future__ import annotations
@@ -14,31 +14,41 @@ from typing import Any
 from runtime.errors import ConfigError
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_Step = Callable[[str, bool], str]  # token's text, whether it is the first -> its text
+_Step = Callable[[str, bool], str]  # token string, whether it is the first -> its text
 
 
-class Pieces:
-    """Bytes of token ids; ids that name no token have none."""
+class TokenByteDecoder:
+    """Decodes single token ids to bytes. Unknown ids have none."""
 
     def __init__(
         self, tokens: Mapping[int, str], decoder: Mapping[str, Any] | None, special: Collection[int] = ()
     ) -> None:
-        """`tokens` maps ids to the vocabulary's strings; `special`: what an answer's text leaves out. Raises
-        ConfigError for a decoder that cannot be reduced."""
+        """Reads a decoder.
+
+        Args:
+            tokens: Id -> string of the vocabulary.
+            decoder: The ``decoder`` of tokenizer.json.
+            special: Ids of special tokens, which `visible` leaves out.
+
+        Raises:
+            ConfigError: The decoder cannot be reduced to bytes per token.
+        """
         self._tokens = tokens
         self._special = special
-        self._silent: frozenset[int] = frozenset()  # of `special`, what has no bytes here
-        self._spoken: dict[tuple[str, ...], Pieces] = {}
+        self._hidden: frozenset[int] = frozenset()  # those of `special` without bytes here
+        self._visible: dict[tuple[str, ...], TokenByteDecoder] = {}
         self._steps: list[_Step] = []
         self._byte_level = self._byte_fallback = False
         self._fused = False
-        self._strip: tuple[str, int] | None = None  # what goes from the start of the whole text
+        self._strip: tuple[str, int] | None = (
+            None  # character, and how many of it are stripped from the start of a text
+        )
         self._read(decoder)
         self._cache: dict[int, bytes] = {}
         self._continues = False
 
     def __call__(self, token: int, first: bool = False) -> bytes:
-        """The bytes of one id; `first` says that it begins a text."""
+        """Returns the bytes of one id. `first`: it begins a text."""
         if first and not self._continues:
             return self._bytes(token, True)
         found = self._cache.get(token)
@@ -46,43 +56,43 @@ class Pieces:
             found = self._cache[token] = self._bytes(token, False)
         return found
 
-    def spoken(self, marks: tuple[str, ...] = ()) -> Pieces:
-        """Of an answer's text, in which special tokens have no bytes but for those that `marks` are made of."""
-        found = self._spoken.get(marks)
+    def visible(self, marks: tuple[str, ...] = ()) -> TokenByteDecoder:
+        """Returns a decoder of output text, in which only special tokens that are part of `marks` have bytes."""
+        found = self._visible.get(marks)
         if found is None:
             found = copy.copy(self)
             found._cache = {}
-            found._silent = frozenset(id for id in self._special if not any(self._tokens[id] in mark for mark in marks))
-            self._spoken[marks] = found
+            found._hidden = frozenset(id for id in self._special if not any(self._tokens[id] in mark for mark in marks))
+            self._visible[marks] = found
         return found
 
-    def continuing(self) -> Pieces:
-        """Of text that continues other text: its first token keeps the space that the first of a text loses."""
+    def continuing(self) -> TokenByteDecoder:
+        """Returns a decoder of text that continues other text: the first token keeps its leading space."""
         found = copy.copy(self)
         found._continues = True
         return found
 
-    def longest(self) -> int:
-        """Bytes of the longest token where every byte of a text is some token's, else 0."""
+    def max_token_bytes(self) -> int:
+        """Returns the bytes of the longest token if every byte is in some token, else 0."""
         if not (self._byte_level or self._byte_fallback):
             return 0
         return max(len(self._bytes(token, False)) for token in self._tokens)
 
-    def start(self) -> Stripper:
-        """What drops the leading characters that the decoder takes off a whole text."""
-        return Stripper(*(self._strip or ("", 0))) if not self._continues else Stripper("", 0)
+    def prefix_stripper(self) -> PrefixStripper:
+        """Returns what strips the leading characters that the decoder removes from a text."""
+        return PrefixStripper(*(self._strip or ("", 0))) if not self._continues else PrefixStripper("", 0)
 
-    def text(self, ids: Iterable[int]) -> str:
-        """The whole text of `ids`."""
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of `ids`."""
         data = b"".join(self(token, first=i == 0) for i, token in enumerate(i for i in ids if i in self))
-        return self.start()(data.decode("utf-8", "replace"))
+        return self.prefix_stripper()(data.decode("utf-8", "replace"))
 
     def __contains__(self, token: int) -> bool:
-        return token in self._tokens and token not in self._silent
+        return token in self._tokens and token not in self._hidden
 
     def _bytes(self, token: int, first: bool) -> bytes:
         text = self._tokens.get(token)
-        if text is None or token in self._silent:
+        if text is None or token in self._hidden:
             return b""
         if self._byte_level:
             if all(char in _CHAR_TO_BYTE for char in text):
@@ -95,7 +105,7 @@ class Pieces:
         return text.encode("utf-8", "replace")
 
     def _read(self, decoder: Mapping[str, Any] | None) -> None:
-        if decoder is None:  # the tokenizers library joins the tokens of such a file with spaces
+        if decoder is None:  # without a decoder, the tokenizers library joins tokens with spaces
             self._steps.append(lambda text, first: text if first else " " + text)
             return
         parts: Sequence[Mapping[str, Any]] = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
@@ -126,8 +136,8 @@ class Pieces:
         return True
 
 
-class Stripper:
-    """Takes up to `count` leading `char` off a text that comes in parts."""
+class PrefixStripper:
+    """Strips up to `count` leading `char` from a text that is passed in pieces."""
 
     def __init__(self, char: str, count: int) -> None:
         self._char, self._left = char, count
@@ -143,7 +153,7 @@ class Stripper:
 
 
 def _char_to_byte() -> dict[str, int]:
-    """GPT-2's visible alphabet of bytes: printable Latin-1 stands for itself, the rest follows from U+0100 on."""
+    """Returns GPT-2's printable alphabet of bytes: printable Latin-1 maps to itself, the rest to U+0100 and up."""
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b): b for b in visible} | {chr(0x100 + i): b for i, b in enumerate(hidden)}

@@ -1,4 +1,4 @@
-"""Where each token's text lies in the text of all of them."""
+"""Character offsets of tokens in their text."""
 
 from __future__ import annotations
 
@@ -6,36 +6,42 @@ import codecs
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from runtime.tokenizer.token_bytes import Pieces
+from runtime.tokenizer.token_bytes import TokenByteDecoder
 
 
-class Place(NamedTuple):
-    """Of a token: characters of the text before it that are complete, and of the text with it, an incomplete one
-    included."""
+class TokenOffset(NamedTuple):
+    """Offsets of a token.
+
+    Attributes:
+        start: Complete characters of the text before it.
+        end: Characters of the text with it, including an incomplete one.
+    """
 
     start: int
     end: int
 
 
-class Offsets:
-    """Counts the characters of a text whose tokens come a few at a time. A token that goes on with a character which
-    another began has the place of that character."""
+class OffsetTracker:
+    """Computes the offsets of tokens that are pushed in pieces.
 
-    def __init__(self, pieces: Pieces) -> None:
+    All tokens of one character have the offsets of that character.
+    """
+
+    def __init__(self, pieces: TokenByteDecoder) -> None:
         self._pieces = pieces
-        self._strip = pieces.start()
+        self._strip = pieces.prefix_stripper()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = True
         self._complete = 0
 
-    def push(self, ids: Iterable[int]) -> list[Place]:
-        """The places of further tokens."""
-        return [self._place(token) for token in ids]
+    def push(self, ids: Iterable[int]) -> list[TokenOffset]:
+        """Returns the offsets of further tokens."""
+        return [self._offset(token) for token in ids]
 
-    def _place(self, token: int) -> Place:
+    def _offset(self, token: int) -> TokenOffset:
         start = self._complete
         if token in self._pieces:
             self._complete += len(self._strip(self._utf8.decode(self._pieces(token, first=self._first))))
             self._first = False
-        # the bytes of an incomplete sequence become one character in any case, though not yet
-        return Place(start, self._complete + bool(self._utf8.getstate()[0]))
+        # an incomplete sequence becomes one character later
+        return TokenOffset(start, self._complete + bool(self._utf8.getstate()[0]))

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer, from its files read as data, with no torch and no transformers."""
+"""The tokenizer of a checkpoint, read from its files without torch or transformers."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ import tokenizers
 
 from runtime.errors import ConfigError, RequestError
 from runtime.tokenizer.chat_template import ChatTemplate
-from runtime.tokenizer.template_limits import Abandoned, Budget
-from runtime.tokenizer.token_bytes import Pieces
+from runtime.tokenizer.template_limits import Cancelled, RenderBudget
+from runtime.tokenizer.token_bytes import TokenByteDecoder
 from runtime.weights import checkpoint_files, tokenizer_formats, tokenizer_json
 
 log = logging.getLogger(__name__)
 
 TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
-WINDOW = 2**16  # characters that are encoded at once when a long text is measured
-_MARK_LENGTH = 12  # characters of a private-use area: 150 bits, beyond guessing
+WINDOW = 2**16  # characters per step when the tokens of a long text are counted
+_MARK_LENGTH = 12  # characters of a private-use area, about 150 random bits
 
 
 class Tokenizer:
-    """Text to ids and back.
+    """Encodes text and decodes ids.
 
     Text of a request never becomes a special token (docs/decoding-rules.md#special-tokens). Special tokens are written
     as marks that are drawn at random per process, and only the chat template writes the marks. A token is special if
-    the checkpoint declares it so, if config.json names it as mask or end, or if the chat template writes it as mark-up.
+    the checkpoint declares it so, if config.json names it as mask or end, or if the chat template writes it as markup.
     """
 
     def __init__(self, directory: str | Path, chat_template: str | Path | None = None) -> None:
-        """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` of `directory`.
+        """Reads ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` of `directory`.
 
-        `chat_template` is a jinja file used instead of the checkpoint's own. Raises ConfigError naming the file.
+        Args:
+            directory: The checkpoint.
+            chat_template: A jinja file instead of the checkpoint's template.
+
+        Raises:
+            ConfigError: A file is missing or invalid; names the file.
         """
         directory = self.directory = Path(directory)
         data = tokenizer_json.read_tokenizer(directory)
@@ -53,25 +58,25 @@ class Tokenizer:
         special = _special_ids(
             data, checkpoint_files.read_json(directory, "config.json") or {}, "".join(sources.values())
         )
-        self.special = frozenset(special)  # ids that stand for no text
+        self.special = frozenset(special)  # ids without text
         marks = {tokens[id]: _new_mark() for id in special}
 
-        silent = {token["id"] for token in data["added_tokens"] if token.get("special")}
-        self.pieces = Pieces(tokens, data.get("decoder"), silent)
+        hidden = {token["id"] for token in data["added_tokens"] if token.get("special")}
+        self.byte_decoder = TokenByteDecoder(tokens, data.get("decoder"), hidden)
         self.max_token_id = max(tokens)
-        self._longest = self.pieces.longest()
+        self._max_token_bytes = self.byte_decoder.max_token_bytes()
         self._ids = {text: id for id, text in tokens.items()}
         self._encoder = _load(_with_marks(data, marks), self._file)
         for text, mark in marks.items():
             if self._encoder.token_to_id(mark) != self._ids[text]:
                 raise ConfigError(f"{self._file}: the id of {text!r} does not follow from the file")
-        self.named = tokenizer_json.named_tokens(directory)  # texts of special tokens, as the checkpoint names them
-        self.chat_template = sources.get("default")  # the text of the one without tools, None without any
-        self._templates = {name: ChatTemplate(source, marks, self.named) for name, source in sources.items()}
+        self.named_tokens = tokenizer_json.named_tokens(directory)  # name (such as bos_token) -> text
+        self.chat_template = sources.get("default")  # source of the template without tools; None without templates
+        self._templates = {name: ChatTemplate(source, marks, self.named_tokens) for name, source in sources.items()}
         if self._templates:
             try:
                 self._check_templates(_load(data, self._file))
-            except LibraryFailed as error:
+            except TokenizersLibraryError as error:
                 raise ConfigError(f"{self._file}: cannot be used: {error}") from None
 
     @property
@@ -80,58 +85,66 @@ class Tokenizer:
         return "default" in self._templates
 
     def token_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry by its exact text, a special one too."""
+        """Returns the id of a vocabulary entry by its exact text, including special tokens."""
         return self._ids.get(token)
 
     def control_id(self, token: str) -> int | None:
-        """The id of a token that tokenizer.json says is special: grammars take it for no text."""
+        """Returns the id of a token that tokenizer.json flags as special: grammars do not match it as text."""
         return self._controls.get(token)
 
     @property
-    def knows_tools(self) -> bool:
-        """Whether the chat template writes of the tools that it is given."""
-        return self.has_template and any(template.knows_tools for template in self._templates.values())
+    def supports_tools(self) -> bool:
+        """Whether the chat template uses the variable `tools`."""
+        return self.has_template and any(template.supports_tools for template in self._templates.values())
 
-    def surely_longer(self, text: str, tokens: int) -> bool:
-        """Whether `text` has more than `tokens` tokens, told without encoding it; False where that is not clear.
+    def certainly_exceeds(self, text: str, tokens: int) -> bool:
+        """Returns whether `text` certainly has more than `tokens` tokens, without encoding it; False if uncertain.
 
-        A normalizer may shorten a text before it is cut up (composing characters does, to a third at most), so a
-        text must be four times too long.
+        A normalizer may shorten a text to a third (it composes characters), so a text must be four times too long.
         """
-        return self._longest > 0 and len(text) > 4 * self._longest * tokens
+        return self._max_token_bytes > 0 and len(text) > 4 * self._max_token_bytes * tokens
 
     def encode(self, text: str, param: str = "prompt") -> list[int]:
-        """Ids of `text`, all of it taken as ordinary text. RequestError (about `param`) if it is not valid Unicode."""
+        """Encodes `text` as ordinary text. Raises RequestError for `param` if it is not valid Unicode."""
         _check_unicode(text, param)
         ids: list[int] = self._encode(text).ids
         return ids
 
-    def encode_at_most(
-        self, text: str, tokens: int, param: str = "prompt", wanted: Callable[[], bool] = lambda: True
+    def encode_limited(
+        self, text: str, tokens: int, param: str = "prompt", is_needed: Callable[[], bool] = lambda: True
     ) -> list[int] | None:
-        """Ids of `text`, or None once it is clear that there are far more than `tokens`.
+        """Encodes `text`, or returns None if it has far more than `tokens` tokens.
 
-        A long text is first measured, a window at a time, so that it takes the memory of a window until it is known
-        to be worth more. Cutting it makes a few tokens more at each place, so it must have twice too many. Raises
-        RequestError as `encode` does, and Abandoned at the next window once nobody has `wanted` it.
+        The tokens of a long text are first counted in windows, so that a text that is too long takes the memory of a
+        window. Each cut adds a few tokens; therefore the count must be twice too large.
+
+        Args:
+            text: The text.
+            tokens: Maximum number of tokens.
+            param: Field that errors name.
+            is_needed: Returns False once the client is gone.
+
+        Raises:
+            RequestError: As `encode`.
+            Cancelled: `is_needed` returned False.
         """
-        if self.surely_longer(text, tokens):
+        if self.certainly_exceeds(text, tokens):
             return None
         if len(text) > WINDOW:
             _check_unicode(text, param)
             found = 0
             for windows, at in enumerate(range(0, len(text), WINDOW), start=1):
-                if not wanted():
-                    raise Abandoned
+                if not is_needed():
+                    raise Cancelled
                 found += len(self._encode(text[at : at + WINDOW]))
                 if found > 2 * (tokens + windows):
                     return None
         return self.encode(text, param)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: Budget | None = None
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: RenderBudget | None = None
     ) -> str:
-        """A conversation as the text that `encode` takes, through the chat template; see `encode_chat`."""
+        """Renders a conversation through the chat template, as text for `encode`; see `encode_chat`."""
         if not self.has_template:
             raise RequestError(
                 "messages: this model has no chat template; use /v1/completions, or start with --chat-template",
@@ -142,29 +155,29 @@ class Tokenizer:
         return self._templates[name].render(messages, kwargs, budget)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> list[int]:
-        """Ids of a conversation through the chat template, with nothing added to what the template writes.
+        """Encodes a conversation through the chat template. Nothing is added to the template's output.
 
         Args:
-            messages: objects with at least `role` and `content`, both text.
-            template_kwargs: further variables of the template; `add_generation_prompt` is true by default.
+            messages: Objects with at least `role` and `content`, both text.
+            template_kwargs: Further variables of the template; `add_generation_prompt` is true by default.
 
         Raises:
-            RequestError: no template, or messages that it cannot render.
+            RequestError: There is no template, or it cannot render the messages.
         """
         return self.encode(self.render(messages, template_kwargs), param="messages")
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, special tokens by their own text; invalid UTF-8 becomes U+FFFD, unknown ids nothing."""
-        return self.pieces.text(ids)
+        """Decodes `ids`, including special tokens. Invalid UTF-8 becomes U+FFFD; unknown ids are skipped."""
+        return self.byte_decoder.decode(ids)
 
     def _encode(self, text: str) -> Any:
-        """The library's encoding; other threads run while it works."""
+        """Encodes with the library, which releases the GIL."""
         if self._lacks_prefix:
             text = tokenizer_formats.with_prefix(text)
-        return _called(self._encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
+        return _call_library(self._encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 
     def _check_templates(self, library: Any) -> None:
-        """Fail at start if a template puts special tokens together out of parts, which marks would not follow."""
+        """Raises ConfigError if a template concatenates special tokens from parts, which marks cannot represent."""
         chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
         chat += [{"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
         for template in self._templates.values():
@@ -172,40 +185,42 @@ class Tokenizer:
                 try:
                     text = template.render(messages, {})
                 except RequestError:
-                    continue  # a template may refuse a system message, for one
+                    continue  # for example, a template may refuse system messages
                 if self.encode(text) != self._library_ids(library, template.unmarked(text)):
-                    raise ConfigError("the chat template builds special tokens from parts; write them whole")
+                    raise ConfigError(
+                        "the chat template concatenates special tokens from parts; write each in one piece"
+                    )
 
     def _library_ids(self, library: Any, text: str) -> list[int]:
-        """Ids of a text in which special tokens stand under their own names."""
+        """Encodes a text that has special tokens under their own names."""
         if self._lacks_prefix:
             text = tokenizer_formats.with_prefix(text)
-        ids: list[int] = _called(library.encode, text, add_special_tokens=False).ids
+        ids: list[int] = _call_library(library.encode, text, add_special_tokens=False).ids
         return ids
 
 
 def _load(data: Mapping[str, Any], file: str) -> Any:
     try:
-        encoder = _called(tokenizers.Tokenizer.from_str, json.dumps(data))
-    except Exception as error:  # the library raises nothing narrower
+        encoder = _call_library(tokenizers.Tokenizer.from_str, json.dumps(data))
+    except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{file}: cannot be loaded: {error}") from None
     encoder.no_truncation()
     encoder.no_padding()
     return encoder
 
 
-class LibraryFailed(RuntimeError):
-    """The tokenizers library broke down on something, as it does where a checkpoint's pattern runs wild."""
+class TokenizersLibraryError(RuntimeError):
+    """The tokenizers library panicked, as it does for some patterns of checkpoints."""
 
 
-def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call of the library, whose panics are made ordinary: they are no `Exception`, and would pass everything by."""
+def _call_library(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls the library. Its panics are not instances of `Exception`, so they are converted."""
     try:
         return function(*args, **kwargs)
     except BaseException as error:
         if type(error).__module__ != "pyo3_runtime":
             raise
-        raise LibraryFailed(f"the tokenizers library failed: {error}") from None
+        raise TokenizersLibraryError(f"the tokenizers library failed: {error}") from None
 
 
 def _check_unicode(text: str, param: str) -> None:
@@ -216,11 +231,11 @@ def _check_unicode(text: str, param: str) -> None:
 
 
 def _tokens(data: Mapping[str, Any]) -> dict[int, str]:
-    """Every id's string, from the model's vocabulary and the added tokens."""
+    """Returns id -> string of the model's vocabulary and the added tokens."""
     vocab = data["model"].get("vocab", {})
     if isinstance(vocab, dict):
         tokens = {id: text for text, id in vocab.items()}
-    else:  # unigram: pairs of piece and score
+    else:  # unigram: pairs of token and score
         tokens = {id: piece for id, (piece, _) in enumerate(vocab)}
     tokens |= {token["id"]: token["content"] for token in data["added_tokens"]}
     if not tokens:
@@ -243,7 +258,7 @@ def _special_ids(data: Mapping[str, Any], model_config: Mapping[str, Any], templ
 
 
 def _with_marks(data: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
-    """The tokenizer in which special tokens go by their marks, wherever they are named."""
+    """Returns tokenizer.json with special tokens renamed to their marks."""
     added = [
         {**token, "content": marks[token["content"]], "normalized": False} if token["content"] in marks else token
         for token in data["added_tokens"]
@@ -264,13 +279,13 @@ def _new_mark() -> str:
 
 
 def _template_sources(directory: Path, config: Mapping[str, Any], override: str | Path | None) -> dict[str, str]:
-    """Templates by their names: `default`, and `tool_use` for conversations with tools, as transformers chooses them.
+    """Returns templates by name: `default`, and `tool_use` for conversations with tools, as in transformers.
 
-    Files take precedence over tokenizer_config.json. ConfigError for a template that is no text.
+    Files take precedence over tokenizer_config.json. Raises ConfigError for a template that is not text.
     """
     if override is not None:
         return {
-            "default": checkpoint_files.read_owners_text(override, "--chat-template", checkpoint_files.TEMPLATE_BYTES)
+            "default": checkpoint_files.read_flag_file(override, "--chat-template", checkpoint_files.TEMPLATE_BYTES)
         }
     from_files = {
         name: text
@@ -281,7 +296,7 @@ def _template_sources(directory: Path, config: Mapping[str, Any], override: str 
 
 
 def _config_templates(value: Any, file: Path) -> dict[str, str]:
-    """Those of tokenizer_config.json: one text, an object of texts, or a list of objects with name and template."""
+    """Returns the templates of tokenizer_config.json: a text, an object of texts, or a list of objects."""
     if value is None:
         return {}
     if isinstance(value, str):

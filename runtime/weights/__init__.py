@@ -1,4 +1,4 @@
-"""Checkpoints: where they are, what they hold, and how their tensors get into a model.
+"""Checkpoints: resolving, reading, and loading into a model.
 
 Names resolve on use: a process without torch reads checkpoints' files through ``runtime.weights.checkpoint``.
 """
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
     from runtime.weights.loader import load_model
-    from runtime.weights.special_tokens import TokenIds, read_tokens
+    from runtime.weights.special_tokens import TokenIds, resolve_token_ids
 
 _HOMES = {
     "Checkpoint": "checkpoint",
     "TokenIds": "special_tokens",
     "load_model": "loader",
-    "read_tokens": "special_tokens",
+    "resolve_token_ids": "special_tokens",
     "resolve_checkpoint": "checkpoint",
 }
-__all__ = ["Checkpoint", "TokenIds", "load_model", "read_tokens", "resolve_checkpoint"]
+__all__ = ["Checkpoint", "TokenIds", "load_model", "resolve_checkpoint", "resolve_token_ids"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
-"""A checkpoint is a directory: config.json, generation_config.json, tokenizer files, safetensors. All read as data,
-and all through ``runtime.weights.checkpoint_files``."""
+"""A checkpoint directory: config.json, generation_config.json, tokenizer files and safetensors.
+
+All files are read as data, through ``runtime.weights.checkpoint_files``.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class Slice(Protocol):
-    """A tensor of an open file, nothing of it read yet."""
+    """A tensor of an open file, read lazily."""
 
     def get_shape(self) -> list[int]: ...
     def __getitem__(self, box: Index) -> torch.Tensor: ...
 
 
 class TensorFile(Protocol):
-    """An open safetensors file, as the library gives it."""
+    """An open safetensors file of the library."""
 
     def keys(self) -> list[str]: ...
     def get_tensor(self, name: str) -> torch.Tensor: ...
@@ -52,17 +54,17 @@ class Checkpoint:
 
     @property
     def revision(self) -> str | None:
-        """The commit, where this is a repository in the hub's cache: its directories are called by it."""
+        """The commit if this is a snapshot in the hub's cache, whose directories are named by commits."""
         name = self.path.name
         return name if self.path.parent.name == "snapshots" and re.fullmatch(r"[0-9a-f]{40}", name) else None
 
     def read_json(self, file: str) -> dict[str, Any]:
-        """The object in `file`, {} where there is no such file; ConfigError for anything but a JSON object."""
+        """Returns the object in `file`, {} without one. Raises ConfigError for anything but a JSON object."""
         return checkpoint_files.read_json(self.path, file) or {}
 
     @contextmanager
     def tensors(self, file: str) -> Iterator[TensorFile]:
-        """The open safetensors file `file`. ConfigError if it may not be read, or is none."""
+        """Opens the safetensors file `file`. Raises ConfigError if it is not readable."""
         with checkpoint_files.opened_path(self.path, file) as path:
             if path is None:
                 raise ConfigError(f"{self.path / file} is gone; download the checkpoint again")
@@ -76,7 +78,7 @@ class Checkpoint:
                 yield handle
 
     def tensor_files(self) -> dict[str, str]:
-        """Tensor name -> the safetensors file that holds it. ConfigError if a shard is missing or unreadable."""
+        """Returns tensor name -> safetensors file. Raises ConfigError if a shard is missing or unreadable."""
         shards, listed = self._weight_files()
         found: dict[str, str] = {}
         for file in shards:
@@ -119,17 +121,17 @@ def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) 
     """Returns the checkpoint that `--model` names (docs/server.md#flags).
 
     Args:
-        model: a local directory, ``hf://org/name[@revision]`` (downloaded into huggingface_hub's cache), or None for
-            the demo checkpoint shipped in the package.
-        progress: hears of a download, ``("download", bytes_done, bytes_total)``.
+        model: A local directory, ``hf://org/name[@revision]`` (downloaded into huggingface_hub's cache), or None for
+            the demo checkpoint in the package.
+        progress: Called as ``("download", bytes_done, bytes_total)`` during a download.
 
     Raises:
-        ConfigError: there is no such directory or repository, or it holds no readable config.json or no weights.
+        ConfigError: There is no such directory or repository, or it has no readable config.json or no weights.
     """
     if model is None:
         path = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
         if not path.is_dir():
-            raise ConfigError("this copy of unmask holds no demo checkpoint; name a model with --model")
+            raise ConfigError("this copy of unmask has no demo checkpoint; name a model with --model")
         return _open(path)
     if model.startswith("hf://"):
         return _open(hub.download(model, hub.PATTERNS, progress))
@@ -140,14 +142,14 @@ def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) 
 
 
 def resolve_text_files(model: str | None) -> Path:
-    """The checkpoint's directory, for who reads no weights: of a hub's repository only the other files are fetched."""
+    """Returns the checkpoint's directory; of a hub repository only files other than weights are downloaded."""
     if model is not None and model.startswith("hf://"):
         return hub.download(model, hub.TEXT_PATTERNS)
     return resolve_checkpoint(model).path
 
 
 def summary(names: list[str], limit: int = 4) -> str:
-    """``"'a', 'b' and 3 more"``: a few names and the count of the rest."""
+    """Returns a few names and the count of the rest: ``"'a', 'b' and 3 more"``."""
     shown = ", ".join(repr(n) for n in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 

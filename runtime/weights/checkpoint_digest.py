@@ -1,4 +1,4 @@
-"""Whether two hosts see the same checkpoint, without reading all of it."""
+"""Digests that show whether two hosts have the same checkpoint, without reading all of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from runtime.weights import checkpoint_files
 
 SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".tiktoken")
-PIECE = 1 << 16  # bytes that are looked at of each place
-PLACES = 16  # of a file, its beginning and end among them
+SAMPLE_BYTES = 1 << 16  # bytes per sample
+NUM_SAMPLES = 16  # samples per file, including its beginning and end
 
 
-def digests(directory: Path) -> dict[str, str]:
-    """Of each JSON and safetensors file and each tokenizer's: its size, and what stands at some places of it."""
+def file_digests(directory: Path) -> dict[str, str]:
+    """Returns file name -> digest of its size and samples, for JSON, safetensors and tokenizer files."""
     found = {}
     for path in sorted(path for suffix in SUFFIXES for path in directory.glob(f"*{suffix}")):
         with checkpoint_files.opened(directory, path.name) as descriptor:
@@ -26,7 +26,7 @@ def digests(directory: Path) -> dict[str, str]:
 def _digest(descriptor: int) -> str:
     size = os.fstat(descriptor).st_size
     made = hashlib.sha256(str(size).encode())
-    last = max(size - PIECE, 0)
-    for place in range(PLACES):
-        made.update(os.pread(descriptor, PIECE, last * place // (PLACES - 1)))
+    last = max(size - SAMPLE_BYTES, 0)
+    for sample in range(NUM_SAMPLES):
+        made.update(os.pread(descriptor, SAMPLE_BYTES, last * sample // (NUM_SAMPLES - 1)))
     return made.hexdigest()

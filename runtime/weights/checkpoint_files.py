@@ -1,9 +1,9 @@
-"""The only door to a checkpoint's files: plain files that lie in its directory, opened and then looked at.
+"""Opens checkpoint files. All reads of a checkpoint go through this module.
 
-Whoever made a checkpoint need not be who runs the server, and what is read of it can come out again (a template's text
-in /tokenize, a file's words in an error). So a name in a checkpoint may be a link, as ConfigMaps, volumes and the
-hub's cache have them, but only to something inside the same checkpoint. A file is walked to from the checkpoint's own
-directory without following any link, so that nothing changes between the look and the reading.
+The author of a checkpoint may not be the server's owner, and its content may become visible (a template's text in
+/tokenize, a file's text in an error). Therefore a name in a checkpoint may be a link, as in ConfigMaps, volumes and
+the hub's cache, but only to a regular file inside the same checkpoint. Paths are walked from the checkpoint's directory
+without following links, so that nothing changes between the check and the read.
 """
 
 from __future__ import annotations
@@ -19,28 +19,32 @@ from typing import Any
 
 from runtime.errors import ConfigError
 
-JSON_BYTES = 128 << 20  # of one JSON file; the largest in use, tokenizers of large vocabularies, are a third of it
+JSON_BYTES = 128 << 20  # of a JSON file; the largest in use, tokenizers of large vocabularies, have a third of it
 TEMPLATE_BYTES = 1 << 20  # of a chat template
 
-KERNEL_PLACES = ("/proc", "/sys", "/dev")  # what stands there is the kernel's word on processes and devices, no file
+KERNEL_FILESYSTEMS = (
+    "/proc",
+    "/sys",
+    "/dev",
+)  # files of processes and devices
 
-_TRIES = 5  # a volume's links may be swapped between resolving a name and opening it
+_TRIES = 5  # links of a volume may be swapped between resolving a name and opening it
 _SWAPPED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-_NOT_PLAIN = "is no plain file; put one there"
+_NOT_REGULAR = "is not a regular file; put one there"
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class _Refused(Exception):
-    """Why something is not read, in words that fit behind its name."""
+    """Why a file is refused, as text that follows its name."""
 
 
 @contextlib.contextmanager
 def opened(directory: Path, name: str) -> Iterator[int | None]:
-    """A descriptor of the checkpoint's file `name`, None where it has none.
+    """Yields a descriptor of the checkpoint's file `name`; None if it has none.
 
     Raises:
-        ConfigError: it is no plain file, or it does not lie in the checkpoint.
+        ConfigError: It is not a regular file, or is outside of the checkpoint.
     """
     try:
         descriptor = _open_inside(directory, name)
@@ -57,8 +61,11 @@ def opened(directory: Path, name: str) -> Iterator[int | None]:
 
 @contextlib.contextmanager
 def opened_path(directory: Path, name: str) -> Iterator[str | None]:
-    """A path to the checkpoint's file `name` for libraries that open by path; it leads to the very file that was
-    looked at, whatever becomes of the name, where the system has paths of descriptors. Raises as `opened` does."""
+    """Yields a path to the checkpoint's file `name`, for libraries that open by path.
+
+    The path refers to the checked file even if the name is replaced, where the system has paths of descriptors. Raises
+    as `opened`.
+    """
     with opened(directory, name) as descriptor:
         if descriptor is None:
             yield None
@@ -68,17 +75,17 @@ def opened_path(directory: Path, name: str) -> Iterator[str | None]:
 
 
 def read_text(directory: Path, name: str, limit: int) -> str | None:
-    """The text of the checkpoint's file `name`, None where it has none.
+    """Returns the text of the checkpoint's file `name`; None if it has none.
 
     Raises:
-        ConfigError: it is refused (`opened`), larger than `limit` bytes, or no UTF-8.
+        ConfigError: The file is refused (`opened`), larger than `limit` bytes, or not UTF-8.
     """
     with opened(directory, name) as descriptor:
         return None if descriptor is None else _text(descriptor, str(directory / name), limit)
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any] | None:
-    """The object in the checkpoint's file `name`, None where it has none; ConfigError for anything else."""
+    """Returns the object in the checkpoint's file `name`; None if it has none. Raises ConfigError for anything else."""
     text = read_text(directory, name, JSON_BYTES)
     if text is None:
         return None
@@ -94,15 +101,15 @@ def read_json(directory: Path, name: str) -> dict[str, Any] | None:
 
 
 def has(directory: Path, name: str) -> bool:
-    """Whether the checkpoint has an entry `name`; whether that may be read is for who opens it."""
+    """Returns whether the checkpoint has an entry `name`, readable or not."""
     return os.path.lexists(directory / name)
 
 
-def read_owners_text(path: str | Path, flag: str, limit: int) -> str:
-    """The text of a file that the server's owner chose with `flag`, wherever it lies.
+def read_flag_file(path: str | Path, flag: str, limit: int) -> str:
+    """Returns the text of a file that the server's owner named with `flag`, anywhere on disk.
 
     Raises:
-        ConfigError: it is no plain file, one of the kernel's (/proc, /sys, /dev), too large, or no UTF-8.
+        ConfigError: It is not a regular file, or in /proc, /sys or /dev, too large, or not UTF-8.
     """
     try:
         descriptor = _open_anywhere(os.path.realpath(path, strict=True))
@@ -118,7 +125,7 @@ def read_owners_text(path: str | Path, flag: str, limit: int) -> str:
 
 def _open_inside(directory: Path, name: str) -> int | None:
     if name != os.path.normpath(name) or name.startswith((os.sep, os.pardir)) or "\0" in name:
-        raise _Refused("is no name inside the checkpoint; write the file's plain name, and put it there")
+        raise _Refused("is not a name inside the checkpoint; use a relative name, and put the file there")
     for _ in range(_TRIES):
         if not has(directory, name):
             return None
@@ -134,49 +141,54 @@ def _open_inside(directory: Path, name: str) -> int | None:
 
 
 def _home(directory: Path, real: str) -> str:
-    """The directory in which a checkpoint's file may lie, given where it does: the checkpoint's own, or the contents'
-    of the same repository in the hub's cache (REPOSITORY/snapshots/REVISION, whose files link to REPOSITORY/blobs)."""
+    """Returns the directory that may contain the resolved path `real` of a checkpoint's file.
+
+    This is the checkpoint's own, or that of the blobs of the same repository in the hub's cache
+    (REPOSITORY/snapshots/REVISION, whose files link to REPOSITORY/blobs). Raises `_Refused` otherwise.
+    """
     root = os.path.realpath(directory, strict=True)
-    places = [root]
+    allowed = [root]
     snapshots, repository = os.path.dirname(root), os.path.dirname(os.path.dirname(root))
     if os.path.basename(snapshots) == "snapshots" and os.path.basename(repository).startswith("models--"):
-        places.append(os.path.join(repository, "blobs"))
-    for place in places:
-        if real.startswith(place.rstrip(os.sep) + os.sep):
-            return place
+        allowed.append(os.path.join(repository, "blobs"))
+    for folder in allowed:
+        if real.startswith(folder.rstrip(os.sep) + os.sep):
+            return folder
     raise _Refused(f"leads out of the checkpoint, to {real}; put the file itself into the checkpoint's directory")
 
 
 def _open_anywhere(real: str) -> int:
-    kernels = _Refused("is the kernel's, no plain file; name a file on disk")
-    if any(real == place or real.startswith(place + "/") for place in KERNEL_PLACES):
+    kernels = _Refused("is the kernel's, not a regular file; name a file on disk")
+    if any(real == folder or real.startswith(folder + "/") for folder in KERNEL_FILESYSTEMS):
         raise kernels
     descriptor = _walk(os.sep, real)
     device = os.fstat(descriptor).st_dev
-    if device in {os.stat(place).st_dev for place in ("/proc", "/sys") if os.path.isdir(place)} - {os.stat("/").st_dev}:
+    if device in {os.stat(folder).st_dev for folder in ("/proc", "/sys") if os.path.isdir(folder)} - {
+        os.stat("/").st_dev
+    }:
         os.close(descriptor)
-        raise kernels  # the same file system, mounted elsewhere
+        raise kernels  # the same file system at another mount point
     return descriptor
 
 
 def _walk(root: str, real: str) -> int:
-    """Open `real`, a plain file below `root`, step by step and without following any link."""
+    """Opens `real`, a regular file below `root`, step by step without following links."""
     *parts, last = os.path.relpath(real, root).split(os.sep)
     here = os.open(root, _DIRECTORY)
     try:
         for part in parts:
             here, above = os.open(part, _DIRECTORY, dir_fd=here), here
             os.close(above)
-        # also before it is opened: opening a device may have effects
+        # checked before opening, too: opening a device may have effects
         if stat.S_ISREG(os.stat(last, dir_fd=here, follow_symlinks=False).st_mode):
             descriptor = os.open(last, _FILE, dir_fd=here)
         else:
-            raise _Refused(_NOT_PLAIN)
+            raise _Refused(_NOT_REGULAR)
     finally:
         os.close(here)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _Refused(_NOT_PLAIN)
+        raise _Refused(_NOT_REGULAR)
     return descriptor
 
 

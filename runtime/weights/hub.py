@@ -1,4 +1,4 @@
-"""A repository of the Hugging Face hub: which files are fetched, how far that is, and why it failed."""
+"""Downloads of Hugging Face hub repositories: files, progress, and reasons of failures."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from pathlib import Path
 from runtime.errors import ConfigError
 
 NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-# Data only: code of a repository is neither downloaded nor run.
+# Data only: code of a repository is never downloaded.
 TEXT_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 PATTERNS = (*TEXT_PATTERNS, "*.safetensors")
-PERIOD = 0.5  # seconds between two words of progress
+PROGRESS_SECONDS = 0.5  # seconds between calls of `progress`
 
 _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
 
-Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in total
 
 _TOKEN = "HF_TOKEN (of a DiffusionLMService: spec.model.tokenSecretRef)"
 
 
 def download(model: str, patterns: Sequence[str], progress: Progress | None = None, *, named: str = "--model") -> Path:
-    """Fetch the files that match `patterns` into huggingface_hub's cache, and return the directory that shows them.
+    """Downloads the files that match `patterns` into huggingface_hub's cache; returns their directory.
 
-    `named`: what asks for it, in an error's words.
-    `progress("download", ...)` is called on this thread about twice a second; what it raises ends the wait.
+    Args:
+        model: ``hf://org/name[@revision]``.
+        patterns: File name patterns.
+        progress: Called on this thread about twice per second. An exception that it raises ends the wait.
+        named: The flag or noun that errors name.
 
     Raises:
-        ConfigError: `model` is not ``hf://org/name[@revision]``, or it could not be fetched.
+        ConfigError: `model` has another form, or the download failed.
     """
     match = NAME.fullmatch(model)
     if match is None:
@@ -50,7 +53,7 @@ def download(model: str, patterns: Sequence[str], progress: Progress | None = No
     threading.Thread(target=fetch, name="download", daemon=True).start()
     if progress is not None:
         files = _files(repository, revision, patterns)
-        while not wait([fetched], PERIOD).done:
+        while not wait([fetched], PROGRESS_SECONDS).done:
             progress("download", _present(repository, files), sum(files.values()))
     if error := fetched.exception():
         raise ConfigError(f"{named} {model!r} could not be fetched: {_why(error, revision)}") from error
@@ -58,45 +61,45 @@ def download(model: str, patterns: Sequence[str], progress: Progress | None = No
 
 
 def without_queries(text: str) -> str:
-    """The text, its addresses without their queries: where a hub forwards to, those are signatures."""
+    """Removes queries from URLs in a text: in URLs to which a hub redirects, they are signatures."""
     return _QUERY.sub(r"\1", text)
 
 
 def _files(repository: str, revision: str | None, patterns: Sequence[str]) -> Mapping[str, int]:
-    """The size of each file, by the name of its content in the cache; {} where the hub does not tell."""
+    """Returns blob name in the cache -> size; {} if the hub does not return it."""
     from huggingface_hub import HfApi
 
     try:
         files = HfApi().model_info(repository, revision=revision, files_metadata=True).siblings or ()
-    except Exception:  # the download meets the same and says it, or finds in the cache what it needs
+    except Exception:  # the download raises the same error, or finds the files in the cache
         return {}
-    wanted = (file for file in files if any(fnmatch(file.rfilename, pattern) for pattern in patterns))
-    return {(file.lfs.sha256 if file.lfs else file.blob_id) or "": file.size or 0 for file in wanted}
+    matching = (file for file in files if any(fnmatch(file.rfilename, pattern) for pattern in patterns))
+    return {(file.lfs.sha256 if file.lfs else file.blob_id) or "": file.size or 0 for file in matching}
 
 
 def _present(repository: str, files: Mapping[str, int]) -> int:
-    """Bytes of them on disk. Looked up there because other processes of this server fetch into the same cache."""
+    """Returns the downloaded bytes, from the disk: other processes of this server download into the same cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
     folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
     largest: dict[str, int] = {}
     for path in folder.glob("*"):
-        name = path.name.split(".")[0]  # an unfinished one has a suffix
+        name = path.name.split(".")[0]  # an incomplete file has a suffix
         try:
             largest[name] = max(largest.get(name, 0), path.stat().st_size)
-        except FileNotFoundError:  # it has just been finished, and is there under its own name
+        except FileNotFoundError:  # it has just been completed and renamed
             largest[name] = files.get(name, 0)
     return sum(min(size, largest.get(name, 0)) for name, size in files.items())
 
 
 def _why(error: BaseException, revision: str | None) -> str:
-    """One line, for people."""
+    """Returns the reason of a failed download, in one line."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
-        error = error.__cause__  # "not in the cache" is no news: why the hub could not be asked is
+        error = error.__cause__  # the cause: why the hub could not be reached
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, RevisionNotFoundError):
         return f"the repository has no revision {revision or 'main'!r}"

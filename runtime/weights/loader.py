@@ -1,4 +1,4 @@
-"""Safetensors into a built module: every tensor used, every weight filled, or start-up ends naming them."""
+"""Loads safetensors into a model. Every tensor must be used and every weight loaded, else start-up fails."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import Build
-from runtime.layers.lora import Room
-from runtime.layers.parameter import Weight, require_finite, weights_of
-from runtime.layers.sharding import Index, Part
-from runtime.models.base import Family, Model
-from runtime.models.weight_map import Slot, WeightMap
-from runtime.quantization.base import PackedWeight
-from runtime.quantization.checkpoint import scheme_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.lora import LoRAConfig
+from runtime.layers.parameter import Weight, named_weights, require_finite
+from runtime.layers.sharding import Index, WeightSlice
+from runtime.models.base import Model, ModelFamily
+from runtime.models.weight_map import WeightMap, WeightTarget
+from runtime.quantization.base import QuantizedWeight
+from runtime.quantization.checkpoint import get_scheme
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
-from runtime.weights.shard_reader import Stored, gather
+from runtime.weights.shard_reader import StoredTensor, group_tensors
 
 Arch = TypeVar("Arch")
 
 
-class Change(Protocol):
-    """What makes other tensors of a checkpoint's before they fill a model."""
+class WeightTransform(Protocol):
+    """Transforms tensors of a checkpoint before they are loaded into a model."""
 
-    def concerns(self, name: str) -> bool:
-        """Whether it changes the tensor of this canonical name."""
+    def applies_to(self, name: str) -> bool:
+        """Returns whether it changes the tensor of this canonical name."""
         ...
 
     def __call__(self, name: str, tensor: torch.Tensor) -> torch.Tensor: ...
@@ -40,79 +40,100 @@ class Change(Protocol):
 
 def load_model(
     checkpoint: Checkpoint,
-    family: Family[Arch],
+    family: ModelFamily[Arch],
     arch: Arch,
-    build: Build,
+    build: LayerFactory,
     progress: Progress | None = None,
-    change: Change | None = None,
+    transform: WeightTransform | None = None,
 ) -> Model:
-    """Build the family's model for `arch` (what ``family.parse(checkpoint.config)`` returned) and fill it.
+    """Builds the family's model and loads the checkpoint's weights.
 
-    `progress(phase, bytes_done, bytes_total)` is called after each tensor. Raises ConfigError as `fill` does; for a
-    config.json that does not describe these files before anything of the size that it states is allocated.
+    Args:
+        checkpoint: The checkpoint.
+        family: The model family.
+        arch: Result of ``family.parse(checkpoint.config)``.
+        build: Creates the layers.
+        progress: Called as ``("weights", bytes_done, bytes_total)`` after each tensor.
+        transform: Transforms tensors by their canonical names, for example to merge an adapter.
+
+    Raises:
+        ConfigError: As `load_weights`. If config.json does not describe these files, this is raised before anything of
+            the stated sizes is allocated.
     """
     weights = family.weights(arch)
     try:
-        drawn = sketch(family, arch, build.dtype, build.quantization)
+        drawn = meta_model(family, arch, build.dtype, build.quantization)
     except RuntimeError as error:
         raise ConfigError(f"{checkpoint.path}: config.json states sizes that no tensor can have: {error}") from None
     with ExitStack() as stack:
         sources, _, slots = _open(cast(nn.Module, drawn), checkpoint, weights, stack)
-        plain = _plain(cast(nn.Module, drawn), sources, slots, checkpoint)
-    model = family.make(arch, replace(build, joins=not plain) if plain else build)
-    for name, shape in plain.items():
+        unquantized = _unquantized_weights(cast(nn.Module, drawn), sources, slots, checkpoint)
+    model = family.make(arch, replace(build, allow_fused_shared_expert=not unquantized) if unquantized else build)
+    for name, shape in unquantized.items():
         path, _, attribute = name.rpartition(".")
-        setattr(cast(nn.Module, model).get_submodule(path), attribute, build.adapted(build.parameter(*shape)))
-    fill(cast(nn.Module, model), checkpoint, weights, progress, change)
+        setattr(cast(nn.Module, model).get_submodule(path), attribute, build.with_lora(build.parameter(*shape)))
+    load_weights(cast(nn.Module, model), checkpoint, weights, progress, transform)
     return model
 
 
-def sketch(
-    family: Family[Arch], arch: Arch, dtype: torch.dtype, quantization: str | None = None, adapters: Room | None = None
+def meta_model(
+    family: ModelFamily[Arch],
+    arch: Arch,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    adapters: LoRAConfig | None = None,
 ) -> Model:
-    """The model without memory, whatever it will compute with: names and shapes of its weights, as a checkpoint has
-    them, are the same in every format and on every device."""
-    return family.make(arch, Build.choose("meta", dtype, "torch", quantization, adapters))
+    """Builds the model on the meta device. Names and shapes of its weights are the same for every format and device."""
+    return family.make(arch, LayerFactory.create("meta", dtype, "torch", quantization, adapters))
 
 
-def _plain(
-    drawn: nn.Module, sources: dict[str, Stored], slots: Mapping[str, Slot], checkpoint: Checkpoint
+def _unquantized_weights(
+    drawn: nn.Module, sources: dict[str, StoredTensor], slots: Mapping[str, WeightTarget], checkpoint: Checkpoint
 ) -> dict[str, tuple[int, ...]]:
-    """The weights, and their shapes, that a quantised checkpoint holds as they are although `drawn` keeps such in few
-    bits: they stay so. ConfigError for experts, whose kernels take all of a layer's in one format."""
-    if scheme_of(checkpoint.config) is None:
+    """Returns name -> shape of the weights that a quantized checkpoint stores unquantized; they stay so.
+
+    Raises:
+        ConfigError: Experts of one layer are in different formats, which their kernels do not support.
+    """
+    if get_scheme(checkpoint.config) is None:
         return {}
     found: dict[str, set[bool]] = {}
     for name, slot in slots.items():
         found.setdefault(slot.param, set()).add(sources[name].scheme is None)
-    packed = {name: weight for name, weight in weights_of(drawn).items() if isinstance(weight, PackedWeight)}
-    fits = ({False}, {True})  # the second, of matrices that are no stack
+    packed = {name: weight for name, weight in named_weights(drawn).items() if isinstance(weight, QuantizedWeight)}
+    fits = ({False}, {True})  # the second fits only matrices that are not stacked
     wrong = [name for name, weight in packed.items() if found[name] not in fits[: 4 - len(weight.shape)]]
     if wrong:
-        plain = [name for name, slot in slots.items() if slot.param in wrong and sources[name].scheme is None]
-        inside = [sources[name].name for name in plain]
+        unquantized = [name for name, slot in slots.items() if slot.param in wrong and sources[name].scheme is None]
+        inside = [sources[name].name for name in unquantized]
         raise ConfigError(
-            f"{checkpoint.path} holds {summary(inside)} plain, but quantises what is one with them here; have it "
-            "quantise all of a model's experts, and queries, keys and values alike"
+            f"{checkpoint.path} holds {summary(inside)} unquantized, but quantizes other parts of the same weight; "
+            "quantize all of a model's experts, and queries, keys and values alike"
         )
     return {name: weight.shape for name, weight in packed.items() if found[name] == {True}}
 
 
-def fill(
+def load_weights(
     module: nn.Module,
     checkpoint: Checkpoint,
     weights: WeightMap,
     progress: Progress | None = None,
-    change: Change | None = None,
+    transform: WeightTransform | None = None,
 ) -> None:
-    """Hand the checkpoint's tensors, one at a time, to `module`'s weights, which take them in their own format;
-    `change`, where there is one, makes others of them before, by their canonical names.
+    """Loads the checkpoint's tensors, one at a time, into the weights of `module`, in the weights' own format.
+
+    Args:
+        module: The model.
+        checkpoint: The checkpoint.
+        weights: Maps checkpoint names to weights.
+        progress: Called as ``("weights", bytes_done, bytes_total)`` after each tensor.
+        transform: Transforms tensors by their canonical names.
 
     Raises:
-        ConfigError: a tensor is missing, unknown, misshapen, not floating point, or holds NaN or infinities (also
-            those that only the cast makes).
+        ConfigError: A tensor is missing, unknown, of the wrong shape, not floating point, or has NaN or infinite values
+            (also if only the cast produces them).
     """
-    params = weights_of(module)
+    params = named_weights(module)
     with ExitStack() as stack:
         sources, copies, slots = _open(module, checkpoint, weights, stack)
         total, done = sum(weight.nbytes for weight in params.values()), 0
@@ -120,10 +141,10 @@ def fill(
         for name in _in_file_order(sources, slots):
             stored, slot = sources[name], slots[name]
             weight, before = params[slot.param], taken[slot.param]
-            own = change if change is not None and change.concerns(name) else None
-            beside = [_beside(sources[other], copies.get(other, ()), checkpoint) for other in slot.beside]
-            with _named(stored, checkpoint):
-                taken[slot.param] += _hand_over(name, stored, copies.get(name, ()), slot, weight, own, beside)
+            own = transform if transform is not None and transform.applies_to(name) else None
+            extra = [_read_extra(sources[other], copies.get(other, ()), checkpoint) for other in slot.beside]
+            with _name_errors(stored, checkpoint):
+                taken[slot.param] += _load_weight(name, stored, copies.get(name, ()), slot, weight, own, extra)
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
             if progress is not None:
                 progress("weights", done, total)
@@ -133,64 +154,69 @@ def fill(
 
 
 @contextmanager
-def _named(stored: Stored, checkpoint: Checkpoint) -> Iterator[None]:
-    """A ConfigError, worded to follow the tensor's name, gets it."""
+def _name_errors(stored: StoredTensor, checkpoint: Checkpoint) -> Iterator[None]:
+    """Prefixes ConfigErrors, whose text follows a tensor's name, with that name."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(f"tensor {stored.name!r} of {checkpoint.path} {error}") from None
 
 
-def _beside(stored: Stored, copies: Iterable[Stored], checkpoint: Checkpoint) -> torch.Tensor:
-    """What goes into a weight together with another tensor."""
-    with _named(stored, checkpoint):
-        tensor = _reader(stored, copies, whole=True)(())
+def _read_extra(stored: StoredTensor, copies: Iterable[StoredTensor], checkpoint: Checkpoint) -> torch.Tensor:
+    """Reads a tensor that is combined with another one into a weight."""
+    with _name_errors(stored, checkpoint):
+        tensor = _reader(stored, copies, full=True)(())
         require_finite(tensor, tensor)
     return tensor
 
 
-def _hand_over(
-    name: str, stored: Stored, copies: Iterable[Stored], slot: Slot, weight: Weight, change: Change | None,
-    beside: Iterable[torch.Tensor],
+def _load_weight(
+    name: str, stored: StoredTensor, copies: Iterable[StoredTensor], slot: WeightTarget, weight: Weight,
+    transform: WeightTransform | None, extra: Iterable[torch.Tensor],
 ) -> int:  # fmt: skip
-    """How many of its elements the weight took; ConfigError, worded to follow the tensor's name."""
+    """Loads one tensor into its weight; returns the number of elements. The text of a ConfigError follows the tensor's
+    name.
+    """
     if stored.scheme is None:
-        read = _reader(stored, copies, whole=weight.share is None)
-        if change is None and slot.through is None:
-            return weight.fill_from(slot.index, read)
-        tensor = read(()) if change is None else change(name, read(()))
-        return weight.fill(slot.index, _through(slot, tensor, beside))
+        read = _reader(stored, copies, full=weight.shard is None)
+        if transform is None and slot.through is None:
+            return weight.load_lazily(slot.index, read)
+        tensor = read(()) if transform is None else transform(name, read(()))
+        return weight.load(slot.index, _transform(slot, tensor, extra))
     for copy in copies:
         if not stored.equals(copy):
-            raise _differ(copy)
-    kept = weight.operand
-    packed = stored.packed(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
-    if change is None and slot.through is None:
-        return weight.fill_packed(slot.index, packed)
-    tensor = packed.whole(torch.float32)
-    if change is not None:
-        tensor = change(name, tensor)
-    return weight.fill(slot.index, _through(slot, tensor, beside))
+            raise _differing_copies(copy)
+    loaded = weight.kernel_arg
+    packed = stored.read_quantized(loaded.device if isinstance(loaded, torch.Tensor) else loaded.values.device)
+    if transform is None and slot.through is None:
+        return weight.load_quantized(slot.index, packed)
+    tensor = packed.dequantize(torch.float32)
+    if transform is not None:
+        tensor = transform(name, tensor)
+    return weight.load(slot.index, _transform(slot, tensor, extra))
 
 
-def _through(slot: Slot, tensor: torch.Tensor, beside: Iterable[torch.Tensor]) -> torch.Tensor:
-    return tensor if slot.through is None else slot.through(tensor, *(other.to(tensor.device) for other in beside))
+def _transform(slot: WeightTarget, tensor: torch.Tensor, extra: Iterable[torch.Tensor]) -> torch.Tensor:
+    return tensor if slot.through is None else slot.through(tensor, *(other.to(tensor.device) for other in extra))
 
 
-def _reader(stored: Stored, copies: Iterable[Stored], *, whole: bool) -> Callable[[Index], torch.Tensor]:
-    """What reads a box of a plain tensor, `()` being all of it, and no more than that; unless it is `whole`: all at
-    once is quicker then. It raises ConfigError, worded to follow the tensor's name."""
+def _reader(stored: StoredTensor, copies: Iterable[StoredTensor], *, full: bool) -> Callable[[Index], torch.Tensor]:
+    """Returns a function that reads a slice of an unquantized tensor; `()` is the full tensor.
+
+    With `full` it always reads the full tensor, which is faster if all of it is required. The text of a ConfigError
+    follows the tensor's name.
+    """
 
     def read(box: Index) -> torch.Tensor:
-        part = () if whole else box
-        tensor = stored.plain(part)
+        part = () if full else box
+        tensor = stored.read(part)
         for copy in copies:
-            other = copy.plain(part)
+            other = copy.read(part)
             if tensor.dtype != other.dtype or not torch.equal(tensor, other):
-                raise _differ(copy)
+                raise _differing_copies(copy)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise ConfigError(
-                f"is {tensor.dtype}: quantised weights cannot be loaded where config.json has no quantization_config "
+                f"is {tensor.dtype}: quantized weights cannot be loaded where config.json has no quantization_config "
                 "that says how; use a checkpoint in bfloat16, float16 or float32"
             )
         return tensor
@@ -198,34 +224,38 @@ def _reader(stored: Stored, copies: Iterable[Stored], *, whole: bool) -> Callabl
     return read
 
 
-def _differ(copy: Stored) -> ConfigError:
+def _differing_copies(copy: StoredTensor) -> ConfigError:
     return ConfigError(f"and {copy.name!r} there are one tensor in this family, but have different values")
 
 
 def _open(
     module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: ExitStack
-) -> tuple[dict[str, Stored], dict[str, list[Stored]], Mapping[str, Slot]]:
-    """The checkpoint's tensors by the family's names, those that hold one of them again, and where each belongs.
+) -> tuple[dict[str, StoredTensor], dict[str, list[StoredTensor]], Mapping[str, WeightTarget]]:
+    """Opens the checkpoint's tensors and matches them to the weights of `module`, by name and shape. Reads no tensor.
 
-    ConfigError unless they are the weights of `module`, names and shapes; no tensor is read for it.
+    Returns:
+        Canonical name -> tensor, canonical name -> its copies, and canonical name -> slot.
+
+    Raises:
+        ConfigError: Names or shapes differ.
     """
-    params = weights_of(module)
-    files, scheme = checkpoint.tensor_files(), scheme_of(checkpoint.config)
+    params = named_weights(module)
+    files, scheme = checkpoint.tensor_files(), get_scheme(checkpoint.config)
     try:
-        gathered = gather(files.keys(), scheme)
+        gathered = group_tensors(files.keys(), scheme)
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path} {error}") from None
     weights = weights.of({weights.rename(name) for name in gathered})
-    parts = {name: Part.of(params[slot.param].whole, slot.index) for name, slot in weights.slots.items()}
+    parts = {name: WeightSlice.of(params[slot.param].full_shape, slot.index) for name, slot in weights.slots.items()}
     _check_coverage(module, params, parts, weights)
-    kept = _match(checkpoint, gathered, weights)
-    used = {files[name] for each in kept for name in gathered[each].values()}
+    names = _match(checkpoint, gathered, weights)
+    used = {files[name] for each in names for name in gathered[each].values()}
     handles = {file: stack.enter_context(checkpoint.tensors(file)) for file in used}
-    sources: dict[str, Stored] = {}
-    copies: dict[str, list[Stored]] = {}
-    for each in kept:
+    sources: dict[str, StoredTensor] = {}
+    copies: dict[str, list[StoredTensor]] = {}
+    for each in names:
         inside = {ending: (handles[files[name]], name) for ending, name in gathered[each].items()}
-        held = Stored(each, inside, None if "" in inside else scheme)
+        held = StoredTensor(each, inside, None if "" in inside else scheme)
         if sources.setdefault(name := weights.rename(each), held) is not held:
             copies.setdefault(name, []).append(held)
     shapes = {name: part.shape for name, part in parts.items()} | weights.beside
@@ -233,20 +263,21 @@ def _open(
     return sources, copies, weights.slots
 
 
-def _check_coverage(module: nn.Module, params: dict[str, Weight], parts: dict[str, Part], weights: WeightMap) -> None:
-    """A family's own mistake, not a checkpoint's: its map must reach each element of each weight once, and nothing but
-    weights holds any."""
-    filling: dict[str, list[Part]] = {name: [] for name in params}
+def _check_coverage(
+    module: nn.Module, params: dict[str, Weight], parts: dict[str, WeightSlice], weights: WeightMap
+) -> None:
+    """Asserts that the weight map covers each element of each weight once, and that all parameters are weights."""
+    filling: dict[str, list[WeightSlice]] = {name: [] for name in params}
     for name, slot in weights.slots.items():
         filling[slot.param].append(parts[name])
-    wrong = [name for name, weight in params.items() if not _once(weight.whole, filling[name])]
+    wrong = [name for name, weight in params.items() if not _covers_once(weight.full_shape, filling[name])]
     wrong += [name for name, _ in module.named_parameters()]
     if wrong:
         raise AssertionError(f"the family's weight map does not fill {summary(wrong)} exactly once")
 
 
-def _once(shape: tuple[int, ...], parts: list[Part]) -> bool:
-    """Whether each place of `shape` is in exactly one part; counted in the cells that the parts' edges cut it into."""
+def _covers_once(shape: tuple[int, ...], parts: list[WeightSlice]) -> bool:
+    """Returns whether `parts` cover `shape` exactly once, counted in the grid of the parts' edges."""
     cuts = []
     for along, size in enumerate(shape):
         edges = {edge for part in parts for edge in (part.ranges[along].start, part.ranges[along].stop)}
@@ -259,7 +290,7 @@ def _once(shape: tuple[int, ...], parts: list[Part]) -> bool:
 
 
 def _match(checkpoint: Checkpoint, stored: Iterable[str], weights: WeightMap) -> list[str]:
-    """Those names that are not skipped; ConfigError unless they are exactly the family's."""
+    """Returns the names that are not skipped. Raises ConfigError unless they are exactly the family's."""
     files = [name for name in stored if not weights.skip(weights.rename(name))]
     known = [weights.rename(name) for name in files]
     if len(set(known)) != len(known) and not weights.copies:
@@ -275,11 +306,13 @@ def _match(checkpoint: Checkpoint, stored: Iterable[str], weights: WeightMap) ->
     return files
 
 
-def _check_shapes(sources: dict[str, Stored], shapes: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint) -> None:
+def _check_shapes(
+    sources: dict[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]], checkpoint: Checkpoint
+) -> None:
     wrong = []
     for name, implied in shapes.items():
         stored = sources[name]
-        with _named(stored, checkpoint):
+        with _name_errors(stored, checkpoint):
             shape = stored.shape
         if shape != list(implied):
             wrong.append(f"{stored.name} is {shape}, not {list(implied)}")
@@ -287,6 +320,6 @@ def _check_shapes(sources: dict[str, Stored], shapes: Mapping[str, tuple[int, ..
         raise ConfigError(f"{checkpoint.path} holds tensors whose shape config.json does not imply: {summary(wrong)}")
 
 
-def _in_file_order(sources: dict[str, Stored], names: Iterable[str]) -> Iterator[str]:
-    """File by file, so that each is read from its beginning to its end."""
-    return iter(sorted(names, key=lambda name: sources[name].place))
+def _in_file_order(sources: dict[str, StoredTensor], names: Iterable[str]) -> Iterator[str]:
+    """Sorts names by file and offset, so that each file is read sequentially."""
+    return iter(sorted(names, key=lambda name: sources[name].sort_key))

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors as they stand in open files: a plain one is one of them, a quantised one several."""
+"""Lazily read tensors of a checkpoint. A quantized tensor consists of several stored tensors."""
 
 from __future__ import annotations
 
@@ -8,48 +8,53 @@ from dataclasses import dataclass
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.quant_reference import QuantizedTensor
 from runtime.layers.sharding import Index
-from runtime.quantization.checkpoint import Scheme
-from runtime.quantization.checkpoint.scheme import MAIN
+from runtime.quantization.checkpoint import QuantScheme
+from runtime.quantization.checkpoint.scheme import WEIGHT
 from runtime.weights.checkpoint import TensorFile, summary
 
 
 @dataclass(frozen=True)
-class Stored:
-    """`name`: as messages call it. `parts`: the stored name of each of its tensors by its ending; of a plain one, just
-    its own by ""."""
+class StoredTensor:
+    """A tensor of a checkpoint.
+
+    Attributes:
+        name: Name in messages.
+        parts: Ending -> file and name of each stored tensor; an unquantized tensor has only the ending "".
+        scheme: How it is quantized; None if it is not.
+    """
 
     name: str
     parts: Mapping[str, tuple[TensorFile, str]]
-    scheme: Scheme | None
+    scheme: QuantScheme | None
 
     @property
     def shape(self) -> list[int]:
-        """Nothing of a plain one is read for it. ConfigError, worded to follow its name."""
+        """Shape; data of unquantized tensors is not read. The text of a ConfigError follows the tensor's name."""
         if self.scheme is None:
             return self._shape_of("")
         return self.scheme.shape(self._shape_of, self._read)
 
     @property
-    def place(self) -> tuple[int, str]:
-        """By which they are read in the order of their files."""
+    def sort_key(self) -> tuple[int, str]:
+        """Key that sorts tensors by file."""
         handle, name = next(iter(self.parts.values()))
         return id(handle), name
 
-    def plain(self, box: Index = ()) -> torch.Tensor:
-        """Of a plain one a box, and no more of the file; all of it for ()."""
+    def read(self, box: Index = ()) -> torch.Tensor:
+        """Reads a slice of an unquantized tensor, and no more of the file; all of it for ()."""
         if not box:
             return self._read("")
         handle, name = self.parts[""]
         return handle.get_slice(name)[box]
 
-    def packed(self, device: torch.device) -> Packed:
+    def read_quantized(self, device: torch.device) -> QuantizedTensor:
         assert self.scheme is not None
-        return self.scheme.packed(self._read, device)
+        return self.scheme.read_quantized(self._read, device)
 
-    def equals(self, other: Stored) -> bool:
-        """Tensor by tensor."""
+    def equals(self, other: StoredTensor) -> bool:
+        """Returns whether all stored tensors are equal."""
         return self.parts.keys() == other.parts.keys() and all(
             a.dtype == b.dtype and torch.equal(a, b)
             for a, b in ((self._read(ending), other._read(ending)) for ending in self.parts)
@@ -64,38 +69,42 @@ class Stored:
         return handle.get_tensor(name)
 
 
-def gather(names: Collection[str], scheme: Scheme | None) -> dict[str, dict[str, str]]:
-    """The stored names of each tensor's parts by their endings, by the name that it would have were it plain.
+def group_tensors(names: Collection[str], scheme: QuantScheme | None) -> dict[str, dict[str, str]]:
+    """Groups stored tensors into the tensors of the unquantized checkpoint.
 
-    ConfigError for a quantised weight of which a part is missing.
+    Returns:
+        Name of the unquantized tensor -> ending -> stored name.
+
+    Raises:
+        ConfigError: A part of a quantized weight is missing.
     """
     if scheme is None:
         return {name: {"": name} for name in names}
-    own = [ending for ending in scheme.endings if ending != MAIN]
-    quantised: dict[str, dict[str, str]] = {}
+    own = [ending for ending in scheme.suffixes if ending != WEIGHT]
+    quantized: dict[str, dict[str, str]] = {}
     for name in names:
         for ending in own:
             if name.endswith(ending):
-                quantised.setdefault(name.removesuffix(ending) + MAIN, {})[ending] = name
-    if not quantised:
-        raise ConfigError(f"holds no weight that is quantised, though config.json says that they are {scheme.label}")
-    taken = {name for parts in quantised.values() for name in parts.values()}
-    if MAIN in scheme.endings:
-        for main, parts in quantised.items():
+                quantized.setdefault(name.removesuffix(ending) + WEIGHT, {})[ending] = name
+    if not quantized:
+        raise ConfigError(f"holds no weight that is quantized, though config.json says that they are {scheme.label}")
+    taken = {name for parts in quantized.values() for name in parts.values()}
+    if WEIGHT in scheme.suffixes:
+        for main, parts in quantized.items():
             if main in names:
-                parts[MAIN] = main
+                parts[WEIGHT] = main
                 taken.add(main)
     lost = [
-        main.removesuffix(MAIN) + ending
-        for main, parts in quantised.items()
-        for ending in scheme.endings
+        main.removesuffix(WEIGHT) + ending
+        for main, parts in quantized.items()
+        for ending in scheme.suffixes
         if ending not in parts
     ]
     if lost:
-        raise ConfigError(f"lacks {summary(sorted(lost))}, parts of weights that are quantised as {scheme.label}")
-    taken |= {main.removesuffix(MAIN) + ending for main in quantised for ending in scheme.spare}
-    plain = {name: {"": name} for name in names if name not in taken}
-    twice = sorted(plain.keys() & quantised.keys())
+        raise ConfigError(f"lacks {summary(sorted(lost))}, parts of weights that are quantized as {scheme.label}")
+    taken |= {main.removesuffix(WEIGHT) + ending for main in quantized for ending in scheme.ignored_suffixes}
+    unquantized = {name: {"": name} for name in names if name not in taken}
+    twice = sorted(unquantized.keys() & quantized.keys())
     if twice:
-        raise ConfigError(f"holds {summary(twice)} both plain and quantised")
-    return plain | quantised
+        raise ConfigError(f"holds {summary(twice)} both quantized and unquantized")
+    return unquantized | quantized

@@ -8,38 +8,45 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.base import Facts, Family
-from runtime.models.config_reader import Fields
+from runtime.models.base import ModelFamily, ModelInfo
+from runtime.models.config_reader import ConfigReader
 from runtime.weights import tokenizer_json
 from runtime.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
 class TokenIds:
-    """`mask`: None in a family without one. `eos` is sorted and may be empty. `max_token_id`: the largest id a prompt
-    may hold and the model may predict."""
+    """Special token ids of a model.
+
+    Attributes:
+        mask: The mask id; None in a family without one.
+        eos: EOS ids, sorted; may be empty.
+        max_token_id: Largest id that a prompt may have and the model may predict.
+    """
 
     mask: int | None
     eos: tuple[int, ...]
     max_token_id: int
 
 
-def read_tokens(
+def resolve_token_ids(
     checkpoint: Checkpoint,
-    family: Family[Any],
-    facts: Facts,
+    family: ModelFamily[Any],
+    facts: ModelInfo,
     *,
     mask_token_id: int | None = None,
     eos_token_ids: Sequence[int] | None = None,
     skip_tokenizer: bool = False,
 ) -> TokenIds:
-    """Resolve the ids. Mask: flag, config, tokenizer. EOS: flag, else the union of config, generation_config,
-    tokenizer and the family's turn-end tokens. Where none of these names one: the family's own id, if the vocabulary
-    has it.
+    """Resolves the special token ids.
+
+    The mask id is from the flag, config.json or the tokenizer, in this order. EOS ids are from the flag, else the union
+    of config.json, generation_config.json, the tokenizer and the family's turn-end tokens. Without any of these, the
+    family's own id is used if the vocabulary has it.
 
     Raises:
-        ConfigError: no tokenizer files (unless `skip_tokenizer`), no mask id, or an id outside the vocabulary, the one
-            that begins plain text among them.
+        ConfigError: There are no tokenizer files (unless `skip_tokenizer`), no mask id, or an id is outside the
+            vocabulary, including BOS.
     """
     vocab_size = facts.vocab_size
     vocab, named = ({}, {}) if skip_tokenizer else _tokenizer(checkpoint)
@@ -54,8 +61,8 @@ def read_tokens(
     if mask is not None:
         _check("config.json: mask_token_id" if mask_token_id is None else "--mask-token-id", [mask], vocab_size)
     if mask is None and family.masks:
-        words = [named.get("mask_token"), *family.mask_tokens]
-        mask = next((vocab[w] for w in words if w is not None and w in vocab), None)
+        candidates = [named.get("mask_token"), *family.mask_tokens]
+        mask = next((vocab[w] for w in candidates if w is not None and w in vocab), None)
     if mask is None and family.mask_id is not None and family.mask_id < vocab_size:
         mask = family.mask_id
     if mask is None and family.masks:
@@ -65,12 +72,12 @@ def read_tokens(
         _check("--eos-token-ids", eos_token_ids, vocab_size)
         eos = set(eos_token_ids)
     else:
-        generation = Fields(checkpoint.generation_config, "generation_config.json").ids("eos_token_id")
+        generation = ConfigReader(checkpoint.generation_config, "generation_config.json").ids("eos_token_id")
         _check("config.json: eos_token_id", facts.eos_ids, vocab_size)
         _check("generation_config.json: eos_token_id", generation, vocab_size)
         eos = {*facts.eos_ids, *generation}
-        words = [named.get("eos_token"), *family.turn_end_tokens]
-        eos |= {vocab[w] for w in words if w is not None and w in vocab}
+        candidates = [named.get("eos_token"), *family.turn_end_tokens]
+        eos |= {vocab[w] for w in candidates if w is not None and w in vocab}
         eos = eos or {id for id in family.eos_ids if id < vocab_size}
     if facts.bos_id is not None:
         _check("config.json: bos_token_id", [facts.bos_id], vocab_size)
@@ -80,14 +87,14 @@ def read_tokens(
 
 
 def _check(source: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raises ConfigError for an id that the vocabulary does not have."""
+    """Raises ConfigError for an id outside the vocabulary."""
     for id in ids:
         if not 0 <= id < vocab_size:
             raise ConfigError(f"{source} {id} is outside the vocabulary (0 to {vocab_size - 1})")
 
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, str]]:
-    """All tokens with their ids, and the tokens that tokenizer_config.json or special_tokens_map.json name."""
+    """Returns token -> id, and the named tokens of tokenizer_config.json or special_tokens_map.json."""
     from tokenizers import Tokenizer
 
     data = tokenizer_json.read_tokenizer(checkpoint.path)

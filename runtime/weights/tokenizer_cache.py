@@ -1,4 +1,4 @@
-"""Conversion of tokenizers to ``tokenizer.json`` by a child process, with a cache by the content of their files."""
+"""Converts tokenizers to ``tokenizer.json`` in a child process, and caches results by the content of their files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from runtime.weights.tokenizer_formats import FILE, REMEDY, SETTING_FILES, TEMPO
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of the conversion; a new number leaves cached files of older ones unused
-CONVERSION_SECONDS = 900.0  # of wall-clock time; the child limits its CPU time by itself
+VERSION = 2  # of the conversion; a new number invalidates cached files
+CONVERSION_SECONDS = 900.0  # wall time; the child limits its CPU time itself
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN")
 
 _lock = threading.Lock()
@@ -49,7 +49,7 @@ def converted(directory: Path, vocabularies: Sequence[str]) -> dict[str, Any]:
 
 
 def _content(directory: Path, name: str) -> bytes | None:
-    """The bytes of an input file. ConfigError if it is larger than a JSON file may be."""
+    """Reads an input file. Raises ConfigError if it is larger than a JSON file may be."""
     with checkpoint_files.opened(directory, name) as descriptor:
         if descriptor is None:
             return None
@@ -63,7 +63,7 @@ def _content(directory: Path, name: str) -> bytes | None:
 
 
 def _key(inputs: Mapping[str, bytes]) -> str:
-    """A digest of what the result depends on: the input files and the versions of the converters."""
+    """Returns the cache key: a digest of the input files and the versions of the converters."""
     digest = hashlib.sha256(f"{VERSION}".encode())
     for package in ("transformers", "tokenizers", "sentencepiece", "tiktoken"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -74,7 +74,7 @@ def _key(inputs: Mapping[str, bytes]) -> str:
 
 
 def cache_directory() -> Path | None:
-    """Where converted files are cached; None where the user has no home directory."""
+    """Returns the cache directory; None if the user has no home directory."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "unmask" / "tokenizers"
@@ -88,7 +88,7 @@ def _temporary_directory() -> Path | None:
 
 
 def _cached(path: Path) -> dict[str, Any] | None:
-    """The object in a cached file; None where there is none, or none that this user wrote."""
+    """Returns the object in a cached file; None if there is none, or another user wrote it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -105,7 +105,7 @@ def _cached(path: Path) -> dict[str, Any] | None:
 
 
 def _convert_once(directory: Path, inputs: Mapping[str, bytes], key: str) -> dict[str, Any]:
-    """Converts, unless another process that holds the lock of the cache has just done so."""
+    """Converts, unless another process has done so while holding the lock of the cache."""
     with contextlib.ExitStack() as stack:
         target = _writable(stack, key)
         found = None if target is None else _cached(target)
@@ -125,9 +125,9 @@ def _convert_once(directory: Path, inputs: Mapping[str, bytes], key: str) -> dic
 
 
 def _writable(stack: contextlib.ExitStack, key: str) -> Path | None:
-    """The file to write in the first directory that takes files, with a lock on it until `stack` closes.
+    """Returns the file to write, in the first writable directory, locked until `stack` closes.
 
-    The lock only saves work: files are replaced in one step, so that processes without a lock do no harm.
+    The lock only saves work: files are replaced atomically, so processes without a lock do no harm.
     """
     for directory in (cache_directory(), _temporary_directory()):
         if directory is None:
@@ -144,12 +144,12 @@ def _writable(stack: contextlib.ExitStack, key: str) -> Path | None:
 
 
 def _own_temporary_directory() -> Path:
-    """A new directory that this process removes at its end, and that its children find. ConfigError without one."""
+    """Creates a directory that this process removes at exit, and that its children use. Raises ConfigError."""
     path = Path(_temporary_path(lambda: tempfile.mkdtemp(prefix="unmask-tokenizer-")))
     owner = os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # a forked child inherits the handler
+        if os.getpid() == owner:  # forked children inherit the handler
             shutil.rmtree(path, ignore_errors=True)
 
     atexit.register(remove)
@@ -168,7 +168,7 @@ def _temporary_path(create: Callable[[], str]) -> str:
 
 
 def _replace(target: Path, text: str) -> None:
-    """Writes the file in one step: a reader finds the former content or this one."""
+    """Writes the file atomically."""
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -182,9 +182,9 @@ def _replace(target: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _workspace(inputs: Mapping[str, bytes]) -> Iterator[Path]:
-    """A directory with copies of the input files, which the child process reads instead of the checkpoint.
+    """Yields a directory with copies of the input files, which the child process reads instead of the checkpoint.
 
-    It is in the server's own directory, where there is one: that is removed after a server that was killed.
+    It is inside the server's temporary directory, if there is one, which is removed even if the server was killed.
     """
     parent = _temporary_directory()
 
@@ -206,7 +206,7 @@ def _workspace(inputs: Mapping[str, bytes]) -> Iterator[Path]:
 
 
 def _run(directory: Path, inputs: Mapping[str, bytes]) -> str:
-    """The converted tokenizer.json. ConfigError, which names the checkpoint, if the child process did not write it."""
+    """Runs the child process; returns the converted tokenizer.json. Raises ConfigError if there is none."""
     formats = " and ".join(name for name in inputs if name not in SETTING_FILES)
     with _workspace(inputs) as workspace:
         with open(workspace / "log", "wb") as log_file:
@@ -236,7 +236,7 @@ def _run(directory: Path, inputs: Mapping[str, bytes]) -> str:
 
 
 def _environment(workspace: Path) -> dict[str, str]:
-    """The child's environment: no tokens, no network, no cache of its own."""
+    """Returns the child's environment: no tokens, no network, no shared cache."""
     inherited = {name: value for name, value in os.environ.items() if name not in _HUB_TOKENS}
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]

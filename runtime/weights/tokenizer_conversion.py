@@ -1,11 +1,11 @@
-"""``python -m runtime.weights.tokenizer_conversion WORKSPACE``: converts a tokenizer to ``tokenizer.json`` and ends.
+"""``python -m runtime.weights.tokenizer_conversion WORKSPACE``: converts a tokenizer to ``tokenizer.json``.
 
-It reads WORKSPACE/inputs and writes WORKSPACE/tokenizer.json, or WORKSPACE/reason with one phrase. transformers is
-imported here and nowhere else in the runtime, without torch, which would multiply its memory by ten. No code of a
-checkpoint runs: the names of its own classes select the published class that they derive from.
+It reads WORKSPACE/inputs and writes WORKSPACE/tokenizer.json, or WORKSPACE/reason with one phrase. Only this module
+imports transformers, without torch, which would multiply its memory by ten. No code of a checkpoint runs: the name of a
+checkpoint's own class selects the published class that it derives from.
 
 Byte-level BPE files are loaded by transformers' class, tiktoken files by its converter. A sentencepiece model states
-its normalization itself, and transformers 5 ignores parts of it. The tokenizer is therefore assembled from the model
+its normalization itself, and transformers 5 ignores parts of it. Therefore the tokenizer is assembled from the model
 here. The ids of sample texts are compared with those of sentencepiece and tiktoken.
 """
 
@@ -43,10 +43,10 @@ from runtime.weights.tokenizer_formats import (
 )
 
 CPU_SECONDS = 600
-ADDRESS_SPACE = 8 << 30  # bytes; a vocabulary of 256,000 tokens takes less than one eighth
+ADDRESS_SPACE = 8 << 30  # bytes; a vocabulary of 256,000 tokens takes less than an eighth
 HIDDEN = ("torch", "tensorflow", "jax", "flax")  # frameworks that transformers would import
 
-# Classes that repositories define in code of their own, and the class of transformers with the same tokenization.
+# Classes that repositories define themselves, and the class of transformers with the same tokenization.
 REMOTE_CLASSES = {"DreamTokenizer": "Qwen2Tokenizer", "DiffuCoderTokenizer": "Qwen2Tokenizer"}
 # The class of a family's tokenizer, by `model_type`, where the checkpoint names no class that transformers has.
 FAMILY_CLASSES = {
@@ -105,7 +105,7 @@ def main(workspace: Path) -> int:
     except MemoryError:
         (workspace / "reason").write_text(f"it takes more than {ADDRESS_SPACE >> 30} GiB of memory", encoding="utf-8")
         return 1
-    except Exception as error:  # the libraries raise many kinds for a file that is damaged
+    except Exception as error:  # the libraries raise many kinds for damaged files
         log.exception("the conversion failed")
         detail = " ".join(str(error).split())[:300]
         (workspace / "reason").write_text(f"{type(error).__name__}: {detail}", encoding="utf-8")
@@ -148,14 +148,14 @@ def convert(directory: Path) -> dict[str, Any]:
 
 
 class _Settings:
-    """What the files beside a vocabulary declare.
+    """Declarations of the files next to a vocabulary.
 
     Attributes:
         config: tokenizer_config.json, {} without one.
-        own_class: the class that the checkpoint names, without the suffix Fast; "" if it names none.
-        is_remote: whether that class is code of the repository.
-        published: the class of transformers to use; "" if none is known.
-        added: added tokens by their ids, as tokenizer.json has them.
+        own_class: The class that the checkpoint names, without the suffix Fast; "" if it names none.
+        is_remote: Whether that class is code of the repository.
+        published: The class of transformers to use; "" if none is known.
+        added: Id -> added token, as in tokenizer.json.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -180,7 +180,7 @@ class _Settings:
 
     @property
     def merged(self) -> dict[str, Any]:
-        """tokenizer_config.json, with what it leaves out or null from special_tokens_map.json; tokens are texts."""
+        """tokenizer_config.json, completed from special_tokens_map.json, with tokens as texts."""
         found: dict[str, Any] = dict(self.config)
         found |= {key: value for key, value in self.special_map.items() if found.get(key) is None}
         for key, value in found.items():
@@ -200,7 +200,7 @@ class _Settings:
         return list(dict.fromkeys([*texts, *(text for key in SPECIAL_LISTS for text in merged.get(key) or ())]))
 
     def _added_tokens(self, numbers: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-        """`added_tokens_decoder` of the config, else `added_tokens.json`."""
+        """Returns `added_tokens_decoder` of the config, else `added_tokens.json`."""
         if declared := declared_tokens(self.config, CONFIG_FILE):
             return declared
         specials, found = set(self.specials), {}
@@ -226,23 +226,23 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _class(name: str) -> Any:
-    """transformers' tokenizer class of that name, None if it has none."""
+    """Returns transformers' tokenizer class of that name, or None."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     try:
         return tokenizer_class_from_name(name)
-    except Exception:  # a name that is an attribute of the package without being importable
+    except Exception:  # an attribute of the package that is not importable
         return None
 
 
 def _byte_level_classes() -> set[str]:
-    """Classes of transformers that load vocab.json and merges.txt."""
+    """Returns the classes of transformers that load vocab.json and merges.txt."""
     names = {"Qwen2Tokenizer", "GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "CodeGenTokenizer"}
     return names | {"LEDTokenizer", "LongformerTokenizer", "BlenderbotTokenizer", "DebertaTokenizer"}
 
 
 def _from_bpe(directory: Path, settings: _Settings) -> dict[str, Any]:
-    """vocab.json, merges.txt and added_tokens.json, by transformers' class."""
+    """Converts vocab.json, merges.txt and added_tokens.json with transformers' class."""
     if settings.published not in _byte_level_classes():
         raise Unconvertible(
             f"the class {settings.own_class or 'of the tokenizer'!r} is not known, and vocab.json and merges.txt do "
@@ -256,10 +256,10 @@ def _from_bpe(directory: Path, settings: _Settings) -> dict[str, Any]:
 
 
 def _by_transformers(directory: Path, settings: _Settings) -> dict[str, Any]:
-    """What the published class of transformers loads from `directory`, whose settings are replaced by loadable ones."""
+    """Loads `directory` with the published class of transformers, after replacing its settings by loadable ones."""
     added = {str(number): token for number, token in settings.added.items()}
     (directory / CONFIG_FILE).write_text(json.dumps(_loadable(settings) | {"added_tokens_decoder": added}))
-    for name in (SPECIAL_FILE, ADDED_FILE, "config.json"):  # their content is in the config now
+    for name in (SPECIAL_FILE, ADDED_FILE, "config.json"):  # merged into the config
         (directory / name).unlink(missing_ok=True)
     loaded = _class(settings.published).from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     data: dict[str, Any] = json.loads(loaded.backend_tokenizer.to_str())
@@ -267,13 +267,13 @@ def _by_transformers(directory: Path, settings: _Settings) -> dict[str, Any]:
 
 
 def _loadable(settings: _Settings) -> dict[str, Any]:
-    """tokenizer_config.json for transformers: special_tokens_map.json merged, nothing that names files or code."""
+    """Returns tokenizer_config.json for transformers, completed, and without names of files or code."""
     dropped = {"auto_map", "tokenizer_class", "chat_template", "added_tokens_decoder", "name_or_path", "init_inputs"}
     return {k: v for k, v in settings.merged.items() if k not in dropped and not k.endswith("_file")}
 
 
 def _is_tiktoken(path: Path) -> bool:
-    """Whether a file consists of rows `base64 rank`, as tiktoken's do."""
+    """Returns whether a file consists of lines `base64 rank`, as tiktoken's do."""
     with path.open("rb") as file:
         first = file.readline(4096).split()
     try:
@@ -283,7 +283,7 @@ def _is_tiktoken(path: Path) -> bool:
 
 
 def _from_tiktoken(path: Path, settings: _Settings) -> dict[str, Any]:
-    """A tiktoken file, by transformers' converter."""
+    """Converts a tiktoken file with transformers' converter."""
     import tiktoken
     from tiktoken.load import load_tiktoken_bpe
     from transformers.convert_slow_tokenizer import TikTokenConverter
@@ -415,13 +415,13 @@ def _assemble(proto: Any, settings: _Settings) -> dict[str, Any]:
 
 
 def _is_prefixed(proto: Any, settings: _Settings) -> bool:
-    """Whether a space goes before a text; classes without `legacy` behavior can be configured not to add one."""
+    """Returns whether a space is prepended to a text; classes without `legacy` behavior can disable it."""
     disabled = settings.config.get("legacy") is False and settings.config.get("add_prefix_space") is False
     return bool(proto.normalizer_spec.add_dummy_prefix) and not disabled
 
 
 def _normalizers(spec: Any, everywhere: bool) -> list[dict[str, Any]]:
-    """What sentencepiece does to a text before it is segmented."""
+    """Returns the normalizers of sentencepiece."""
     found: list[dict[str, Any]] = []
     if spec.precompiled_charsmap:
         charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
@@ -436,7 +436,7 @@ def _normalizers(spec: Any, everywhere: bool) -> list[dict[str, Any]]:
 
 
 def _merges(pieces: Sequence[Any]) -> list[tuple[str, str]]:
-    """Merges of a BPE model, whose order is that of the scores: each piece with all its divisions in two pieces."""
+    """Returns the merges of a BPE model, ordered by score: all splits of each piece into two pieces."""
     numbers = {piece.piece: number for number, piece in enumerate(pieces) if piece.type in (NORMAL, USER_DEFINED)}
     found = []
     for text, number in numbers.items():
@@ -449,14 +449,14 @@ def _merges(pieces: Sequence[Any]) -> list[tuple[str, str]]:
 
 
 def _scores(pieces: Sequence[Any]) -> list[float]:
-    """Scores of a unigram model. Bytes and control tokens get so low a score that no text is segmented into them."""
+    """Returns the scores of a unigram model. Bytes and control tokens get a score too low to be chosen."""
     lowest = min((piece.score for piece in pieces if piece.type in (NORMAL, USER_DEFINED)), default=0.0)
     never = 32 * (lowest - 10.0)
     return [piece.score if piece.type in (NORMAL, USER_DEFINED) else never for piece in pieces]
 
 
 def _require_ids(data: dict[str, Any], added: Mapping[int, Mapping[str, Any]]) -> None:
-    """Has each declared token its id: the library numbers those that the vocabulary lacks in sequence, without gaps."""
+    """Gives each declared token its id: the library numbers tokens outside the vocabulary without gaps."""
     from tokenizers import Tokenizer
 
     data["added_tokens"] = sorted(
@@ -476,7 +476,7 @@ def _require_ids(data: dict[str, Any], added: Mapping[int, Mapping[str, Any]]) -
 
 
 def _by_id(data: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """All added tokens, those that the checkpoint declares with the ids that it declares."""
+    """Returns all added tokens by id; declared tokens have their declared ids."""
     declared = {token["content"]: number for number, token in added.items()}
     if len(declared) < len(added):
         raise Unconvertible("two ids of its added tokens have the same text")
@@ -488,7 +488,7 @@ def _by_id(data: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]]) -> d
 
 
 def _compare(data: Mapping[str, Any], expected: Mapping[str, list[int]], library: str) -> None:
-    """Raises Unconvertible where ids differ from those of the library that the format belongs to."""
+    """Raises Unconvertible if ids differ from those of the format's own library."""
     from tokenizers import Tokenizer
 
     # Text of special tokens is ordinary text for both libraries.

@@ -1,6 +1,6 @@
-"""The content of ``tokenizer.json``: the checkpoint's own file, or one converted from the formats that lack it.
+"""Reads ``tokenizer.json``: the checkpoint's own, or one that is converted from other formats.
 
-A checkpoint may hold `vocab.json` and `merges.txt`, a sentencepiece model or a tiktoken file instead. A child process
+A checkpoint may have `vocab.json` and `merges.txt`, a sentencepiece model or a tiktoken file instead. A child process
 (``runtime.weights.tokenizer_conversion``) converts those with transformers, which no serving process imports. The
 result is cached by the content of its inputs. Without a writable cache it is a temporary file.
 """
@@ -51,7 +51,7 @@ def read_tokenizer(directory: Path) -> dict[str, Any] | None:
 
 
 def source_name(directory: Path) -> str:
-    """The file that messages about the tokenizer name."""
+    """Returns the file that messages about the tokenizer name."""
     if checkpoint_files.has(directory, FILE):
         return str(directory / FILE)
     found = vocabulary_files(directory)
@@ -59,9 +59,10 @@ def source_name(directory: Path) -> str:
 
 
 def named_tokens(directory: Path) -> dict[str, str]:
-    """Returns the texts of `bos_token` and its like, by their names; a checkpoint may name tokens of its own too.
+    """Returns name -> text of `bos_token` and similar entries; a checkpoint may name further tokens.
 
-    ``tokenizer_config.json`` takes precedence over ``special_tokens_map.json``. ConfigError for an unreadable file.
+    ``tokenizer_config.json`` takes precedence over ``special_tokens_map.json``. Raises ConfigError for an unreadable
+    file.
     """
     named: dict[str, str] = {}
     for file in (SPECIAL_FILE, CONFIG_FILE):
@@ -77,7 +78,7 @@ def named_tokens(directory: Path) -> dict[str, str]:
 
 
 def _special_texts(directory: Path) -> set[str]:
-    """Texts of all tokens that the two files declare special, under whatever name."""
+    """Returns the texts of all tokens that the two files declare special, by any name."""
     found = set(named_tokens(directory).values())
     for file in (SPECIAL_FILE, CONFIG_FILE):
         config = checkpoint_files.read_json(directory, file) or {}
@@ -93,7 +94,7 @@ def _is_token(entry: Any) -> bool:
 
 
 def _add_declared(data: dict[str, Any], directory: Path) -> None:
-    """Extends `added_tokens` by tokens that only the other files declare, and flags those that they declare special."""
+    """Adds tokens to `added_tokens` that only the other files declare, and flags those that they declare special."""
     entries = data.get("added_tokens") or []
     if not isinstance(entries, list) or not all(_is_token(entry) for entry in entries):
         raise ConfigError(f"{source_name(directory)}: added_tokens must be a list of objects with id and content")
@@ -119,8 +120,10 @@ def _add_declared(data: dict[str, Any], directory: Path) -> None:
 
 
 def _ordinary(texts: set[str], model: Any) -> set[str]:
-    """Those of `texts` that ordinary text is encoded with, such as a padding token "!". They cannot become special: the
-    text could not be encoded without them."""
+    """Returns those of `texts` that encode ordinary text, such as a padding token "!".
+
+    They cannot become special, because the text could not be encoded without them.
+    """
     if not texts or not isinstance(model, Mapping):
         return set(texts)
     if model.get("type") != "BPE":
@@ -134,10 +137,10 @@ def _ordinary(texts: set[str], model: Any) -> set[str]:
 
 
 def _converted(directory: Path) -> dict[str, Any] | None:
-    """The converted tokenizer of the checkpoint; None if it holds none."""
+    """Returns the converted tokenizer of the checkpoint; None if it has none."""
     names = vocabulary_files(directory)
     if not names:
         return None
-    from runtime.weights.tokenizer_cache import converted  # what a checkpoint with tokenizer.json does not need
+    from runtime.weights.tokenizer_cache import converted  # not needed with tokenizer.json
 
     return converted(directory, names)

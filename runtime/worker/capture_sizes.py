@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from runtime.kernels.forward_batch import TILE_ROWS
+from runtime.kernels.forward_batch import MAX_TILE_ROWS
 from runtime.worker.input_batch import AlgorithmShape, ForwardDescriptor, SampleDescriptor
 
 MIN_PREFILL_FILL = 15 / 16  # a step is padded to the prefill size only if it fills at least this fraction of it
@@ -69,7 +69,7 @@ class CaptureSizes:
     @cached_property
     def tiles(self) -> list[int]:
         """Tile heights: for steps that denoise one block per request, that also commit one, and for all others."""
-        return sorted({min(rows, TILE_ROWS) for rows in (self.block_size, 2 * self.block_size, TILE_ROWS)})
+        return sorted({min(rows, MAX_TILE_ROWS) for rows in (self.block_size, 2 * self.block_size, MAX_TILE_ROWS)})
 
     def forward_descriptors(self, *, self_conditioning: bool) -> list[ForwardDescriptor]:
         """Returns all descriptors without soft embeddings, largest first."""
@@ -123,12 +123,12 @@ class CaptureSizes:
     def _prefill_tiles(self) -> list[int]:
         """Tile heights of the prefill size: the full tile, and smaller ones if all requests together fill the rows."""
         rows = self.max_prefill_tokens // self.block_size * self.block_size
-        return [tile for tile in self.tiles if rows and (tile == TILE_ROWS or rows <= self.max_num_reqs * tile)]
+        return [tile for tile in self.tiles if rows and (tile == MAX_TILE_ROWS or rows <= self.max_num_reqs * tile)]
 
     def _max_blocks(self, tile_rows: int) -> int:
         """Returns the largest number of blocks for a tile height. With one tile per request, the number of requests
         limits it."""
-        if tile_rows == TILE_ROWS:
+        if tile_rows == MAX_TILE_ROWS:
             return self.blocks[-1]
         return self._round_up(min(-(-self.max_num_reqs * tile_rows // self.block_size), self.blocks[-1]))
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from runtime.algorithms.base import UnmaskingAlgorithm
-from runtime.engine.step_plan import BlockPlan, BlockResults, ConditionedRows, Ints, StepPlan
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
 from runtime.worker.capture_sizes import CaptureSizes, padded_history_len, sampled_rows_step
 from runtime.worker.cuda_graph import Work
 from runtime.worker.graph_padding import (
@@ -89,7 +89,7 @@ class CudaGraphRunner(ModelRunner):
         self._num_uses: Counter[Hashable] = Counter()  # number of steps, by shapes that are not captured
         self._last_positions: np.ndarray | None = None  # of the rows of the last forward, if it was replayed
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
-        self._last_conditioned: ConditionedRows | None = None
+        self._last_conditioned: SelfConditioningRows | None = None
         self._hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
         self._launched_tokens: Ints | None = None  # of the next step, if its forward was launched already
         self.next_tokens_fn = tokens_after  # benchmarks replace it to repeat a step
@@ -120,9 +120,9 @@ class CudaGraphRunner(ModelRunner):
 
     def _same_layout(self, plan: StepPlan) -> bool:
         """Whether the forward has the layout of the last one, so that only its tokens differ."""
-        if plan.positions is not self._last_positions or plan.merged is not None:
+        if plan.positions is not self._last_positions or plan.soft_embeddings is not None:
             return False
-        return not self.self_conditioning or _same_conditioning(plan.conditioned, self._last_conditioned)
+        return not self.self_conditioning or _same_conditioning(plan.self_conditioning, self._last_conditioned)
 
     def _replay(self, tokens: Ints) -> torch.Tensor | None:
         """Replays the last forward with other tokens."""
@@ -136,17 +136,23 @@ class CudaGraphRunner(ModelRunner):
         graph.replay()
         return self._hidden_states
 
-    def _launch_next_step(self, step: StepPlan, plan: BlockPlan, output: Told) -> bool:
+    def _launch_next_step(self, step: StepPlan, plan: DenoiseBlocks, output: Told) -> bool:
         """Launches the forward of the next step if its layout is the same; returns whether it did.
 
         It must not if logprobs of this step are requested, if rows of the step belong to no sampled block, or if only
         some blocks are self-conditioned.
         """
-        if step.positions is not self._last_positions or len(step.tokens) != plan.tokens.size or plan.told is not None:
+        if (
+            step.positions is not self._last_positions
+            or len(step.tokens) != plan.tokens.size
+            or plan.num_logprobs is not None
+        ):
             return False
-        if self.self_conditioning and (step.conditioned is None or len(step.conditioned.rows) < len(plan.tokens)):
+        if self.self_conditioning and (
+            step.self_conditioning is None or len(step.self_conditioning.rows) < len(plan.tokens)
+        ):
             return False
-        if not all_go_on(output, len(plan.tokens), noisy=plan.noise is not None) or not step.begin_next():
+        if not all_go_on(output, len(plan.tokens), noisy=plan.noise_uniforms is not None) or not step.try_launch_next():
             return False
         self._launched_tokens = self.next_tokens_fn(plan, output).ravel()
         self._replay(self._launched_tokens)
@@ -165,13 +171,15 @@ class CudaGraphRunner(ModelRunner):
 
             if self._forward_graph(padded, fill):
                 self._last_positions, self._last_graph = plan.positions, self._graphs[padded]
-                self._last_conditioned = plan.conditioned
+                self._last_conditioned = plan.self_conditioning
                 assert self._hidden_states is not None
                 return self._hidden_states, ""
         self.timer.begin()
         return self.step.forward(shape, self.h2d.to_device(arrays)), "prefill" if padded is None else "new"
 
-    def _sample_step(self, step: StepPlan, plan: BlockPlan, hidden_states: torch.Tensor, reason: str) -> BlockResults:
+    def _sample_step(
+        self, step: StepPlan, plan: DenoiseBlocks, hidden_states: torch.Tensor, reason: str
+    ) -> BlockResults:
         shape, arrays = sample_inputs(plan, self.step.sampler.get_algorithm)
         members = [group.members for group in plan.groups]
         if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
@@ -342,10 +350,10 @@ class CudaGraphRunner(ModelRunner):
         return len(self._graphs)
 
 
-def _same_conditioning(one: ConditionedRows | None, other: ConditionedRows | None) -> bool:
+def _same_conditioning(one: SelfConditioningRows | None, other: SelfConditioningRows | None) -> bool:
     if one is None or other is None:
         return one is other
-    return np.array_equal(one.rows, other.rows) and np.array_equal(one.place, other.place)
+    return np.array_equal(one.rows, other.rows) and np.array_equal(one.req_slot, other.req_slot)
 
 
 def _empty_arrays(kinds: ArraySpecs) -> dict[str, np.ndarray]:

@@ -25,9 +25,9 @@ ROWS = {  # dtype of the value per row, and its value for padding tokens
     "slots": (I64, -1),
     "visible_end": (I32, 1),
     "window_origin": (I64, 0),
-    "open": (BOOL, False),
+    "is_editable": (BOOL, False),
 }
-BLOCKS = {"may_force": BOOL, "advanced": I64, "initial_masks": I64, "given_steps": I64, "post_edit_steps": I64}
+BLOCKS = {"may_force": BOOL, "num_steps_forcing": I64, "initial_masks": I64, "step_budget": I64, "post_edit_steps": I64}
 
 
 def forward_buffer_specs(shape: ForwardDescriptor, block_size: int) -> ArraySpecs:
@@ -103,7 +103,7 @@ def sample_buffer_specs(shape: SampleDescriptor, columns: list[int], history_fie
     found["remasked"] = BOOL, (n, size)
     found |= {name: (dtype, (n,)) for name, dtype in BLOCKS.items()}
     if shape.uniform_noise:
-        found["noise"] = F64, (n, size)
+        found["noise_uniforms"] = F64, (n, size)
     if shape.self_conditioned:
         found["req_slot"] = I64, (n,)
     if shape.num_sampled:
@@ -125,7 +125,7 @@ def pad_sample_inputs(
 ) -> None:
     """Writes the inputs of sampling into the buffers of a larger descriptor."""
     n, size, padding_block = shape.blocks, shape.size, padded.blocks - 1
-    for name in ("block_tokens", "block_state", "remasked", "noise"):
+    for name in ("block_tokens", "block_state", "remasked", "noise_uniforms"):
         view = into.get(name)
         if view is None:
             continue

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import MIN_P, TEMPERATURE, TOKEN_MERGE_TOP_K, TOP_K, TOP_P, LogitStat, UnmaskingAlgorithm
 from runtime.engine.request import MASKED
-from runtime.engine.step_plan import BlockPlan, StepPlan
-from runtime.worker.sample.logits_processors import shaping_arrays
+from runtime.engine.step_plan import DenoiseBlocks, StepPlan
+from runtime.worker.sample.logits_processors import logits_processor_arrays
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -102,24 +102,24 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
         "slots": plan.slots,
         "visible_end": plan.visible_end,
         "window_origin": plan.window_origin,
-        "open": plan.open,
+        "is_editable": plan.is_editable,
         "tiles": plan.tiles,
         "page_table": plan.page_table,
     }
     soft_embedding_shape, num_self_conditioned = (0, 0), 0
-    if plan.merged is not None:
-        soft_embedding_shape = plan.merged.ids.shape
-        arrays["soft_embedding_rows"] = plan.merged.rows
-        arrays["soft_embedding_ids"] = plan.merged.ids
-        arrays["soft_embedding_probs"] = plan.merged.probs
-        arrays["soft_embedding_params"] = plan.merged.how
-    if self_conditioning and plan.conditioned is not None:
-        num_self_conditioned = len(plan.conditioned.rows)
-        arrays["self_conditioning_rows"] = plan.conditioned.rows[:, None] + np.arange(block_size)
-        arrays["self_conditioning_slots"] = plan.conditioned.place
-    if plan.adapted:
-        assert plan.adapters is not None
-        arrays["adapters"] = plan.adapters
+    if plan.soft_embeddings is not None:
+        soft_embedding_shape = plan.soft_embeddings.ids.shape
+        arrays["soft_embedding_rows"] = plan.soft_embeddings.rows
+        arrays["soft_embedding_ids"] = plan.soft_embeddings.ids
+        arrays["soft_embedding_probs"] = plan.soft_embeddings.probs
+        arrays["soft_embedding_params"] = plan.soft_embeddings.params
+    if self_conditioning and plan.self_conditioning is not None:
+        num_self_conditioned = len(plan.self_conditioning.rows)
+        arrays["self_conditioning_rows"] = plan.self_conditioning.rows[:, None] + np.arange(block_size)
+        arrays["self_conditioning_slots"] = plan.self_conditioning.req_slot
+    if plan.active_lora_modules:
+        assert plan.lora_slots is not None
+        arrays["adapters"] = plan.lora_slots
     shape = ForwardDescriptor(
         rows=len(plan.tokens),
         tiles=len(plan.tiles),
@@ -129,13 +129,13 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
         reach=int(plan.positions.max()) + 1,
         soft_embedding_shape=soft_embedding_shape,
         num_self_conditioned=num_self_conditioned,
-        active_lora_modules=plan.adapted,
+        active_lora_modules=plan.active_lora_modules,
     )
     return shape, arrays
 
 
 def sample_inputs(
-    plan: BlockPlan, get_algorithm: Callable[[str], UnmaskingAlgorithm]
+    plan: DenoiseBlocks, get_algorithm: Callable[[str], UnmaskingAlgorithm]
 ) -> tuple[SampleDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of sampling.
 
@@ -154,9 +154,9 @@ def sample_inputs(
         "block_tokens": plan.tokens,
         "block_state": plan.state,
         "may_force": plan.may_force,
-        "advanced": plan.advanced,
+        "num_steps_forcing": plan.num_steps_forcing,
         "initial_masks": plan.initial_masks,
-        "given_steps": plan.given_steps,
+        "step_budget": plan.step_budget,
         "post_edit_steps": plan.post_edit_steps,
     }
     if several:
@@ -166,35 +166,35 @@ def sample_inputs(
         arrays["block_in_group"] = block_in_group[block]
     if plan.remasked is not None:
         arrays["remasked"] = plan.remasked
-    if plan.noise is not None:
-        arrays["noise"] = plan.noise
-    if plan.place is not None:
-        arrays["req_slot"] = plan.place
-    if plan.shaping is not None:
-        arrays |= shaping_arrays(plan.shaping)
-    if plan.drawing is not None:
+    if plan.noise_uniforms is not None:
+        arrays["noise_uniforms"] = plan.noise_uniforms
+    if plan.req_slot is not None:
+        arrays["req_slot"] = plan.req_slot
+    if plan.logits_processors is not None:
+        arrays |= logits_processor_arrays(plan.logits_processors)
+    if plan.sampling is not None:
         sampled = np.flatnonzero(kind % 3)
-        arrays["limits"] = plan.drawing.limits[block[sampled]]
-        arrays["uniform"] = plan.drawing.uniform[block[sampled], at[sampled]]
+        arrays["limits"] = plan.sampling.limits[block[sampled]]
+        arrays["uniform"] = plan.sampling.uniform[block[sampled], at[sampled]]
     groups = []
     for i, (group, (num_greedy, num_unfiltered, num_filtered)) in enumerate(
         zip(plan.groups, counts.tolist(), strict=True)
     ):
-        algorithm = get_algorithm(group.rule)
+        algorithm = get_algorithm(group.algorithm)
         top_k = 0
-        if group.wants & LogitStat.TOP_K and TOKEN_MERGE_TOP_K.name in algorithm.columns:
+        if group.required_stats & LogitStat.TOP_K and TOKEN_MERGE_TOP_K.name in algorithm.columns:
             top_k = int(group.params[:, algorithm.columns[TOKEN_MERGE_TOP_K.name]].max())
         if several:
             arrays[f"members{i}"] = group.members
         arrays[f"params{i}"] = group.params
         history_len = 0
-        if group.kept is not None:
-            arrays[f"history{i}"] = group.kept
-            history_len = group.kept.shape[2]
+        if group.history is not None:
+            arrays[f"history{i}"] = group.history
+            history_len = group.history.shape[2]
         groups.append(
             AlgorithmShape(
-                algorithm=group.rule,
-                required_stats=group.wants,
+                algorithm=group.algorithm,
+                required_stats=group.required_stats,
                 blocks=len(group.members),
                 rows=num_greedy + num_unfiltered + num_filtered,
                 num_sampled=num_unfiltered + num_filtered,
@@ -209,9 +209,9 @@ def sample_inputs(
         size=plan.tokens.shape[1],
         groups=tuple(groups),
         remasked=plan.remasked is not None,
-        uniform_noise=plan.noise is not None,
-        self_conditioned=plan.place is not None,
-        has_logits_processors=plan.shaping is not None,
+        uniform_noise=plan.noise_uniforms is not None,
+        self_conditioned=plan.req_slot is not None,
+        has_logits_processors=plan.logits_processors is not None,
     )
     return shape, arrays
 
@@ -219,12 +219,12 @@ def sample_inputs(
 Ints = npt.NDArray[np.int64]
 
 
-def _sort_by_group(plan: BlockPlan, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
+def _sort_by_group(plan: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns the sampled positions in their order and a code for each: the number of its group times 3, plus 0 for
     greedy rows, 1 for sampled rows, or 2 for rows under min-p, top-k or top-p."""
     kind = np.zeros(len(block), dtype=np.int64)
-    if plan.drawing is not None:
-        limits = plan.drawing.limits
+    if plan.sampling is not None:
+        limits = plan.sampling.limits
         sampled = limits[:, TEMPERATURE] > 0
         filtered = sampled & ((limits[:, TOP_K] > 0) | (limits[:, TOP_P] < 1) | (limits[:, MIN_P] > 0))
         kind = np.where(plan.state[block, at] == MASKED, (sampled.astype(np.int64) + filtered)[block], 0)
@@ -233,7 +233,7 @@ def _sort_by_group(plan: BlockPlan, block: Ints, at: Ints) -> tuple[Ints, Ints, 
         for i, group in enumerate(plan.groups):
             number[group.members] = i
         kind += 3 * number[block]
-    elif plan.drawing is None:
+    elif plan.sampling is None:
         return kind, block, at
     order = kind.argsort(kind="stable")
     return kind[order], block[order], at[order]

@@ -12,7 +12,7 @@ import torch
 from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.config import EngineConfig
-from runtime.distributed.process_group import ALONE, Group
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.lora_manager import Adapters
 from runtime.engine.request_defaults import orders_of
 from runtime.errors import ConfigError
@@ -42,7 +42,7 @@ def make_runner(
     dtype: torch.dtype,
     free_at_start: int,
     adapters: Adapters,
-    group: Group = ALONE,
+    group: TensorParallelGroup = SINGLE_RANK,
 ) -> tuple[ModelRunner, int]:
     """The runner with its K/V pool, warmed up and recorded, and the pool's pages, as many in all of a group."""
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
@@ -99,7 +99,7 @@ def make_runner(
     elif pages is None:
         wanted = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
         pages = min(wanted, CPU_POOL_BYTES // bytes_of_page)
-    pages = group.least(pages, device)
+    pages = group.min_across_ranks(pages, device)
     if pages < needed:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(

@@ -10,7 +10,7 @@ import torch
 
 from runtime.algorithms.base import EditTokens
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
-from runtime.engine.step_plan import BlockPlan, BlockResults, StepPlan
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
@@ -117,7 +117,9 @@ class ModelRunner:
         model, batch, logits_ops = self.model, self.batch(plan), self.step.logits_ops
         hidden_states = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
         parts = torch.split(hidden_states, 1024)
-        return torch.cat([logits_ops.all_gather(model.head(model.finish(part))).cpu() for part in parts])
+        return torch.cat(
+            [logits_ops.all_gather(model.lm_head(model.final_hidden_states(part))).cpu() for part in parts]
+        )
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults | None:
@@ -127,11 +129,11 @@ class ModelRunner:
         blocks = plan.blocks  # computed now, to overlap with the forward
         return None if blocks is None else self._sample(plan, blocks, hidden_states)
 
-    def _sample(self, plan: StepPlan, blocks: BlockPlan, hidden_states: torch.Tensor) -> BlockResults:
+    def _sample(self, plan: StepPlan, blocks: DenoiseBlocks, hidden_states: torch.Tensor) -> BlockResults:
         shape, arrays = sample_inputs(blocks, self.step.sampler.get_algorithm)
         parts = [blocks]
         if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
-            parts = plan.apart() or parts
+            parts = plan.make_blocks_per_request() or parts
         launched = []
         for part in parts:
             if part is not blocks:
@@ -146,17 +148,17 @@ class ModelRunner:
         found = end_to_end([results(*each) for each in zip(shapes, outputs, members, strict=True)])
         return self._walked(blocks, hidden_states, found)
 
-    def _walked(self, plan: BlockPlan, hidden_states: torch.Tensor, results: BlockResults) -> BlockResults:
+    def _walked(self, plan: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> BlockResults:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
         full_logits = FullLogits(
-            self.step.sampler, self.model.finish, hidden_states, self.notify_ranks, self.batch_invariant
+            self.step.sampler, self.model.final_hidden_states, hidden_states, self.notify_ranks, self.batch_invariant
         )
         if full_logits.vocab_parallel and self.notify_ranks is None:
             self.last_logits = full_logits
-        if plan.walks:
+        if plan.grammar_blocks:
             walk(full_logits, plan, results)
-        if plan.recitals:
+        if plan.forced_tokens:
             recite(plan, results)
-        if plan.told is not None:
+        if plan.num_logprobs is not None:
             tell(full_logits, plan, results)
         return results

@@ -8,10 +8,10 @@ from runtime.algorithms.base import EditTokens
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.unmask import Blocks, Sampled
-from runtime.layers.embedding import merged
+from runtime.kernels.unmask import BlockInputs, SampledRows
+from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
-from runtime.models.base import HasIds, Model, SelfConditioned
+from runtime.models.base import Model, SelfConditioned, SupportsTensorParallel
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor
 from runtime.worker.sample.algorithm_groups import Tensors
 from runtime.worker.sample.sampler import Sampler
@@ -58,13 +58,13 @@ class ModelStep:
             None  # [places, block, width], of the last step of whoever has the place
         )
         if self_conditioned is not None:  # the last is nobody's
-            shape = (max_num_reqs + 1, block_size, self_conditioned.signal_width)
+            shape = (max_num_reqs + 1, block_size, self_conditioned.self_conditioning_size)
             self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
-        ids = model.ids if isinstance(model, HasIds) else None
+        ids = model.ids if isinstance(model, SupportsTensorParallel) else None
         self.logits_ops = logits_ops if ids is None else VocabParallelLogitsOps(ids)
         self.sampler = Sampler(
-            model.head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, edit_tokens=edit_tokens,
-            self_conditioning_fn=None if self_conditioned is None else self_conditioned.soften,
+            model.lm_head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, edit_tokens=edit_tokens,
+            self_conditioning_fn=None if self_conditioned is None else self_conditioned.compute_self_conditioning,
             logits_ops=self.logits_ops,
         )  # fmt: skip
 
@@ -74,16 +74,16 @@ class ModelStep:
             positions=inputs["positions"],
             slots=inputs["slots"],
             visible_end=inputs["visible_end"],
-            window_origin=inputs["window_origin"],
-            open=inputs["open"],
-            tiles=inputs["tiles"],
+            window_pos=inputs["window_origin"],
+            is_editable=inputs["is_editable"],
+            query_tiles=inputs["tiles"],
             page_table=inputs["page_table"],
             page_size=self.pool.page_size,
             tile_rows=descriptor.tile_rows,
-            reach=descriptor.reach,
-            signal=self._self_conditioning_rows(descriptor, inputs),
-            adapters=inputs.get("adapters"),
-            adapted=descriptor.active_lora_modules,
+            max_seq_len=descriptor.reach,
+            self_conditioning=self._self_conditioning_rows(descriptor, inputs),
+            lora_slots=inputs.get("adapters"),
+            active_lora_modules=descriptor.active_lora_modules,
         )
 
     def forward(self, descriptor: ForwardDescriptor, inputs: Tensors) -> torch.Tensor:
@@ -102,7 +102,7 @@ class ModelStep:
             hidden_states: [rows, hidden], the result of `forward`.
             graph_safe: see ``Sampler.sample``.
         """
-        hidden = self.model.finish(hidden_states[inputs["rows"]]) if shape.rows else hidden_states[:0]
+        hidden = self.model.final_hidden_states(hidden_states[inputs["rows"]]) if shape.rows else hidden_states[:0]
         fused = self._fused_unmask(shape, inputs, hidden)
         if fused is not None:
             return fused
@@ -132,7 +132,12 @@ class ModelStep:
         """
         group, lm_head = shape.groups[0], self.sampler.fused_lm_head
         algorithm = self.sampler.get_algorithm(group.algorithm)
-        if lm_head is None or lm_head.kernels.fill is None or algorithm.fused_threshold is None or not shape.rows:
+        if (
+            lm_head is None
+            or lm_head.kernels.threshold_unmask is None
+            or algorithm.fused_threshold is None
+            or not shape.rows
+        ):
             return None
         if (
             len(shape.groups) > 1
@@ -145,12 +150,12 @@ class ModelStep:
             return None
         token, conf = self.sampler.greedy(lm_head, hidden, inputs["num_valid"])
         threshold, steps = (algorithm.columns[field.name] for field in algorithm.fused_threshold)
-        after = lm_head.kernels.fill(
-            Blocks(
-                inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["advanced"],
+        after = lm_head.kernels.threshold_unmask(
+            BlockInputs(
+                inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["num_steps_forcing"],
                 inputs["params0"], threshold, steps,
             ),
-            Sampled(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,
+            SampledRows(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,
         )  # fmt: skip
         return after._asdict()
 
@@ -182,7 +187,7 @@ class ModelStep:
     def _blend(self, own: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, how: torch.Tensor) -> torch.Tensor:
         assert self.mask_id is not None  # soft embeddings mix with the mask's embedding
         smooth, weight, renormalize = how.unbind(1)
-        return merged(
+        return soft_token_embeddings(
             self.model.embed, own, ids, probs, self.mask_id, smooth=smooth > 0, weight=weight,
             renormalize=renormalize > 0,
         )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from runtime.algorithms import LogitStat, get_algorithm
 from runtime.algorithms.base import TOKEN_MERGE_TOP_K
 from runtime.engine.request import MASKED
-from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan, block_causal_plan
+from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
 from runtime.request.engine_messages import EngineInfo
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor
@@ -51,20 +51,20 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
     params = np.tile([1.0 if name == "max_steps_per_block" else 0.5 for name in rule.columns], (blocks, 1))
     none = np.zeros(blocks, dtype=np.int64)
     token = runner.mask_id or 0
-    block_plan = BlockPlan(
+    block_plan = DenoiseBlocks(
         rows=np.arange(0, total, size),
         tokens=np.full(shape, token),
         state=np.full(shape, MASKED, dtype=np.int8),
         sampled=np.ones(shape, dtype=np.bool_),
         may_force=np.ones(blocks, dtype=np.bool_),
-        advanced=none + 1,  # a model that conditions itself is told of a step before
+        num_steps_forcing=none + 1,  # a model that conditions itself is told of a step before
         initial_masks=none + size,
-        given_steps=none,
+        step_budget=none,
         post_edit_steps=none,
         remasked=None,
-        drawing=Drawing(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
-        groups=(RulePlan(rule.key, np.arange(blocks), params, sum(LogitStat)),),
-        place=none,
+        sampling=SamplingInputs(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
+        groups=(AlgorithmBatch(rule.key, np.arange(blocks), params, sum(LogitStat)),),
+        req_slot=none,
     )
     first = np.zeros(len(counts), dtype=np.int64)
     plan = block_causal_plan(
@@ -77,7 +77,7 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
         blocks=block_plan,
     )
     if adapted:
-        plan = replace(plan, adapters=np.zeros(total, dtype=np.int32), adapted=adapted)
+        plan = replace(plan, lora_slots=np.zeros(total, dtype=np.int32), active_lora_modules=adapted)
     runner.launch(plan)
 
 

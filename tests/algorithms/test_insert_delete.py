@@ -116,7 +116,7 @@ def one(
 ) -> tuple[oracle.Block, Blocks]:
     """A block whose MASK are masks; the first `prompt` positions and `given` are fixed."""
     state = [
-        oracle.PROMPT if i < prompt or i in given else oracle.MASKED if token == MASK else oracle.FILLED
+        oracle.PROMPT if i < prompt or i in given else oracle.MASKED if token == MASK else oracle.UNMASKED
         for i, token in enumerate(tokens)
     ]
     block = oracle.Block(0, list(tokens), state)

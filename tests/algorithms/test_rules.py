@@ -24,12 +24,12 @@ from runtime.algorithms import (
 from runtime.algorithms import sampling as choosing
 from runtime.algorithms.rng import uniforms
 from runtime.algorithms.sampling import Candidate, filtered_probs, greedy, multinomial
-from runtime.engine.request import FILLED, FIXED, MASKED
-from runtime.engine.step_plan import BlockPlan, RulePlan
+from runtime.engine.request import FIXED, MASKED, UNMASKED
+from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH
-from runtime.layers.layer_factory import Build
-from runtime.layers.lm_head import PlainHead
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
 from runtime.worker.input_builder import _kept
 from runtime.worker.sample import sampler as heads
@@ -44,7 +44,7 @@ from tests.oracle.rules import FILLING
 VOCAB, MASK, MAX_TOKEN = 11, 9, 9
 SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({2, 5}), max_token_id=MAX_TOKEN)
 Kept = np.ndarray | None  # what a rule remembers of a block
-STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.FILLED: FILLED}
+STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.UNMASKED: UNMASKED}
 
 LEVELS = (0.0, 0.0, 0.5, 1.0, 2.5)  # coarse: ties are common
 COMPARED = (*FILLING, "edit", "dmax")
@@ -59,7 +59,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, free: int = 0, **limits: t
 def blocks(draw: st.DrawFn, size: int) -> oracle.Block:
     prompt = draw(st.integers(0, size - 1))
     states = [oracle.PROMPT] * prompt + draw(
-        st.lists(st.sampled_from([oracle.MASKED, oracle.FILLED]), min_size=size - prompt, max_size=size - prompt)
+        st.lists(st.sampled_from([oracle.MASKED, oracle.UNMASKED]), min_size=size - prompt, max_size=size - prompt)
     )
     tokens = [MASK if s == oracle.MASKED else draw(st.integers(0, 8)) for s in states]
     b = oracle.Block(start=8, tokens=tokens, state=states)
@@ -112,7 +112,7 @@ def plan_of(
     force: list[bool],
     kept: list[Kept],
     get_algorithm: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
-) -> BlockPlan:
+) -> DenoiseBlocks:
     """One step of these blocks, as the planner would have it."""
     n, size = len(several), SHAPE.block
     state = np.array([[STATE[s] for s in b.state] for b in several], dtype=np.int8)
@@ -123,31 +123,31 @@ def plan_of(
         for i in members:
             wants |= rule.required_stats(values(rule, params[i]))
         rows = np.array([param_row(rule, params[i]) for i in members])
-        memory = _kept(rule, [SimpleNamespace(kept=kept[i], size=size) for i in members], size)
-        groups.append(RulePlan(key, np.array(members), rows, int(wants), memory))
+        memory = _kept(rule, [SimpleNamespace(history=kept[i], size=size) for i in members], size)
+        groups.append(AlgorithmBatch(key, np.array(members), rows, int(wants), memory))
     unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
-    return BlockPlan(
+    return DenoiseBlocks(
         rows=np.arange(n) * size,
         tokens=np.array([b.tokens for b in several]),
         state=state,
-        sampled=(state == MASKED) | ((state == FILLED) & unstable[:, None]),
+        sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
         may_force=np.array(force),
-        advanced=np.array([b.force_steps for b in several]),
+        num_steps_forcing=np.array([b.force_steps for b in several]),
         initial_masks=np.array([len(b.free) for b in several]),
-        given_steps=np.array([b.given_steps or 0 for b in several]),
+        step_budget=np.array([b.given_steps or 0 for b in several]),
         post_edit_steps=np.array([b.post_steps for b in several]),
         remasked=np.array([[i in b.remasked for i in range(size)] for b in several]),
-        drawing=None,
+        sampling=None,
         groups=tuple(groups),
     )
 
 
-def direct_head() -> PlainHead:
+def direct_head() -> LMHead:
     """One whose logits are what is hidden, and which finds the likeliest without them."""
-    weight = Build.choose("cpu", torch.float64).table(VOCAB, VOCAB)
-    weight.fill((), torch.eye(VOCAB))
-    head = PlainHead(weight, TORCH)
-    head.direct = True
+    weight = LayerFactory.create("cpu", torch.float64).vocab_weight(VOCAB, VOCAB)
+    weight.load((), torch.eye(VOCAB))
+    head = LMHead(weight, TORCH)
+    head.fused_argmax = True
     return head
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from runtime.algorithms import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
-from runtime.engine.request import FILLED, FIXED, MASKED
-from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
+from runtime.engine.request import FIXED, MASKED, UNMASKED
+from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.worker.sample.sampler import Sampler
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
@@ -22,7 +22,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
     random = np.random.default_rng(5)
     keys = algorithm_keys()
     n = EACH * len(keys)
-    state = random.choice([FIXED, MASKED, MASKED, MASKED, FILLED], (n, SIZE)).astype(np.int8)
+    state = random.choice([FIXED, MASKED, MASKED, MASKED, UNMASKED], (n, SIZE)).astype(np.int8)
     tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
     kept: dict[str, np.ndarray] = {}
     eos = torch.tensor([3, 9], device=device)
@@ -47,21 +47,21 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
                 if rule.history_fields
                 else None
             )
-            groups.append(RulePlan(key, members, np.array(rows), int(wants), room))
-        plan = BlockPlan(
+            groups.append(AlgorithmBatch(key, members, np.array(rows), int(wants), room))
+        plan = DenoiseBlocks(
             rows=np.arange(n) * SIZE,
             tokens=tokens,
             state=state,
-            sampled=(state == MASKED) | ((state == FILLED) & unstable[:, None]),
+            sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
             may_force=np.arange(n) % 3 > 0,
-            advanced=np.full(n, step),
+            num_steps_forcing=np.full(n, step),
             initial_masks=(state != FIXED).sum(1),
-            given_steps=np.zeros(n, dtype=np.int64),
+            step_budget=np.zeros(n, dtype=np.int64),
             post_edit_steps=np.full(n, step),
             remasked=None,
-            drawing=Drawing(limits, random.random((n, SIZE))),
+            sampling=SamplingInputs(limits, random.random((n, SIZE))),
             groups=tuple(groups),
-            noise=random.random((n, SIZE)),
+            noise_uniforms=random.random((n, SIZE)),
         )
         hidden = torch.from_numpy(random.normal(0, 1.5, (n * SIZE, VOCAB))).to(device)
         on_device = torch.from_numpy(tokens).to(device), torch.from_numpy(state).to(device)
@@ -72,7 +72,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
             after[mine], masked[mine] = decision.tokens.cpu().numpy(), decision.masked.cpu().numpy()
             if blocks.history is not None:
                 kept[rule.key] = blocks.history.cpu().numpy()
-        state = np.where(state == FIXED, FIXED, np.where(masked, MASKED, FILLED)).astype(np.int8)
+        state = np.where(state == FIXED, FIXED, np.where(masked, MASKED, UNMASKED)).astype(np.int8)
         tokens = np.where(masked, VOCAB - 1, after)
         shown += [torch.from_numpy(tokens), torch.from_numpy(state.astype(np.int64))]
     return shown

@@ -5,7 +5,7 @@ import torch
 
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
-from runtime.layers.sharding import Ids
+from runtime.layers.sharding import VocabShard
 from tests.distributed.threads import together
 
 VOCAB, ROWS = 37, 24
@@ -27,8 +27,8 @@ def parted(size, ask):
 
     def one(group):
         rank = group.rank
-        ids = Ids(range(VOCAB * rank // size, VOCAB * (rank + 1) // size), VOCAB, group)
-        return ask(VocabParallelLogitsOps(ids), lambda whole: whole[:, ids.here.start : ids.here.stop].clone())
+        ids = VocabShard(range(VOCAB * rank // size, VOCAB * (rank + 1) // size), VOCAB, group)
+        return ask(VocabParallelLogitsOps(ids), lambda whole: whole[:, ids.local.start : ids.local.stop].clone())
 
     return together(size, one)
 

@@ -11,8 +11,8 @@ from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.steady import COLUMNS
 from runtime.bench.step_plans import StepPlans
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
 from runtime.models.base import resolve_family
 from runtime.strategies import DecodingContext, make_strategy, strategies_supporting
 
@@ -29,7 +29,7 @@ def a_step(config, *, quantization=None, layout="unified", context=CONTEXT):
     """A model of a config, and what else `work_of` takes of a step of three requests, a block each."""
     family = resolve_family(None, config)
     known = family.facts(family.parse(config))
-    model = random_model(config, Build.choose("cpu", torch.float32, quantization=quantization))
+    model = random_model(config, LayerFactory.create("cpu", torch.float32, quantization=quantization))
     settings = DecodingContext(known.block_size, None, True, 512, shift=known.shift, vocab_size=known.vocab_size)
     strategy = make_strategy(family.strategies[0], family.strategies + strategies_supporting(family.key), settings)
     pool = LAYOUTS[layout](model.kv_shapes, num_pages=40, page_size=32, dtype=torch.float32, device="cpu")
@@ -74,16 +74,16 @@ def test_parts_of_sdar_wait_for_each_other(layout):
     same(work.parts["embedding"], Part(rows * 64 * 4))
     for layer, late in (0, rows), (1, rows), (2, sampled):
         own = f"layers.{layer}"
-        same(work.parts[f"{own}.attention.qkv"], product(rows, 64, 8 * 32))
+        same(work.parts[f"{own}.self_attn.qkv_proj"], product(rows, 64, 8 * 32))
         seen = CONTEXT + 16
         attention = Part(REQUESTS * seen * 2 * 2 * 32 * 4, 4 * rows * seen * 4 * 32)
         same(work.parts[f"{own}.attention"], attention)
-        same(work.parts[f"{own}.attention.out"], product(rows, 4 * 32, 64))
-        same(work.parts[f"{own}.mlp.gate_up"], product(late, 64, 2 * 160))
-        same(work.parts[f"{own}.mlp.down"], product(late, 160, 64))
+        same(work.parts[f"{own}.self_attn.o_proj"], product(rows, 4 * 32, 64))
+        same(work.parts[f"{own}.mlp.gate_up_proj"], product(late, 64, 2 * 160))
+        same(work.parts[f"{own}.mlp.down_proj"], product(late, 160, 64))
     same(work.parts["head"], product(sampled, 64, 512))
-    norms = sum(weight.nbytes for weight in weights_of(model).values() if len(weight.shape) == 1)
-    weights = sum(weight.nbytes for weight in weights_of(model).values())
+    norms = sum(weight.nbytes for weight in named_weights(model).values() if len(weight.shape) == 1)
+    weights = sum(weight.nbytes for weight in named_weights(model).values())
     same(sum((part for part in work.parts.values() if not part.flops), Part()), Part(norms + rows * 64 * 4))
     assert work.total.nbytes == pytest.approx(weights - (512 - rows) * 64 * 4 + 3 * attention.nbytes)
     # a part that reads for long and one that computes for long do not go on together
@@ -98,9 +98,9 @@ def test_experts_of_sdar_moe_wait_for_their_router():
     check_whole(model, pool, plan, work)
     for layer, rows, chosen in (0, 48, 8), (1, 48, 4), (2, 24, 2):
         own = f"layers.{layer}.mlp"
-        same(work.parts[f"{own}.router"], product(rows, 64, 8))
-        same(work.parts[f"{own}.gate_up"], Part(chosen * 48 * 64 * 4, 2 * rows * 2 * 48 * 64))
-        same(work.parts[f"{own}.down"], Part(chosen * 24 * 64 * 4, 2 * rows * 2 * 24 * 64))
+        same(work.parts[f"{own}.gate"], product(rows, 64, 8))
+        same(work.parts[f"{own}.gate_up_proj"], Part(chosen * 48 * 64 * 4, 2 * rows * 2 * 48 * 64))
+        same(work.parts[f"{own}.down_proj"], Part(chosen * 24 * 64 * 4, 2 * rows * 2 * 24 * 64))
         assert own not in work.parts
 
 
@@ -108,8 +108,8 @@ def test_a_shared_expert_stands_beside_the_others_llada2():
     model, pool, plan = a_step(architecture("llada2-tiny"))
     work = work_of(model, pool, plan, [4, 4])
     check_whole(model, pool, plan, work)
-    same(work.parts["layers.0.mlp.gate_up"], product(96, 128, 2 * 256))
-    same(work.parts["layers.0.mlp.down"], product(96, 256, 128))
+    same(work.parts["layers.0.mlp.gate_up_proj"], product(96, 128, 2 * 256))
+    same(work.parts["layers.0.mlp.down_proj"], product(96, 256, 128))
     for layer, rows in (1, 96), (2, 48):
         (name,) = (name for name in work.parts if name.startswith(f"layers.{layer}.mlp"))
         experts = Part(4 * 3 * 64 * 128 * 4, 2 * rows * 4 * 3 * 64 * 128)
@@ -125,11 +125,13 @@ def test_parts_of_diffusion_gemma():
     same(work.parts["embedding"], Part(rows * 64 * 4))
     same(work.parts["head"], product(rows, 64, 224))
     same(work.parts["mean"], product(rows, 64, 224))
-    same(work.parts["conditioning.gated.gate_up"], product(rows, 64, 2 * 96))
+    same(work.parts["self_conditioning.mlp.gate_up_proj"], product(rows, 64, 2 * 96))
     for layer, chosen in (0, 4), (1, 3), (2, 2):
         names = [name for name in work.parts if name.startswith(f"layers.{layer}.") and work.parts[name].flops]
         own = f"layers.{layer}"
-        assert sorted(names) == [f"{own}.{n}" for n in ("attention", "attention.out", "attention.qkv", "dense+experts")]
+        assert sorted(names) == [
+            f"{own}.{n}" for n in ("attention", "dense+experts", "self_attn.o_proj", "self_attn.qkv_proj")
+        ]
         experts = Part(chosen * 3 * 24 * 64 * 4, 2 * rows * 2 * 3 * 24 * 64)
         vectors = Part((4 + 64) * 4)  # the experts' scales and their norm
         same(work.parts[f"{own}.dense+experts"], product(rows, 64, 3 * 96) + product(rows, 64, 4) + experts + vectors)
@@ -149,7 +151,7 @@ def test_what_has_eight_bits_on_both_sides_is_twice_as_fast():
     plain, pool, plan = a_step(architecture("llada2-tiny"))
     rounded = a_step(architecture("llada2-tiny"), quantization="fp8")[0]
     before, after = (work_of(model, pool, plan, [4, 4]) for model in (plain, rounded))
-    for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down"):
+    for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
         assert after.parts[f"layers.0.{name}"].flops == before.parts[f"layers.0.{name}"].flops / 2
         assert after.parts[f"layers.0.{name}"].nbytes < 0.3 * before.parts[f"layers.0.{name}"].nbytes
     router = 2 * 96 * 128 * 16

@@ -15,13 +15,13 @@ from runtime.bench.layers import layer_error
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
-from runtime.kernels.gemm_add_norm import product_add_norm_reference
-from runtime.kernels.ops import TORCH, TRITON, Kernels
-from runtime.kernels.sandwich_norm import after_reference
-from runtime.kernels.signatures import Sandwich
+from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
+from runtime.kernels.ops import TORCH, TRITON, KernelSet
+from runtime.kernels.sandwich_norm import post_mlp_norms_reference
+from runtime.kernels.signatures import SandwichNormOps
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.model_runner import ModelRunner
 from tests.bench.test_steps import NOISY, TINY
@@ -91,7 +91,9 @@ def test_live_steps_of_a_whole_canvas_of_llada(tmp_path, capsys):
 
 def a_step(quantization=None):
     """A runner of the tiny shape, and the step of three requests with 64 tokens before their blocks."""
-    model = random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32, quantization=quantization))
+    model = random_model(
+        architecture("llada2-tiny"), LayerFactory.create("cpu", torch.float32, quantization=quantization)
+    )
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, None, True, 96, vocab_size=1024))
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=32, dtype=torch.float32, device="cpu")
     runner = ModelRunner(model, pool, block_size=32, mask_id=1023, max_token_id=1022, eos_ids=(0,), max_num_reqs=3)
@@ -104,7 +106,7 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
     """By how much it may: weights of eight bits are multiplied by rows that are rounded to as many."""
     runner, plan = a_step(quantization)
     assert layer_error(runner, plan) < 1e-5
-    weight = runner.model.layers[1].attention.out.weight
+    weight = runner.model.layers[1].self_attn.o_proj.weight
     honest = type(weight).matmul
 
     class Off(type(weight)):
@@ -125,42 +127,46 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
 
 def test_references_take_what_other_kernels_are_given():
     """Gate and up rows in turns, the router in parts."""
-    from runtime.kernels.interleave import in_turns
-    from runtime.kernels.moe_router_gemm import split_parts
+    from runtime.kernels.interleave import interleave_gate_up
+    from runtime.kernels.moe_router_gemm import split_bf16x3
 
-    taking = layers._taking(layers.replace(TORCH, turns=True, parts=True))
+    taking = layers._taking(layers.replace(TORCH, interleaved_gate_up=True, split_router_weight=True))
     x, weight = torch.randn(5, 8), torch.randn(4, 8)
     for factor in (None, torch.rand(5)):
-        scores = taking.router_logits(x, split_parts(weight), factor)
+        scores = taking.router_logits(x, split_bf16x3(weight), factor)
         assert torch.allclose(scores, TORCH.router_logits(x, weight, factor), atol=1e-5)
     gate_up, down = torch.randn(4, 32, 8), torch.randn(4, 8, 16)
     ids, weights = torch.tensor([[0, 3]] * 5, dtype=torch.int32), torch.rand(5, 2)
     expected = TORCH.moe(x, ids, weights, gate_up, down, None)
-    assert torch.equal(taking.moe(x, ids, weights, in_turns(gate_up), down, None), expected)
-    assert taking.sandwich is None
-    sandwich = layers._taking(replace(TORCH, turns=True, sandwich=TRITON.sandwich)).sandwich
-    made = sandwich.products(x, ids, in_turns(gate_up), down, "silu").view(*ids.shape, -1)
+    assert torch.equal(taking.moe(x, ids, weights, interleave_gate_up(gate_up), down, None), expected)
+    assert taking.sandwich_norms is None
+    sandwich_norms = layers._taking(
+        replace(TORCH, interleaved_gate_up=True, sandwich_norms=TRITON.sandwich_norms)
+    ).sandwich_norms
+    made = sandwich_norms.fused_experts(x, ids, interleave_gate_up(gate_up), down, "silu").view(*ids.shape, -1)
     torch.testing.assert_close((weights[:, :, None] * made).sum(1), expected)
     # what a router is given is rounded as often: where two experts are all but equal it would choose the other one
-    assert taking.product_add_norm is None
-    assert layers._taking(TRITON).product_add_norm is product_add_norm_reference
+    assert taking.gemm_add_norm is None
+    assert layers._taking(TRITON).gemm_add_norm is gemm_add_norm_reference
 
 
 def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
     """Nothing keeps some apart: what experts give would be compared with itself."""
-    build = replace(Build.choose("cpu", torch.float32), kernels=TRITON)
+    build = replace(LayerFactory.create("cpu", torch.float32), kernels=TRITON)
     model = random_model(architecture("diffusiongemma-tiny"), build)
 
     def held(kind):
         return [value for part in model.modules() for value in vars(part).values() if isinstance(value, kind)]
 
-    assert len(held(Kernels)) > len(model.layers)
+    assert len(held(KernelSet)) > len(model.layers)
     with layers._references(model, torch.float32):
-        assert {each.name for each in held(Kernels)} == {TORCH.name}
-        assert {each.sandwich.after for each in held(Kernels)} == {after_reference}
-        assert all(each.sandwich.products is not TRITON.sandwich.products for each in held(Kernels))
-        assert not held(Sandwich)
-    assert set(map(id, held(Kernels))) == {id(TRITON)}
+        assert {each.name for each in held(KernelSet)} == {TORCH.name}
+        assert {each.sandwich_norms.post_mlp_norms for each in held(KernelSet)} == {post_mlp_norms_reference}
+        assert all(
+            each.sandwich_norms.fused_experts is not TRITON.sandwich_norms.fused_experts for each in held(KernelSet)
+        )
+        assert not held(SandwichNormOps)
+    assert set(map(id, held(KernelSet))) == {id(TRITON)}
 
 
 def test_the_floor_is_bytes_or_arithmetic():
@@ -168,21 +174,25 @@ def test_the_floor_is_bytes_or_arithmetic():
     model = runner.model
     chosen = [4.0] * 2  # of 16 experts in the two layers that have some
     work = work_of(model, runner.pool, plan, chosen)
-    experts = sum(w.nbytes for w in weights_of(model).values() if len(w.shape) == 3)
-    others = sum(w.nbytes for name, w in weights_of(model).items() if len(w.shape) < 3 and name != "embedding.weight")
-    embedding = weights_of(model)["embedding.weight"].nbytes * 96 / 1024
+    experts = sum(w.nbytes for w in named_weights(model).values() if len(w.shape) == 3)
+    others = sum(
+        w.nbytes for name, w in named_weights(model).items() if len(w.shape) < 3 and name != "embed_tokens.weight"
+    )
+    embedding = named_weights(model)["embed_tokens.weight"].nbytes * 96 / 1024
     keys = 3 * 96 * runner.pool.nbytes / (20 * 32)
     assert work.total.nbytes == pytest.approx(experts / 4 + others + embedding + keys)
-    flops = 2 * 96 * sum(w.size for n, w in weights_of(model).items() if len(w.shape) == 2 and "emb" not in n)
-    head = weights_of(model)["lm_head"]
+    flops = 2 * 96 * sum(w.size for n, w in named_weights(model).items() if len(w.shape) == 2 and "emb" not in n)
+    head = named_weights(model)["lm_head_weight"]
     flops += 2 * (48 - 96) * head.size  # half of the positions are sampled
-    flops += 2 * 96 * 4 / 16 * sum(w.size for w in weights_of(model).values() if len(w.shape) == 3)
-    late = {n: w for n, w in weights_of(model).items() if n.startswith("layers.2.mlp.")}  # for sampled positions alone
+    flops += 2 * 96 * 4 / 16 * sum(w.size for w in named_weights(model).values() if len(w.shape) == 3)
+    late = {
+        n: w for n, w in named_weights(model).items() if n.startswith("layers.2.mlp.")
+    }  # for sampled positions alone
     flops += 2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in late.values())
     flops += (
         4
         * plan.visible_end.sum()
-        * sum(w.shape[1] for n, w in weights_of(model).items() if n.endswith("attention.out.weight"))
+        * sum(w.shape[1] for n, w in named_weights(model).items() if n.endswith("self_attn.o_proj.weight"))
     )
     assert work.total.flops == pytest.approx(flops)
     rates = argparse.Namespace(tflops=1.0, tbs=2.0)

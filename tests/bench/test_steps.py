@@ -16,8 +16,8 @@ from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.errors import ConfigError
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
 from runtime.models import resolve_family
 from runtime.strategies import DecodingContext, make_strategy, strategies
 from runtime.worker.model_runner import ModelRunner
@@ -101,48 +101,48 @@ def test_plans_use_each_slot_once_and_read_what_is_there(strategy):
 def test_blocks_are_half_masks():
     masks = plans("multi_bd").decode(3, 64, filled=0.5)
     assert masks.blocks.sampled.sum(1).tolist() == [4] * 3
-    assert [group.rule for group in masks.blocks.groups] == ["threshold"]
+    assert [group.algorithm for group in masks.blocks.groups] == ["threshold"]
 
 
 def test_blocks_of_diffusion_gemma_are_all_noise():
     noise = plans("diffusion_gemma").decode(3, 64)
     assert noise.blocks.sampled.all()
-    assert [group.rule for group in noise.blocks.groups] == ["noise"]
+    assert [group.algorithm for group in noise.blocks.groups] == ["noise"]
     assert len(set(noise.tokens.tolist())) > 4
 
 
 def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     made = plans("diffusion_gemma")
     step = made.decode(2, 41)
-    assert step.open.all()
+    assert step.is_editable.all()
     assert set(step.visible_end.tolist()) == {49}
     assert set(step.window_origin.tolist()) == {41}
-    assert step.blocks.advanced.tolist() == [1, 1]
-    assert sorted(step.blocks.place.tolist()) == [0, 1]
-    assert step.blocks.noise.shape == (2, 8)
-    assert step.blocks.drawing.limits[:, 0].tolist() == [1, 1]
+    assert step.blocks.num_steps_forcing.tolist() == [1, 1]
+    assert sorted(step.blocks.req_slot.tolist()) == [0, 1]
+    assert step.blocks.noise_uniforms.shape == (2, 8)
+    assert step.blocks.sampling.limits[:, 0].tolist() == [1, 1]
     (prompt,) = made.prefill(1, 41, budget=80)
-    assert not prompt.open.any()
+    assert not prompt.is_editable.any()
     assert np.array_equal(prompt.visible_end, prompt.positions + 1)
     assert np.array_equal(prompt.window_origin, prompt.positions)
 
 
 def test_diffusion_gemma_is_told_of_the_step_before():
-    build = Build.choose("cpu", torch.float32)
+    build = LayerFactory.create("cpu", torch.float32)
     model = random_model(architecture("diffusiongemma-tiny"), build)
     made = plans("diffusion_gemma", 16)
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=16, dtype=torch.float32, device="cpu")
     runner = ModelRunner(model, pool, block_size=16, mask_id=None, max_token_id=8, eos_ids=(0,), max_num_reqs=2)
     plan = made.decode(2, 41)
     runner.run(plan)
-    assert bool(runner.batch(plan).signal.abs().sum(1).all())
+    assert bool(runner.batch(plan).self_conditioning.abs().sum(1).all())
 
 
 def test_a_canvas_of_full_sees_itself_whole():
     made = plans("full")
     assert set(made.decode(2, 40).visible_end.tolist()) == {48}
     (prompt,) = made.prefill(2, 40, budget=80)
-    assert prompt.open.all()
+    assert prompt.is_editable.all()
     assert set(prompt.visible_end.tolist()) == {40}
 
 
@@ -177,10 +177,10 @@ def test_named_shapes_are_valid(name, key):
 
 def test_random_models_are_filled_and_repeatable():
     first, second = (
-        random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32), seed=3) for _ in range(2)
+        random_model(architecture("llada2-tiny"), LayerFactory.create("cpu", torch.float32), seed=3) for _ in range(2)
     )
-    again = weights_of(second)
-    for name, weight in weights_of(first).items():
+    again = named_weights(second)
+    for name, weight in named_weights(first).items():
         assert torch.isfinite(weight.tensor).all()
         assert torch.equal(weight.tensor, again[name].tensor)
         assert weight.tensor.std() > 0
@@ -189,10 +189,10 @@ def test_random_models_are_filled_and_repeatable():
 def test_random_weights_are_drawn_piece_by_piece(monkeypatch):
     """Of any size, each of its own numbers."""
     monkeypatch.setattr(model_shapes, "PIECE", 5000)  # less than an expert, 39 rows of the head
-    build = Build.choose("cpu", torch.float32)
-    for name, weight in weights_of(random_model(architecture("llada2-tiny"), build)).items():
+    build = LayerFactory.create("cpu", torch.float32)
+    for name, weight in named_weights(random_model(architecture("llada2-tiny"), build)).items():
         assert len(weight.tensor.unique()) > 0.9 * weight.size, name
-        if len(weight.shape) > 1 and name != "embedding.weight":
+        if len(weight.shape) > 1 and name != "embed_tokens.weight":
             assert weight.tensor.std() == pytest.approx(weight.shape[-1] ** -0.5, rel=0.05), name
 
 

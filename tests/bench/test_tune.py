@@ -7,27 +7,38 @@ from runtime.bench.__main__ import main
 from runtime.bench.tune import between, choices, masks, shape_of
 from runtime.errors import ConfigError
 from runtime.kernels.fused_moe import tile_config
-from runtime.kernels.fused_moe.tile_config import Cut, Product, by_rule, cut, key, table_of, write_table
+from runtime.kernels.fused_moe.tile_config import (
+    FusedMoEConfig,
+    GemmConfig,
+    default_config,
+    get_config,
+    load_table,
+    shape_key,
+    write_table,
+)
 
-CUTS = [Cut(128, Product(32, 64, (5, 4, n), 4), Product(128, 64, (3, 3, 3), 8, turned=False)) for n in (1, 2, 3)]
+CUTS = [
+    FusedMoEConfig(128, GemmConfig(32, 64, (5, 4, n), 4), GemmConfig(128, 64, (3, 3, 3), 8, swap_ab=False))
+    for n in (1, 2, 3)
+]
 
 
 def test_a_table_is_written_and_chosen_from(tmp_path, monkeypatch):
     monkeypatch.setattr(tile_config, "TABLES", tmp_path / "tuned")
-    name = key(256, 2048, 512)
-    write_table(tile_config.path_of("Some GPU"), {name: between([(1, CUTS[0]), (4, CUTS[1]), (256, CUTS[2])])})
-    table_of.cache_clear()
-    assert table_of("Some GPU") == {name: [(2, CUTS[0]), (32, CUTS[1]), (1e9, CUTS[2])]}
+    name = shape_key(256, 2048, 512)
+    write_table(tile_config.table_path("Some GPU"), {name: between([(1, CUTS[0]), (4, CUTS[1]), (256, CUTS[2])])})
+    load_table.cache_clear()
+    assert load_table("Some GPU") == {name: [(2, CUTS[0]), (32, CUTS[1]), (1e9, CUTS[2])]}
     for each, chosen in ((1, 0), (2, 0), (3, 1), (33, 2), (10**6, 2)):
-        assert cut(each * 256, 256, 2, 2048, 512, "Some GPU") == CUTS[chosen]
+        assert get_config(each * 256, 256, 2, 2048, 512, "Some GPU") == CUTS[chosen]
     for other in ((256, 256, 4, 2048, 512, "Some GPU"), (256, 256, 2, 2048, 256, "Some GPU"), (256, 256, 2, 2048, 512)):
-        assert cut(*other) == by_rule(1, *other[2:5])
-    table_of.cache_clear()
+        assert get_config(*other) == default_config(1, *other[2:5])
+    load_table.cache_clear()
 
 
 @pytest.mark.parametrize("path", sorted(tile_config.TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_shipped_tables_are_whole(path):
-    table = table_of(path.stem.replace("_", " "))
+    table = load_table(path.stem.replace("_", " "))
     assert table
     for rows in table.values():
         assert [limit for limit, _ in rows] == sorted({limit for limit, _ in rows})

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from runtime.demo.tasks import all_tasks, draw, held_out_samples
-from runtime.demo.tasks.number_words import in_words
+from runtime.demo.tasks.number_names import spell_out
 from runtime.demo.tasks.sudoku import is_solved, solutions
 
 TASKS = list(all_tasks().values())
@@ -158,5 +158,5 @@ def test_a_story_may_choose_but_must_keep_its_names() -> None:
         (999999, "nine hundred ninety-nine thousand nine hundred ninety-nine"),
     ],
 )
-def test_numbers_in_words(number: int, words: str) -> None:
-    assert in_words(number) == words
+def test_spell_out(number: int, words: str) -> None:
+    assert spell_out(number) == words

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.distributed import monitor
-from runtime.distributed.executor import Ranks
-from runtime.distributed.rank_launcher import Place
+from runtime.distributed.executor import MultiprocExecutor
+from runtime.distributed.rank_launcher import WorkerPlacement
 
 
 class Lent:
     """Ranks that outlive the LLM which uses them."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: MultiprocExecutor) -> None:
         self.load = ranks.load
         self.close = ranks.unload
 
@@ -26,14 +26,14 @@ def long_silence() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    pair = Ranks(2, Place(), 600)
+def ranks() -> Iterator[MultiprocExecutor]:
+    pair = MultiprocExecutor(2, WorkerPlacement(), 600)
     yield pair
     pair.close()
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch, ranks: Ranks) -> Ranks:
+def pair(monkeypatch: pytest.MonkeyPatch, ranks: MultiprocExecutor) -> MultiprocExecutor:
     """What ``LLM(tensor_parallel_size=2)`` uses instead of processes of its own."""
-    monkeypatch.setattr("runtime.distributed.local_executor.local_ranks", lambda config, command: Lent(ranks))
+    monkeypatch.setattr("runtime.distributed.local_executor.local_executor", lambda config, command: Lent(ranks))
     return ranks

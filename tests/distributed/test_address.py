@@ -11,8 +11,8 @@ import torch
 
 from runtime.distributed import process_group as groups
 from runtime.distributed.address import create_listener, endpoint, resolve
-from runtime.distributed.rank_launcher import Place, gather_peers
-from runtime.distributed.rpc import VERSION, Hello, Wire
+from runtime.distributed.rank_launcher import WorkerPlacement, start_workers
+from runtime.distributed.rpc import VERSION, Hello, RpcConnection
 from runtime.errors import ConfigError
 from tests.networks import needs_ipv6, needs_namespaces, python_in_namespace
 from tests.server.harness import ROOT
@@ -61,13 +61,13 @@ def test_ranks_of_one_host_meet_at_an_address_that_its_loopback_has(setup: str, 
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_ranks_meet_in_a_store_and_add_up_their_tensors(address: str) -> None:
-    store = groups.meeting(address, TIMEOUT)
+    store = groups.make_store(address, TIMEOUT)
     sums: list[float] = []
 
     def join(rank: int) -> None:
-        own = store if rank == 0 else groups.meeting(address, TIMEOUT, store.port)
-        group = groups.join(rank, 2, own, torch.device("cpu"), TIMEOUT, address)
-        sums.append(group.sum(torch.full((1,), 1.0 + rank)).item())
+        own = store if rank == 0 else groups.make_store(address, TIMEOUT, store.port)
+        group = groups.init_process_group(rank, 2, own, torch.device("cpu"), TIMEOUT, address)
+        sums.append(group.all_reduce(torch.full((1,), 1.0 + rank)).item())
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -84,7 +84,9 @@ def test_ranks_of_another_host_connect_to_the_first(address: str) -> None:
     found: list[int] = []
 
     def first() -> None:
-        found.extend(peer.rank for peer in gather_peers(2, Place(nodes=2, address=address, port=port), TIMEOUT))
+        found.extend(
+            peer.rank for peer in start_workers(2, WorkerPlacement(nodes=2, address=address, port=port), TIMEOUT)
+        )
 
     thread = threading.Thread(target=first)
     thread.start()
@@ -94,7 +96,7 @@ def test_ranks_of_another_host_connect_to_the_first(address: str) -> None:
         except ConnectionRefusedError:
             continue
         with connection:
-            Wire(connection).send(Hello(VERSION, 1, "host", 1, 0))
+            RpcConnection(connection).send(Hello(VERSION, 1, "host", 1, 0))
             thread.join(TIMEOUT)
     assert found == [1]
 
@@ -104,4 +106,4 @@ def test_ranks_that_do_not_come_are_reported_with_the_address() -> None:
     with create_listener("::1", 0) as free:
         port = free.getsockname()[1]
     with pytest.raises(ConfigError, match=rf"did not come to \[::1\]:{port} within"):
-        gather_peers(2, Place(nodes=2, address="::1", port=port), 0.01)
+        start_workers(2, WorkerPlacement(nodes=2, address="::1", port=port), 0.01)

@@ -2,12 +2,12 @@
 
 import torch.distributed as dist
 
-from runtime.distributed.counting_store import CountingStore
+from runtime.distributed.counting_store import RenumberingStore
 
 
 def test_numbers_count_from_where_each_begins():
     shared = dist.HashStore()
-    counting = [CountingStore(shared) for _ in range(2)]  # somebody has to keep what is written in Python
+    counting = [RenumberingStore(shared) for _ in range(2)]  # somebody has to keep what is written in Python
     old, new = (dist.PrefixStore("memory", store) for store in counting)
     for ours, theirs in ((7, 0), (8, 1), (12, 2)):  # between the last two the old one met others
         old.set(f"CUDA/{ours}/0", f"{ours}")
@@ -19,7 +19,7 @@ def test_numbers_count_from_where_each_begins():
 
 def test_other_keys_are_as_they_are():
     shared = dist.HashStore()
-    store = CountingStore(shared)
+    store = RenumberingStore(shared)
     store.set("name", "a")
     assert shared.get("name") == b"a"
     assert store.check(["name"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.distributed.all_reduce import SharedRoom
+from runtime.distributed.all_reduce import SymmetricMemoryAllReduce
 from runtime.errors import ReplicaLost
 from tests.distributed.cases import EXPERTS, FAMILIES, PROMPTS, served
 
@@ -79,10 +79,10 @@ def test_ranks_share_memory_where_they_may(tmp_path, monkeypatch):
     found = []
     for _ in range(2):
         with LLM(**flags) as llm:
-            found.append((llm._ranks.group.place, llm.logits([5, 6, 7, 3, 9, 12, 8] * 3)))
+            found.append((llm._ranks.group.buffer, llm.logits([5, 6, 7, 3, 9, 12, 8] * 3)))
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *devices: False)
     (shared, ours), (nothing, expected) = found
-    assert isinstance(shared, SharedRoom)
+    assert isinstance(shared, SymmetricMemoryAllReduce)
     assert nothing is None
     near(ours, expected, 1e-3)
 
@@ -97,7 +97,7 @@ def test_eager_steps(tmp_path):
 def test_a_killed_rank_ends_a_step_that_waits_for_it(tmp_path):
     flags = served("llada2_tiny", tmp_path) | DEVICE
     llm = LLM(**flags, **(TWO | {"distributed_timeout_seconds": 3600}))
-    process = llm._ranks.peers[0].process
+    process = llm._ranks.workers[0].process
     ask = SamplingParams(max_tokens=500, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
     stream = llm.stream([5, 6, 7], ask)
     next(stream)

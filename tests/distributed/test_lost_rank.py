@@ -12,10 +12,10 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.distributed import executor, monitor
-from runtime.distributed.executor import Ranks
-from runtime.distributed.monitor import Peer, Watch
-from runtime.distributed.rank_launcher import Place
-from runtime.distributed.rpc import Beat, Hello, Wire
+from runtime.distributed.executor import MultiprocExecutor
+from runtime.distributed.monitor import WorkerHandle, WorkerMonitor
+from runtime.distributed.rank_launcher import WorkerPlacement
+from runtime.distributed.rpc import Heartbeat, Hello, RpcConnection
 from runtime.errors import ConfigError, ReplicaLost
 from tests.golden import GOLDEN
 from tests.wait import TIMEOUT, wait_until
@@ -34,7 +34,7 @@ def long_limits(monkeypatch):
 def test_a_killed_rank_ends_a_step_that_waits_for_it():
     """Before any time limit: the limits of these tests are an hour."""
     with LLM(str(GOLDEN / "llada2_tiny"), **FLAGS) as llm:
-        process = llm._ranks.peers[0].process
+        process = llm._ranks.workers[0].process
         ask = SamplingParams(max_tokens=500, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
         stream = llm.stream([5, 6, 7], ask)
         next(stream)
@@ -53,7 +53,7 @@ def test_a_step_that_is_interrupted(monkeypatch):
         def interrupted(plan):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(llm.engine.runner.own, "run", interrupted)
+        monkeypatch.setattr(llm.engine.runner.local, "run", interrupted)
         for what in (KeyboardInterrupt, ReplicaLost):
             with pytest.raises(what):
                 llm.generate([[5, 6]], SamplingParams(max_tokens=4))
@@ -61,7 +61,7 @@ def test_a_step_that_is_interrupted(monkeypatch):
 
 def test_processes_end_with_their_llm():
     llm = LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)
-    process = llm._ranks.peers[0].process
+    process = llm._ranks.workers[0].process
     llm.close()
     assert process.poll() is not None
 
@@ -69,7 +69,7 @@ def test_processes_end_with_their_llm():
 @pytest.fixture
 def wires():
     ours, theirs = socket.socketpair()
-    yield Wire(ours), Wire(theirs)
+    yield RpcConnection(ours), RpcConnection(theirs)
     ours.close()
     theirs.close()
 
@@ -81,8 +81,8 @@ class Watched:
         self.now = 0.0
         self.reads = 0
         self.reasons = queue.Queue()
-        peer = Peer(1, wire, Hello(1, 0, socket.gethostname(), 0, 1), None)
-        self.watch = Watch([peer], 100.0, self.reasons.put, silence=10.0, clock=self.clock)
+        peer = WorkerHandle(1, wire, Hello(1, 0, socket.gethostname(), 0, 1), None)
+        self.watch = WorkerMonitor([peer], 100.0, self.reasons.put, silence=10.0, clock=self.clock)
 
     def clock(self):
         self.reads += 1
@@ -103,24 +103,24 @@ class Watched:
 def test_silence_is_allowed_only_while_a_rank_loads(wires):
     ours, theirs = wires
     watched = Watched(ours)
-    theirs.send(Beat(0))
+    theirs.send(Heartbeat(0))
     watched.until_checked()
     watched.now = 60.0
     watched.until_checked()
     assert watched.reasons.empty()
     watched.watch.serving = True
     watched.now = 90.0
-    assert watched.reason().startswith("rank 1 has said nothing for")
-    with pytest.raises(ReplicaLost, match="has said nothing"):
+    assert watched.reason().startswith("rank 1 has sent nothing for")
+    with pytest.raises(ReplicaLost, match="has sent nothing"):
         watched.watch.check()
 
 
 def test_a_step_that_takes_too_long(wires):
     ours, theirs = wires
     watched = Watched(ours)
-    watched.watch.since = 0.0
+    watched.watch.step_started = 0.0
     watched.now = 99.0
-    theirs.send(Beat(0))
+    theirs.send(Heartbeat(0))
     watched.until_checked()
     assert watched.reasons.empty()
     watched.now = 100.5
@@ -137,21 +137,21 @@ def test_a_rank_on_another_host_that_goes(wires):
 def test_a_rank_that_cannot_be_started():
     command = (sys.executable, "-c", "import sys; sys.exit(3)")
     with pytest.raises(ConfigError, match="could not be started: it ended with exit code 3"):
-        Ranks(2, Place(command=command), HOUR)
+        MultiprocExecutor(2, WorkerPlacement(command=command), HOUR)
 
 
 def test_a_rank_that_does_not_start_in_time():
     with pytest.raises(ConfigError, match="did not start in time"):
-        Ranks(2, Place(command=("sh", "-c", f"exec sleep {HOUR}")), 0.1)
+        MultiprocExecutor(2, WorkerPlacement(command=("sh", "-c", f"exec sleep {HOUR}")), 0.1)
 
 
 def test_hosts_that_do_not_come():
     with pytest.raises(ConfigError, match=r"the ranks of node 1 did not come to 127.0.0.1:\d+ within"):
-        Ranks(2, Place(nodes=2), 0.1)
+        MultiprocExecutor(2, WorkerPlacement(nodes=2), 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--master-port {port}: cannot be listened on"):
-            Ranks(2, Place(nodes=2, port=port), HOUR)
+            MultiprocExecutor(2, WorkerPlacement(nodes=2, port=port), HOUR)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,6 @@ def test_what_a_rank_refuses_is_told(key, flags, says):
 
 
 def test_ranks_that_see_other_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(executor, "files_of", lambda config, progress: {"config.json": "x"})
+    monkeypatch.setattr(executor, "file_digests_of", lambda config, progress: {"config.json": "x"})
     with pytest.raises(ConfigError, match=r"rank 1 sees other files than rank 0: .*config.json.* differ"):
         LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)

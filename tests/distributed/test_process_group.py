@@ -6,21 +6,27 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.process_group import ALONE, Group, _place, join, meeting
+from runtime.distributed.process_group import (
+    SINGLE_RANK,
+    TensorParallelGroup,
+    _make_buffer,
+    init_process_group,
+    make_store,
+)
 
 
 def test_a_group_of_one_asks_nobody():
     x = torch.arange(4.0)
-    assert ALONE.alone
-    assert ALONE.sum(x) is x
-    assert torch.equal(ALONE.gather(x), x[None])
-    assert ALONE.least(7, torch.device("cpu")) == 7
-    ALONE.abort()
+    assert SINGLE_RANK.is_single
+    assert SINGLE_RANK.all_reduce(x) is x
+    assert torch.equal(SINGLE_RANK.all_gather(x), x[None])
+    assert SINGLE_RANK.min_across_ranks(7, torch.device("cpu")) == 7
+    SINGLE_RANK.abort()
 
 
 def test_ranks_meet_at_one_address_alone():
-    store = meeting("127.0.0.1", 5)
-    meeting("127.0.0.1", 5, store.port).set("a", "b")
+    store = make_store("127.0.0.1", 5)
+    make_store("127.0.0.1", 5, store.port).set("a", "b")
     assert store.get("a") == b"b"
     psutil = pytest.importorskip("psutil")
     every = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
@@ -31,9 +37,9 @@ def test_ranks_meet_at_one_address_alone():
 def nccl():
     device = torch.device("cuda", torch.cuda.current_device())
     store = dist.HashStore()
-    made = join(0, 1, store, device, 60)
-    assert made.alone
-    yield Group(0, 2, made.backend)  # says two, so that it asks
+    made = init_process_group(0, 1, store, device, 60)
+    assert made.is_single
+    yield TensorParallelGroup(0, 2, made.backend)  # says two, so that it asks
     made.abort()
 
 
@@ -46,8 +52,8 @@ def test_recorded_collectives(nccl):
     largest = torch.zeros(1000, device=device)
 
     def work():
-        out.copy_(nccl.sum(x * 2))
-        largest.copy_(nccl.largest(x.clone()))
+        out.copy_(nccl.all_reduce(x * 2))
+        largest.copy_(nccl.all_reduce_max(x.clone()))
 
     replay = GraphCapturer(device)(work)
     for value in (3.0, 4.0):
@@ -60,7 +66,7 @@ def test_recorded_collectives(nccl):
 
 @pytest.mark.gpu
 def test_a_gather_of_one(nccl):
-    made = Group(0, 1, nccl.backend)
+    made = TensorParallelGroup(0, 1, nccl.backend)
     whole = torch.empty(6, device="cuda")
     made.backend._allgather_base(whole, torch.arange(6.0, device="cuda")).wait()
     assert whole.tolist() == list(range(6))
@@ -71,8 +77,8 @@ def test_a_gather_of_one(nccl):
 def test_who_may_not_share_memory_says_why(monkeypatch, caplog, near, disabled, why):
     monkeypatch.setenv("NCCL_P2P_DISABLE", disabled)
     with caplog.at_level("INFO"):
-        assert _place(Group(0, 2), None, torch.device("cuda", 0), near=near) is None
-        assert _place(Group(1, 2), None, torch.device("cuda", 0), near=near) is None
+        assert _make_buffer(TensorParallelGroup(0, 2), None, torch.device("cuda", 0), same_host=near) is None
+        assert _make_buffer(TensorParallelGroup(1, 2), None, torch.device("cuda", 0), same_host=near) is None
     (line,) = caplog.messages
-    assert line.startswith("ranks share no memory, and add up over NCCL: ")
+    assert line.startswith("Symmetric memory disabled, all-reduce over NCCL: ")
     assert why in line

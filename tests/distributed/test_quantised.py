@@ -6,8 +6,8 @@ import torch
 from runtime import LLM
 from runtime.errors import ConfigError
 from runtime.kernels.ops import select_kernels
-from runtime.layers.sharding import Share
-from runtime.quantization.registry import format_of
+from runtime.layers.sharding import Shard
+from runtime.quantization.registry import get_format
 from tests.distributed.cases import logits
 from tests.distributed.test_adapters import LAYER
 from tests.lora.samples import random_adapter
@@ -55,21 +55,21 @@ def test_what_each_keeps_are_the_very_codes(format, turns, dim):
     shape, device = (2, 384, 512), torch.device("cpu")
     kernels = select_kernels(device, torch.float32, format)
 
-    def made(shape, share=None):
-        return format_of(format).make(shape, torch.float32, device, kernels, turns).sharing(share)
+    def made(shape, shard=None):
+        return get_format(format).make(shape, torch.float32, device, kernels, turns).with_shard(shard)
 
     whole, length = made(shape), shape[dim] // (2 if turns and dim == -2 else 1)
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * torch.rand(2, 384, 1)
-    given = [format_of(format).make(shape[1:], torch.float32, device, kernels, False) for _ in range(2)]
+    given = [get_format(format).make(shape[1:], torch.float32, device, kernels, False) for _ in range(2)]
     for expert, weight in enumerate(given):
-        weight.fill((), numbers[expert])
-        whole.fill_packed((expert,), weight.operand)
+        weight.load((), numbers[expert])
+        whole.load_quantized((expert,), weight.kernel_arg)
     for rank in range(2):
         mine = range(rank * length // 2, (rank + 1) * length // 2)
         runs = tuple(range(mine.start + first, mine.stop + first) for first in range(0, shape[dim], length))
-        share = Share(dim, shape[dim], runs)
-        kept = made(share.kept(shape), share)
-        taken = sum(kept.fill_packed((expert,), weight.operand) for expert, weight in enumerate(given))
+        shard = Shard(dim, shape[dim], runs)
+        kept = made(shard.local_shape(shape), shard)
+        taken = sum(kept.load_quantized((expert,), weight.kernel_arg) for expert, weight in enumerate(given))
         assert taken == kept.size
         at = torch.cat([torch.arange(run.start, run.stop) for run in runs])
         assert torch.equal(kept.tensor, whole.tensor.index_select(dim, at))

@@ -6,14 +6,14 @@ import threading
 import numpy as np
 import pytest
 
-from runtime.distributed.rpc import Beat, Gone, Hello, Sample, Step, Wire
-from runtime.distributed.serialization import GEOMETRY, block_arrays, block_plan, step_arrays, step_plan
-from runtime.engine.step_plan import BlockPlan, Drawing, MergedRows, RulePlan, StepPlan
+from runtime.distributed.rpc import ConnectionClosed, Heartbeat, Hello, RpcConnection, Sample, Step
+from runtime.distributed.serialization import LAYOUT, block_arrays, block_plan, step_arrays, step_plan
+from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs, SoftEmbeddingRows, StepPlan
 
 
 @pytest.fixture
 def wires():
-    ours, theirs = map(Wire, socket.socketpair())
+    ours, theirs = map(RpcConnection, socket.socketpair())
     yield ours, theirs
     ours.close()
     theirs.close()
@@ -39,7 +39,7 @@ def test_arrays_come_as_they_went(wires):
 
 def test_several_threads_may_send(wires):
     ours, theirs = wires
-    threads = [threading.Thread(target=ours.send, args=(Beat(n), {"n": np.full(1000, n)})) for n in range(20)]
+    threads = [threading.Thread(target=ours.send, args=(Heartbeat(n), {"n": np.full(1000, n)})) for n in range(20)]
     for thread in threads:
         thread.start()
     seen = set()
@@ -52,10 +52,10 @@ def test_several_threads_may_send(wires):
 
 def test_an_end_is_told(wires):
     ours, theirs = wires
-    ended = threading.Thread(target=theirs.wait_for_the_end)
+    ended = threading.Thread(target=theirs.wait_closed)
     ended.start()
     ours.close()
-    with pytest.raises(Gone):
+    with pytest.raises(ConnectionClosed):
         theirs.receive()
     ended.join()
 
@@ -63,41 +63,44 @@ def test_an_end_is_told(wires):
 @pytest.mark.parametrize("data", [b"\xff" * 8, b"\x05\0\0\0\0\0\0\0hello"])
 def test_what_is_no_message(wires, data):
     ours, theirs = wires
-    ours.connection.sendall(data)
+    ours.socket.sendall(data)
     with pytest.raises(ValueError, match="not a message of this protocol"):
         theirs.receive()
 
 
 def test_plans_come_as_they_went(wires):
     ours, theirs = wires
-    numbers = {name: np.arange(4) + n for n, name in enumerate(GEOMETRY)}
-    merged = MergedRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
+    numbers = {name: np.arange(4) + n for n, name in enumerate(LAYOUT)}
+    merged = SoftEmbeddingRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
     fields = (
-        "rows", "tokens", "state", "sampled", "may_force", "advanced", "initial_masks", "given_steps",
+        "rows", "tokens", "state", "sampled", "may_force", "num_steps_forcing", "initial_masks", "step_budget",
         "post_edit_steps",
     )  # fmt: skip
     one = np.arange(1)
-    groups = RulePlan("edit", one, np.ones((1, 4)), 3), RulePlan("credit", one, np.ones((1, 5)), 1, np.ones(2))
-    blocks = BlockPlan(
+    groups = (
+        AlgorithmBatch("edit", one, np.ones((1, 4)), 3),
+        AlgorithmBatch("credit", one, np.ones((1, 5)), 1, np.ones(2)),
+    )
+    blocks = DenoiseBlocks(
         **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)}, remasked=None,
-        drawing=Drawing(np.ones((2, 4)), np.zeros((2, 3))),
+        sampling=SamplingInputs(np.ones((2, 4)), np.zeros((2, 3))),
         groups=groups,
-        place=np.arange(2),
+        req_slot=np.arange(2),
     )  # fmt: skip
-    plan = StepPlan(tokens=np.arange(9), **numbers, sampled=lambda: blocks, merged=merged)
+    plan = StepPlan(tokens=np.arange(9), **numbers, make_blocks=lambda: blocks, soft_embeddings=merged)
     ours.send(Step(), step_arrays(plan, same=False))
     ours.send(*block_arrays(plan.blocks))
     _, arrays = theirs.receive()
     sample, sampled = theirs.receive()
     assert isinstance(sample, Sample)
-    found = step_plan(arrays, {name: arrays[name] for name in GEOMETRY}, lambda: block_plan(sample, sampled))
-    same(found, plan, ("tokens", *GEOMETRY))
-    same(found.merged, merged, ("rows", "ids", "probs", "how"))
-    same(found.blocks, blocks, (*fields, "place"))
-    same(found.blocks.drawing, blocks.drawing, ("limits", "uniform"))
-    assert (found.blocks.remasked, found.blocks.noise) == (None, None)
-    assert [(g.rule, g.wants) for g in found.blocks.groups] == [("edit", 3), ("credit", 1)]
-    same(found.blocks.groups[1], blocks.groups[1], ("members", "params", "kept"))
+    found = step_plan(arrays, {name: arrays[name] for name in LAYOUT}, lambda: block_plan(sample, sampled))
+    same(found, plan, ("tokens", *LAYOUT))
+    same(found.soft_embeddings, merged, ("rows", "ids", "probs", "params"))
+    same(found.blocks, blocks, (*fields, "req_slot"))
+    same(found.blocks.sampling, blocks.sampling, ("limits", "uniform"))
+    assert (found.blocks.remasked, found.blocks.noise_uniforms) == (None, None)
+    assert [(g.algorithm, g.required_stats) for g in found.blocks.groups] == [("edit", 3), ("credit", 1)]
+    same(found.blocks.groups[1], blocks.groups[1], ("members", "params", "history"))
     assert block_plan(*block_arrays(None)) is None
     assert list(step_arrays(plan, same=True))[:1] == ["tokens"]
     assert "slots" not in step_arrays(plan, same=True)

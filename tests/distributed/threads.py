@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.all_reduce import Room
-from runtime.distributed.process_group import Group
+from runtime.distributed.all_reduce import AllReduceBuffer
+from runtime.distributed.process_group import TensorParallelGroup
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -43,25 +43,25 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class ThreadGroup(Group):
+class ThreadGroup(TensorParallelGroup):
     exchange: Exchange = field(default_factory=lambda: Exchange(1))
 
     def _reduce(self, x: torch.Tensor, how: Any) -> torch.Tensor:
         every = self.exchange.all(self.rank, x)
         return x.copy_(every.sum(0) if how == dist.ReduceOp.SUM else every.amax(0))
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return self.exchange.all(self.rank, x)
 
 
-def together(size: int, work: Callable[[Group], T], device: torch.device = CPU) -> list[T]:
+def together(size: int, work: Callable[[TensorParallelGroup], T], device: torch.device = CPU) -> list[T]:
     """What `work` gives in each rank; all of them are on one device."""
     exchange = Exchange(size)
 
     def one(rank: int) -> T:
         try:
             with exchange.turn:
-                return work(ThreadGroup(rank, size, place=Room(device), exchange=exchange))
+                return work(ThreadGroup(rank, size, buffer=AllReduceBuffer(device), exchange=exchange))
         except BaseException:
             exchange.barrier.abort()
             raise

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.engine.step_plan import BlockPlan
+from runtime.engine.step_plan import DenoiseBlocks
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sample.sampler import Sampler
@@ -53,19 +53,19 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
     heard: Bits = set()
 
     @torch.inference_mode()
-    def hear(runner: ModelRunner, blocks: BlockPlan, left: torch.Tensor) -> None:
+    def hear(runner: ModelRunner, blocks: DenoiseBlocks, left: torch.Tensor) -> None:
         block, at = np.nonzero(blocks.sampled)
         rows = left[torch.from_numpy(blocks.rows[block] + at).to(left.device)]
-        rows = runner.model.finish(rows).contiguous() if len(rows) else rows
+        rows = runner.model.final_hidden_states(rows).contiguous() if len(rows) else rows
         heard.update(bytes(row) for row in rows.view(torch.uint8).cpu().numpy())
 
     sample, decide = ModelRunner._sample, CudaGraphRunner._sample_step
 
-    def sampled(self: ModelRunner, plan: Any, blocks: BlockPlan, left: torch.Tensor) -> Any:
+    def sampled(self: ModelRunner, plan: Any, blocks: DenoiseBlocks, left: torch.Tensor) -> Any:
         hear(self, blocks, left)
         return sample(self, plan, blocks, left)
 
-    def decided(self: CudaGraphRunner, step: Any, plan: BlockPlan, left: torch.Tensor, reason: str) -> Any:
+    def decided(self: CudaGraphRunner, step: Any, plan: DenoiseBlocks, left: torch.Tensor, reason: str) -> Any:
         hear(self, plan, left)
         return decide(self, step, plan, left, reason)
 

@@ -134,8 +134,8 @@ class CheckedRunner(ModelRunner):
         assert 0 < len(plan.tokens) <= info.max_num_batched_tokens
         assert len(set(plan.slots.tolist())) == len(plan.slots), "two rows write one slot"
         scheduler = self.engine.scheduler
-        served = [request for request in scheduler.running if request.last_served == scheduler._step]
-        assert len(plan.page_table) == len(served) == 1 or not any(request.alone for request in served)
+        served = [request for request in scheduler.running if request.last_served_step == scheduler._step]
+        assert len(plan.page_table) == len(served) == 1 or not any(request.exclusive_batch for request in served)
         for unit in set((plan.slots // cache.unit).tolist()):
             assert cache._refs[unit] == 1, "a shared page is written"
             assert unit not in cache._key_of, "a final, published page is written"
@@ -360,7 +360,7 @@ def check_logprobs(heard: Heard, setup: Setup, ask: Ask, logits_of: LogitsOf | N
 def check_accounting(engine: Engine) -> None:
     """Pages: free + held + cached == total, and every count of holders is right."""
     cache, scheduler = engine.cache, engine.scheduler
-    held = Counter(unit for request in scheduler.running for unit in request.units)
+    held = Counter(unit for request in scheduler.running for unit in request.page_groups)
     free, idle = set(cache._free), set(cache._idle)
     assert len(free) == len(cache._free)
     assert not free & idle
@@ -370,14 +370,14 @@ def check_accounting(engine: Engine) -> None:
     assert idle <= set(cache._key_of)
     assert {unit: key for key, unit in cache._by_key.items()} == cache._key_of
     for request in scheduler.running:
-        assert len(set(request.units)) == len(request.units)
-        assert request.cached <= len(request.units) * cache.unit
-        n = len(request.units) * cache.pages_per_unit
-        pages = [unit * cache.pages_per_unit + i for unit in request.units for i in range(cache.pages_per_unit)]
-        assert engine.table._pages[request.row, :n].tolist() == pages
-    rows = [request.row for request in scheduler.running]
+        assert len(set(request.page_groups)) == len(request.page_groups)
+        assert request.num_computed_tokens <= len(request.page_groups) * cache.unit
+        n = len(request.page_groups) * cache.pages_per_unit
+        pages = [unit * cache.pages_per_unit + i for unit in request.page_groups for i in range(cache.pages_per_unit)]
+        assert engine.table._pages[request.req_slot, :n].tolist() == pages
+    rows = [request.req_slot for request in scheduler.running]
     assert sorted(rows + engine.table._free_rows) == list(range(engine.info.max_num_reqs))
-    assert all(not r.units and r.row == -1 and r.cached == 0 for r in scheduler.waiting)
+    assert all(not r.page_groups and r.req_slot == -1 and r.num_computed_tokens == 0 for r in scheduler.waiting)
     check_queue(engine)
     stats = engine.stats()
     assert stats.pages_used == len(held) * cache.pages_per_unit
@@ -399,7 +399,9 @@ def check_queue(engine: Engine) -> None:
         assert queue.running(request) == (owners[place[0]], counts[place])
     assert queue.parties == (len(owners) if len(owners) > 1 else len(counts))
     for place, members in waiting.items():
-        order = [r.seq for r in running if (r.spec.tenant, r.spec.parent_id) == place] + [r.seq for r in members]
+        order = [r.arrival_index for r in running if (r.spec.tenant, r.spec.parent_id) == place] + [
+            r.arrival_index for r in members
+        ]
         assert order == sorted(order)
     if waiting:
         first = queue.first()
@@ -422,17 +424,19 @@ def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
     The K/V of d2f is that of the same prompt and answer.
     """
     info, pool = engine.info, engine.runner.pool  # type: ignore[attr-defined]
-    at = np.arange(request.cached)
-    pages = engine.table._pages[request.row][at // info.page_size].astype(np.int64)
+    at = np.arange(request.num_computed_tokens)
+    pages = engine.table._pages[request.req_slot][at // info.page_size].astype(np.int64)
     slots = pages * info.page_size + at % info.page_size
-    tokens = request.tokens[: request.cached]
+    tokens = request.tokens[: request.num_computed_tokens]
     assert flat(pool.layer(0).k)[slots].tolist() == tokens.tolist()
-    ends = setup.ends(request.prompt_len, request.cached)
+    ends = setup.ends(request.prompt_len, request.num_computed_tokens)
     assert flat(pool.layer(1).k)[slots].tolist() == digests(tokens, ends, range(len(ends)))
     if setup.strategy == "full":
-        assert request.cached == 0
+        assert request.num_computed_tokens == 0
     elif setup.strategy != "nemotron_diffusion":
-        assert (request.cached - setup.oracle.first(request.prompt_len)) % setup.block == 0 or not request.cached
+        assert (
+            request.num_computed_tokens - setup.oracle.first(request.prompt_len)
+        ) % setup.block == 0 or not request.num_computed_tokens
 
 
 def check_idle(engine: Engine) -> None:
@@ -490,9 +494,9 @@ class Run:
         check_accounting(self.engine)
         if self.hashed:
             for request in self.engine.scheduler.running:
-                if self._checked.get(request.seq) != request.cached:
+                if self._checked.get(request.arrival_index) != request.num_computed_tokens:
                     check_cached(self.engine, request, self.setup)
-                    self._checked[request.seq] = request.cached
+                    self._checked[request.arrival_index] = request.num_computed_tokens
 
     def drain(self, limit: int = 5000) -> None:
         for _ in range(limit):

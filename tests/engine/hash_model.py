@@ -141,7 +141,7 @@ class HashModel:
         alive = batch.slots >= 0
         tokens_at[batch.slots[alive]] = torch.from_numpy(stored(x.numpy())).double()[alive]
         positions_at[batch.slots[alive]] = batch.positions.double()[alive]
-        tiles, seen = batch.tiles.tolist(), batch.visible_end.tolist()
+        tiles, seen = batch.query_tiles.tolist(), batch.visible_end.tolist()
         rows = [(request, row) for request, first, count in tiles for row in range(first, first + count)]
         assert [row for _, row in rows] == list(range(len(batch.tokens))), "each row is in one tile, in order"
         positions, slots, pages = batch.positions.tolist(), batch.slots.tolist(), batch.page_table.tolist()
@@ -171,8 +171,8 @@ class HashModel:
             hashes[own] = hashed(contexts_at, request)
         return -hashes[:, None]
 
-    def finish(self, left: Tensor) -> Tensor:
+    def final_hidden_states(self, left: Tensor) -> Tensor:
         return -left
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         return torch.from_numpy(logits_of_hash(hidden[:, 0].long().numpy(), self.vocab_size))

@@ -207,7 +207,7 @@ def test_a_batch_goes_on_where_all_of_its_blocks_do(
     told = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
     shape = SampleDescriptor(len(blocks), size, (AlgorithmShape("threshold", 0, len(blocks), 0),), uniform_noise=noisy)
     found = results(shape, told, [np.arange(len(plan))])
-    assert all_go_on(told, len(plan), noisy=noisy) == all(found.calm)
+    assert all_go_on(told, len(plan), noisy=noisy) == all(found.continuing)
 
 
 def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,15 +228,20 @@ def test_no_step_begins_early_with_one_that_has_ended() -> None:
     ended, going = (
         SimpleNamespace(request=SimpleNamespace(status=status)) for status in (Status.FINISHED, Status.RUNNING)
     )
-    for turn in (ended, going):
-        turn.steady, turn.first, turn.last, turn.blocks = True, 0, 8, [SimpleNamespace(size=8)]
+    for scheduled in (ended, going):
+        scheduled.stable_layout, scheduled.first, scheduled.last, scheduled.blocks = (
+            True,
+            0,
+            8,
+            [SimpleNamespace(size=8)],
+        )
     ahead = Ahead(Mock(waiting=0), Mock(running=[going.request] * 2, waiting=[]))
-    turns: list[Any] = [going, ended]
-    assert not ahead.after(turns)()
+    batch: list[Any] = [going, ended]
+    assert not ahead.after(batch)()
     assert ahead.take() is None
     ended.request.status = Status.RUNNING
-    assert ahead.after(turns)()
-    assert ahead.take() is turns
+    assert ahead.after(batch)()
+    assert ahead.take() is batch
 
 
 def test_what_lies_between_two_steps_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,17 +25,17 @@ def test_others_have_none_of_it() -> None:
             return execute(plan)
         mine: list[int] = []
         for group in blocks.groups:
-            if group.rule != "credit":
-                assert group.kept is None
+            if group.algorithm != "credit":
+                assert group.history is None
                 continue
-            assert group.kept is not None
-            assert not group.kept[:, :, -1].any(), "no room for what this step finds"
-            assert group.kept.shape[2] <= blocks.advanced[group.members].max() + 1
+            assert group.history is not None
+            assert not group.history[:, :, -1].any(), "no room for what this step finds"
+            assert group.history.shape[2] <= blocks.num_steps_forcing[group.members].max() + 1
             mine += group.members.tolist()
         results = execute(plan)
         assert results is not None
-        assert list(results.kept) == mine
-        records.extend(kept.shape[1] for kept in results.kept.values())
+        assert list(results.history) == mine
+        records.extend(kept.shape[1] for kept in results.history.values())
         return results
 
     run.engine.runner.run = watch  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ import torch
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from tests.engine.bits import answers, check, check_looks, listening, questions
 from tests.models.paged import make_batch, page_tables
 from tests.worker.replays import Served
@@ -65,7 +65,7 @@ class Wide:
     def __init__(self, name: str, quantization: str | None, attn_impl: str) -> None:
         config = dict(architecture(name))
         config |= {"num_hidden_layers": 2, "vocab_size": 1024, "pad_token_id": 0, "eos_token_id": 1}
-        build = Build.choose("cuda", torch.bfloat16, attn_impl, quantization, deterministic=True)
+        build = LayerFactory.create("cuda", torch.bfloat16, attn_impl, quantization, deterministic=True)
         self.model = random_model(config, build)
         generator = torch.Generator().manual_seed(1)
         self.ids = [torch.randint(2, 1000, (256,), generator=generator).tolist() for _ in range(64)]
@@ -78,9 +78,9 @@ class Wide:
         for end in cuts:
             rows = [(ids, first, end) for ids in self.ids[:count]]
             batch: ForwardBatch = make_batch(rows, tables.cuda(), block_size=32, page_size=32)
-            batch = replace(batch, reach=256)
+            batch = replace(batch, max_seq_len=256)
             left = self.model.forward(self.model.embed(batch.tokens), batch, pool)
-            found.append(self.model.finish(left)[: end - first])
+            found.append(self.model.final_hidden_states(left)[: end - first])
             first = end
         return torch.cat(found)
 
@@ -107,10 +107,14 @@ class WideCanvas:
             "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "vocab_size": 1024,
             "sliding_window": 64, "num_experts": 32,
         } | smaller  # fmt: skip
-        self.model = random_model(config, Build.choose(device, torch.bfloat16, None, quantization, deterministic=True))
+        self.model = random_model(
+            config, LayerFactory.create(device, torch.bfloat16, None, quantization, deterministic=True)
+        )
         generator = torch.Generator().manual_seed(1)
         self.ids = [torch.randint(2, 1000, (256,), generator=generator).tolist() for _ in range(16)]
-        self.signal = torch.randn(16, CANVAS, self.model.signal_width, generator=generator).to(device, torch.bfloat16)
+        self.signal = torch.randn(16, CANVAS, self.model.self_conditioning_size, generator=generator).to(
+            device, torch.bfloat16
+        )
         self.device = device
 
     def hidden(self, count: int, cuts: list[int]) -> torch.Tensor:
@@ -129,11 +133,11 @@ class WideCanvas:
             if end == 256:
                 signal[opened] = self.signal[:count].flatten(0, 1)
             batch = replace(
-                batch, open=opened, signal=signal, reach=256,
-                visible_end=torch.where(opened, 256, batch.visible_end), window_origin=at.clamp(max=BEFORE),
+                batch, is_editable=opened, self_conditioning=signal, max_seq_len=256,
+                visible_end=torch.where(opened, 256, batch.visible_end), window_pos=at.clamp(max=BEFORE),
             )  # fmt: skip
             left = self.model.forward(self.model.embed(batch.tokens), batch, pool)
-            found.append(self.model.finish(left)[: end - first])
+            found.append(self.model.final_hidden_states(left)[: end - first])
             first = end
         return torch.cat(found)
 

@@ -14,7 +14,7 @@ from runtime.algorithms import sampling
 from runtime.algorithms.rng import RENOISE
 from runtime.algorithms.sampling import Candidate
 from runtime.errors import ConfigError, RequestError
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
 from runtime.request.resolve import resolve
@@ -124,7 +124,7 @@ def test_engine_equals_the_oracle_whatever_the_batch():
     """Side by side with few pages, so that canvases begin again; in chunks; and with pages enough."""
     checkpoint = resolve_checkpoint(str(FOLDER))
     family = resolve_family(None, checkpoint.config)
-    build = Build.choose("cpu", torch.float64)
+    build = LayerFactory.create("cpu", torch.float64)
     model = load_model(checkpoint, family, family.parse(checkpoint.config), build)
     expected = []
     for n, (_, max_tokens, number) in enumerate(REQUESTS):
@@ -136,7 +136,7 @@ def test_engine_equals_the_oracle_whatever_the_batch():
             if committed < len(seen):
                 driver.step(Run(0, seen[committed:], committed))
                 committed = len(seen)
-            signal = None if logits is None else model.soften(logits.softmax(-1))
+            signal = None if logits is None else model.compute_self_conditioning(logits.softmax(-1))
             return driver.step(Run(0, ids, len(seen), open=True, signal=signal))[0]
 
         draws = Own(40 + n, len(prompt), 16, 224)

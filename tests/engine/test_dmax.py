@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM
-from runtime.engine.request import FILLED
+from runtime.engine.request import UNMASKED
 from runtime.engine.step_plan import BlockResults, StepPlan
 from tests.engine.harness import Ask, Run, Setup, run_schedule, spec_of
 from tests.engine.samples import asks, examples
@@ -55,10 +55,10 @@ def test_preemption_at_any_step_changes_nothing(p: Params, buffer: int) -> None:
             run.step()
         if request.answered:
             break
-        mixtures = [block.mixture for block in request.blocks]
+        mixtures = [block.soft_tokens for block in request.blocks]
         if steps:
             run.engine.scheduler._preempt(request)
-            assert [block.mixture for block in request.blocks] == mixtures
+            assert [block.soft_tokens for block in request.blocks] == mixtures
         run.drain()
         run.compare()
         steps += 1
@@ -66,7 +66,7 @@ def test_preemption_at_any_step_changes_nothing(p: Params, buffer: int) -> None:
 
 
 def test_rows_that_are_mixed() -> None:
-    """FILLED positions of blocks that have had a step, with their block's last; nothing in a step without one."""
+    """UNMASKED positions of blocks that have had a step, with their block's last; nothing in a step without one."""
     run = Watched(replace(SERVER, pages=40, budget=256))
     for n, p in enumerate((SLOW, SMOOTH, replace(SLOW, token_merge_top_k=2, token_merge_renormalize=False))):
         run.add(Ask(tuple(range(n, n + 9)), p))
@@ -74,18 +74,18 @@ def test_rows_that_are_mixed() -> None:
     seen = 0
     while run.engine.has_work():
         before = {
-            request.seq: [(b.start, b.size, b.mixture, request.state.copy()) for b in request.blocks]
+            request.arrival_index: [(b.start, b.size, b.soft_tokens, request.state.copy()) for b in request.blocks]
             for request in requests
         }
         run.step()
-        merged = run.plans[-1].merged
+        merged = run.plans[-1].soft_embeddings
         expected = sorted(
             (start + i, *mixture[0][i, :1], mixture[1][i, 0])
             for request in requests
-            for start, size, mixture, state in before[request.seq]
+            for start, size, mixture, state in before[request.arrival_index]
             if mixture is not None
             for i in range(size)
-            if state[start + i] == FILLED
+            if state[start + i] == UNMASKED
         )
         if merged is None:
             assert not expected
@@ -93,9 +93,9 @@ def test_rows_that_are_mixed() -> None:
         seen += 1
         plan = run.plans[-1]
         assert sorted(zip(plan.positions[merged.rows], merged.ids[:, 0], merged.probs[:, 0], strict=True)) == expected
-        assert set(map(tuple, merged.how.tolist())) <= {(0, 1, 1), (1, 0.5, 1), (0, 1, 0)}
-        assert not (merged.probs[merged.how[:, 0] == 1, 1:]).any()
-        assert not (merged.probs[merged.how[:, 2] == 0, 2:]).any()
+        assert set(map(tuple, merged.params.tolist())) <= {(0, 1, 1), (1, 0.5, 1), (0, 1, 0)}
+        assert not (merged.probs[merged.params[:, 0] == 1, 1:]).any()
+        assert not (merged.probs[merged.params[:, 2] == 0, 2:]).any()
     assert seen > 6
     run.drain()
     run.compare()
@@ -106,13 +106,13 @@ def test_plain_rows_share_its_steps_and_carry_nothing() -> None:
     run = Watched(replace(SERVER, pages=20, prefix_caching=False))
     run.add(Ask((1, 2, 4), SLOW))
     run.step()
-    assert run.plans[-1].merged is None
+    assert run.plans[-1].soft_embeddings is None
     run.step()
     run.add(Ask(tuple(range(18)), SLOW))
     run.step()
     plan = run.plans[-1]
-    assert plan.merged is not None
-    assert set(plan.merged.rows) < set(range(16))
+    assert plan.soft_embeddings is not None
+    assert set(plan.soft_embeddings.rows) < set(range(16))
     assert len(plan.tokens) > 16
     run.drain()
     run.compare()

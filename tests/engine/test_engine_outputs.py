@@ -110,10 +110,12 @@ def test_most_of_what_a_step_did_is_written_while_the_next_one_runs() -> None:
     late = 0
     while engine.has_work():
         engine.advance()
-        late += request.stays
-        if request.blocks and request.stays:
+        late += request.output_deferred
+        if request.blocks and request.output_deferred:
             (block,) = request.blocks
-            assert (block.tokens != engine.info.mask_token_id).sum() == block.steps + 1 + (block.size - block.free)
+            assert (block.tokens != engine.info.mask_token_id).sum() == block.steps + 1 + (
+                block.size - block.num_editable
+            )
     assert late >= 8
 
 

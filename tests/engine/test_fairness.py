@@ -193,7 +193,7 @@ def test_shares_change_no_answer(data: st.DataObject) -> None:
 
 def request(seq: int, owner: str, group: str) -> Request:
     spec = spec_of(str(seq), Ask((1, 2), ANSWER, owner=owner, group=group))
-    return Request(spec, size=8, settled=0, mask_id=13, seq=seq)
+    return Request(spec, size=8, num_final_tokens=0, mask_id=13, arrival_index=seq)
 
 
 def test_who_is_first_in_line() -> None:
@@ -207,7 +207,7 @@ def test_who_is_first_in_line() -> None:
         order.append(queue.first())
         queue.admit(order[-1])
     # owners in turn, within an owner its groups; when b has no more, a has all
-    assert [one.seq for one in order] == [0, 4, 3, 5, 1, 2]
+    assert [one.arrival_index for one in order] == [0, 4, 3, 5, 1, 2]
     queue.give_back(waiting[2])
     late = request(9, "a", "2")
     queue.add(late)
@@ -255,7 +255,7 @@ def test_rounds_of_turns() -> None:
         requests = [request(seq, *place) for seq, place in enumerate(places)]
         for one in requests:
             one.status = Status.RUNNING
-        return [[one.seq for one in round] for round in deal(requests)]
+        return [[one.arrival_index for one in round] for round in deal(requests)]
 
     assert dealt(("", "x"), ("", "x"), ("", "y"), ("", "x")) == [[0, 2], [1], [3]]
     assert dealt(("a", "x"), ("a", "x"), ("a", "y"), ("b", "x")) == [[0, 3], [2], [1]]

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.errors import ConfigError, RequestError
 from tests.engine.harness import Ask, Run, Setup, check_idle
 from tests.golden import GOLDEN
@@ -37,11 +37,11 @@ class Watched(Run):
         self.steady: list[bool] = []
         schedule = self.engine.scheduler.schedule
 
-        def watched() -> list[Turn]:
+        def watched() -> list[ScheduledRequest]:
             turns = schedule()
             for t in turns:
-                self.turns.append((t.request.seq, t.first, t.last, len(t.feed.blocks) if t.feed else 0))
-                self.steady.append(t.steady)
+                self.turns.append((t.request.arrival_index, t.first, t.last, len(t.span.blocks) if t.span else 0))
+                self.steady.append(t.stable_layout)
             return turns
 
         self.engine.scheduler.schedule = watched  # type: ignore[method-assign]
@@ -102,7 +102,7 @@ def test_a_canvas_waits_for_all_its_pages_and_nobody_slips_past() -> None:
     for length in (60, 60, 2):
         run.add(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=length)))
     run.step()
-    assert [r.seq for r in run.engine.scheduler.running] == [0]
+    assert [r.arrival_index for r in run.engine.scheduler.running] == [0]
     run.drain()
     run.compare()
     served = [turn[0] for turn in run.turns]

@@ -107,7 +107,7 @@ def test_preemption_at_any_step_changes_nothing(buffer: int) -> None:
             break
         if steps:
             run.engine.scheduler._preempt(request)
-        remembered = max([remembered, *(b.kept.shape[1] for b in request.blocks if b.kept is not None)])
+        remembered = max([remembered, *(b.history.shape[1] for b in request.blocks if b.history is not None)])
         run.drain()
         run.compare()
         steps += 1
@@ -133,11 +133,11 @@ def test_what_holds_whatever_the_logits(data: st.DataObject) -> None:
     (request,) = run.engine.scheduler.waiting
     prompt = request.prompt_len
     while run.engine.has_work():
-        final = request.tokens[: request.settled].copy()
+        final = request.tokens[: request.num_final_tokens].copy()
         run.step()
         assert (request.tokens[: len(final)] == final).all()
-        assert request.answered or request.stable <= max(request.settled, prompt)
-        assert all(block.ended or block.steps < setup.block + limit for block in request.blocks)
+        assert request.answered or request.num_stable_tokens <= max(request.num_final_tokens, prompt)
+        assert all(block.finished or block.steps < setup.block + limit for block in request.blocks)
     heard = run.heard["r0"]
     assert (len(heard.tokens), heard.outputs[-1].finish_reason) == (p.max_tokens, "length")
     assert not {DELETE, SPLIT, setup.mask} & set(heard.tokens)
@@ -170,9 +170,9 @@ def test_others_remember_nothing() -> None:
         if plan.blocks is not None:
             assert results is not None
             for group in plan.blocks.groups:
-                rules.add(group.rule)
-                assert (group.kept is not None) == (group.rule == "edit")
-                assert all((i in results.kept) == (group.rule == "edit") for i in group.members.tolist())
+                rules.add(group.algorithm)
+                assert (group.history is not None) == (group.algorithm == "edit")
+                assert all((i in results.history) == (group.algorithm == "edit") for i in group.members.tolist())
         return results
 
     run.engine.runner.run = watch  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ class NoiseModel(HashModel):
         self.random = np.random.default_rng(seed)
         self.scale = scale
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(self.random.normal(0, self.scale, (len(hidden), self.vocab_size)))
 
 
@@ -89,17 +89,21 @@ def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
     while run.engine.has_work():
         run.step()
         for request in run.engine.scheduler.running:
-            if request.cached and request.cached + 1 < setup.max_len and request.cached != compared:
-                compared = request.cached
+            if (
+                request.num_computed_tokens
+                and request.num_computed_tokens + 1 < setup.max_len
+                and request.num_computed_tokens != compared
+            ):
+                compared = request.num_computed_tokens
                 tokens = tuple(request.tokens[:compared].tolist())
                 fresh = make_engine(replace(setup, prefix_caching=False, budget=256))
                 fresh.add(spec_of("fresh", Ask((*tokens, 0), Params(max_tokens=1, max_nfe=1))))
                 (other,) = fresh.scheduler.waiting
                 fresh.scheduler.schedule()  # pages; the step below would let go of them
-                other_pages = fresh.table._pages[other.row].copy()
+                other_pages = fresh.table._pages[other.req_slot].copy()
                 fresh.step()
                 at = np.arange(compared)
-                pages = run.engine.table._pages[request.row]
+                pages = run.engine.table._pages[request.req_slot]
                 for side in range(2):
                     for layer in range(2):
                         mine, theirs = (

@@ -103,7 +103,7 @@ def test_names(adapters):
 def waiting(*names):
     queue = FairQueue()
     for seq, name in enumerate(names):
-        queue.add(SimpleNamespace(seq=seq, adapter=name, spec=SimpleNamespace(tenant="", parent_id=str(seq))))
+        queue.add(SimpleNamespace(arrival_index=seq, adapter=name, spec=SimpleNamespace(tenant="", parent_id=str(seq))))
     return queue
 
 
@@ -112,6 +112,6 @@ def test_the_base_passes_one_that_waits_for_a_slot(adapters):
     assert adapters.first(waiting("c", "")).adapter == "c"
     adapters.hold("a")
     adapters.hold("b")
-    assert adapters.first(waiting("c", "a", "", "")).seq == 2
+    assert adapters.first(waiting("c", "a", "", "")).arrival_index == 2
     assert adapters.first(waiting("c", "a")) is None  # or the first would wait for ever
-    assert adapters.first(waiting("a", "c")).seq == 0
+    assert adapters.first(waiting("a", "c")).arrival_index == 0

@@ -64,7 +64,7 @@ class EngineMachine(RuleBasedStateMachine):
             check_accounting(self.run.engine)
             info, scheduler = self.run.engine.info, self.run.engine.scheduler
             assert len(scheduler.running) <= info.max_num_reqs
-            order = [request.seq for request in scheduler.running]
+            order = [request.arrival_index for request in scheduler.running]
             assert order == sorted(order)
 
     def teardown(self) -> None:

@@ -17,20 +17,20 @@ from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
-from runtime.models import Family, families, resolve_family
+from runtime.models import ModelFamily, families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field
 from runtime.request.resolve import resolve
 from runtime.request.validation import preview
 from runtime.strategies import strategies, strategies_supporting
-from runtime.weights import Checkpoint, read_tokens
+from runtime.weights import Checkpoint, resolve_token_ids
 from tests.models.tiny import checkpoint_of
 from tests.oracle.spelling import KINDS
 from tests.request.test_decoding import out_of_range, spelt
 from tools.docs.models import fits
 
-FAMILIES: dict[str, Family[Any]] = {family.key: family for family in map(resolve_family, families(), [{}] * 999)}
+FAMILIES: dict[str, ModelFamily[Any]] = {family.key: family for family in map(resolve_family, families(), [{}] * 999)}
 PAIRS = {f"{family.key}-{key}": (family, key) for family, _, key in fits()}
 FOLDERS = {"llada2": "llada2_tiny"}  # golden data that are not called as their family
 MASK = 30
@@ -42,7 +42,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-def flags_of(family: Family[Any], strategy: str | None, directory: Path) -> dict[str, Any]:
+def flags_of(family: ModelFamily[Any], strategy: str | None, directory: Path) -> dict[str, Any]:
     """Those with which the family's tiny checkpoint is decoded by `strategy`."""
     folder = FOLDERS.get(family.key, family.key)
     flags: dict[str, Any] = {"device": "cpu", "skip_tokenizer": True, "decoding_strategy": strategy}
@@ -65,12 +65,12 @@ def start(flags: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module", params=PAIRS)
-def pair(request: pytest.FixtureRequest) -> tuple[Family[Any], str]:
+def pair(request: pytest.FixtureRequest) -> tuple[ModelFamily[Any], str]:
     return PAIRS[request.param]
 
 
 @pytest.fixture(scope="module")
-def info(pair: tuple[Family[Any], str], directory: Path) -> EngineInfo:
+def info(pair: tuple[ModelFamily[Any], str], directory: Path) -> EngineInfo:
     family, key = pair
     with LLM(**flags_of(family, key, directory)) as llm:
         assert (llm.info.family, llm.info.strategy) == (family.key, key)
@@ -104,7 +104,7 @@ def test_a_strategy_that_does_not_fit_the_family(key: str, directory: Path) -> N
             assert said == f"--decoding-strategy {name!r} does not fit this model; it can be: {', '.join(mine)}"
 
 
-def test_a_budget_below_a_requests_step(pair: tuple[Family[Any], str], directory: Path) -> None:
+def test_a_budget_below_a_requests_step(pair: tuple[ModelFamily[Any], str], directory: Path) -> None:
     flags = flags_of(*pair, directory)
     said = start(flags | {"max_num_batched_tokens": 1})
     least = int(said.removeprefix("--max-num-batched-tokens: 1 is less than the ").split()[0])
@@ -113,7 +113,7 @@ def test_a_budget_below_a_requests_step(pair: tuple[Family[Any], str], directory
         assert llm.info.max_num_batched_tokens == least
 
 
-def test_defaults_that_no_request_of_the_server_has(pair: tuple[Family[Any], str], directory: Path) -> None:
+def test_defaults_that_no_request_of_the_server_has(pair: tuple[ModelFamily[Any], str], directory: Path) -> None:
     family, key = pair
     flags = flags_of(family, key, directory)
     with LLM(**flags) as llm:
@@ -183,7 +183,7 @@ def test_a_config_that_two_families_claim(key: str, directory: Path) -> None:
             assert key in said
 
 
-def config_of(family: Family[Any], directory: Path) -> dict[str, Any]:
+def config_of(family: ModelFamily[Any], directory: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((Path(flags_of(family, None, directory)["model"]) / "config.json").read_text())
     return config
 
@@ -211,7 +211,7 @@ def test_a_config_that_lacks_or_contradicts_a_field(key: str, directory: Path) -
     for fields, value, config in wrong_configs(right):
         try:
             facts = family.facts(family.parse(config))
-            read_tokens(Checkpoint(directory, config, {}), family, facts, mask_token_id=mask, skip_tokenizer=True)
+            resolve_token_ids(Checkpoint(directory, config, {}), family, facts, mask_token_id=mask, skip_tokenizer=True)
         except ConfigError as error:
             sentences.append((fields, value, str(error).replace("--mask-token-id", "mask_token_id")))
     assert len(sentences) > 100

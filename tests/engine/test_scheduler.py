@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from tests.engine.harness import Ask, Run, Setup, run_all
 from tests.engine.samples import asks, examples, setups
 from tests.oracle.block import Params
@@ -29,10 +29,14 @@ class Watched(Run):
         self.turns: list[list[tuple[int, int, int]]] = []
         schedule = self.engine.scheduler.schedule
 
-        def watched() -> list[Turn]:
+        def watched() -> list[ScheduledRequest]:
             turns = schedule()
-            prefills = [max(0, min(turn.last, turn.request.prefilled) - turn.first) for turn in turns]
-            self.turns.append([(t.request.seq, n, t.last - t.first - n) for t, n in zip(turns, prefills, strict=True)])
+            prefills = [
+                max(0, min(scheduled.last, scheduled.request.prefill_len) - scheduled.first) for scheduled in turns
+            ]
+            self.turns.append(
+                [(t.request.arrival_index, n, t.last - t.first - n) for t, n in zip(turns, prefills, strict=True)]
+            )
             return turns
 
         self.engine.scheduler.schedule = watched  # type: ignore[method-assign]
@@ -110,8 +114,8 @@ def test_first_come_first_served_for_pages() -> None:
     run.add(Ask(prompt(1, 20), SLOW))
     run.add(Ask(prompt(2, 2), replace(SLOW, max_tokens=2)))
     run.step()
-    assert [r.seq for r in run.engine.scheduler.running] == [0]
-    assert [r.seq for r in run.engine.scheduler.waiting] == [1, 2]
+    assert [r.arrival_index for r in run.engine.scheduler.running] == [0]
+    assert [r.arrival_index for r in run.engine.scheduler.waiting] == [1, 2]
     run.drain()
     run.compare()
     first = [next(n for n, turns in enumerate(run.turns) if own in {o for o, _, _ in turns}) for own in range(3)]
@@ -135,10 +139,10 @@ def test_the_newest_makes_way_and_the_oldest_never_does() -> None:
         run.add(Ask(prompt(n, 4), replace(SLOW, max_tokens=40)))
     ended = []
     while run.engine.has_work():
-        before = {r.seq for r in run.engine.scheduler.running}
+        before = {r.arrival_index for r in run.engine.scheduler.running}
         run.step()
-        after = {r.seq for r in run.engine.scheduler.running}
-        waiting = {r.seq for r in run.engine.scheduler.waiting}
+        after = {r.arrival_index for r in run.engine.scheduler.running}
+        waiting = {r.arrival_index for r in run.engine.scheduler.waiting}
         preempted = before & waiting
         assert not preempted or min(preempted) > max(after, default=-1)
         ended += [int(id[1:]) for id, heard in run.heard.items() if heard.ended and int(id[1:]) not in ended]

@@ -26,7 +26,7 @@ def test_preemption_at_any_step_changes_nothing(strategy: str, block_cache: bool
             run.step()
         if request.answered:
             break
-        kept = max(kept, len(request.kept))
+        kept = max(kept, len(request.reused_kv_spans))
         if steps:
             run.engine.scheduler._preempt(request)
         run.drain()
@@ -43,17 +43,17 @@ def test_fast_dllm_v2_forwards_again_what_a_preemption_drops() -> None:
     run = Run(setup)
     run.add(Ask((1, 2, 4), p))
     (request,) = run.engine.scheduler.waiting
-    while not request.kept:
+    while not request.reused_kv_spans:
         run.step()
-    (kept,) = request.kept
+    (kept,) = request.reused_kv_spans
     nfe = request.nfe
-    assert (kept.first, len(kept.tokens)) == (request.settled, 8)
-    assert kept.tokens.tolist() != request.tokens[kept.first : kept.first + 8].tolist()
+    assert (kept.start, len(kept.tokens)) == (request.num_final_tokens, 8)
+    assert kept.tokens.tolist() != request.tokens[kept.start : kept.start + 8].tolist()
     run.engine.scheduler._preempt(request)
     run.step()
-    assert (request.cached, len(request.dropped)) == (8, 1)
+    assert (request.num_computed_tokens, len(request.recompute_spans)) == (8, 1)
     run.step()
-    assert (request.nfe, request.dropped) == (nfe, [])
+    assert (request.nfe, request.recompute_spans) == (nfe, [])
     run.step()
     assert request.nfe == nfe + 1
     run.drain()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.fused_moe.moe_sum import Choices
-from runtime.kernels.fused_softmax_stats import Asked
-from runtime.kernels.moe_router import RoutingRule
-from runtime.kernels.ops import FIXED_TRITON
+from runtime.kernels.fused_moe.moe_sum import TopKOutputs
+from runtime.kernels.fused_softmax_stats import StatsRequest
+from runtime.kernels.moe_router import RoutingConfig
+from runtime.kernels.ops import BATCH_INVARIANT_TRITON
 from tests.kernels.cases import random
 from tests.kernels.group_quantized_cases import Kernel, Some
 from tests.kernels.weighted_embedding_cases import distributions, multiplied
@@ -18,7 +18,9 @@ def means(rows: int, ids: int, size: int, dtype: torch.dtype, device: str) -> Ke
     multiples, divisor = multiplied(probs)
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
-        return FIXED_TRITON.mean(probs[some], table), FIXED_TRITON.mean(multiples[some], table, divisor[some])
+        return BATCH_INVARIANT_TRITON.soft_embedding(probs[some], table), BATCH_INVARIANT_TRITON.soft_embedding(
+            multiples[some], table, divisor[some]
+        )
 
     return computed
 
@@ -28,16 +30,18 @@ def heads(rows: int, vocab: int, size: int, dtype: torch.dtype, device: str) -> 
     hidden = random(rows, size, dtype=dtype, device=device, seed=93)
     weight = random(vocab, size, dtype=dtype, device=device, seed=94, scale=8 * size**-0.5)
     numbers = torch.Generator().manual_seed(rows)
-    heat = (0.4 + torch.rand(rows, generator=numbers, dtype=torch.float64)).to(device)
+    temperature = (0.4 + torch.rand(rows, generator=numbers, dtype=torch.float64)).to(device)
     uniform = torch.rand(rows, generator=numbers, dtype=torch.float64)
     uniform[::3] = -1
     uniform = uniform.to(device)
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
-        assert FIXED_TRITON.logits is not None
-        assert FIXED_TRITON.describe is not None
-        logits = FIXED_TRITON.logits(hidden[some], weight)
-        found = FIXED_TRITON.describe(logits, Asked(heat[some], uniform[some], 30.0, vocab - 1, vocab - 3, dtype))
+        assert BATCH_INVARIANT_TRITON.head_logits is not None
+        assert BATCH_INVARIANT_TRITON.softmax_stats is not None
+        logits = BATCH_INVARIANT_TRITON.head_logits(hidden[some], weight)
+        found = BATCH_INVARIANT_TRITON.softmax_stats(
+            logits, StatsRequest(temperature[some], uniform[some], 30.0, vocab - 1, vocab - 3, dtype)
+        )
         assert found.probs is not None
         return (logits, *found)
 
@@ -54,10 +58,10 @@ def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
     scale = random(rows, dtype=dtype, device=device, seed=107)
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
-        assert FIXED_TRITON.sandwich is not None
-        before, after, _ = FIXED_TRITON.sandwich
+        assert BATCH_INVARIANT_TRITON.sandwich_norms is not None
+        before, after, _ = BATCH_INVARIANT_TRITON.sandwich_norms
         own = torch.stack([scale[some]] * 3)[1][:, None]
-        choices = Choices(pairs[some].flatten(0, 1), ids[some], shares[some], scales)
+        choices = TopKOutputs(pairs[some].flatten(0, 1), ids[some], shares[some], scales)
         made = before(mixed[some], x[some], *weights[:3], 1e-6)
         for each in (chosen[some], choices):
             made = (*made, *after(dense[some], each, x[some], own, tuple(weights[3:]), 1e-6))
@@ -69,10 +73,10 @@ def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
 def routers(rows: int, experts: int, device: str) -> Kernel:
     """Choices of softmax scores that come in shares."""
     logits = random(4, rows, experts, dtype=torch.float32, device=device, seed=108)
-    rule = RoutingRule(2, 1, 1, True, 1.0, "softmax")
-    return lambda some: FIXED_TRITON.route(logits[:, some].contiguous(), None, rule)
+    rule = RoutingConfig(2, 1, 1, True, 1.0, "softmax")
+    return lambda some: BATCH_INVARIANT_TRITON.select_experts(logits[:, some].contiguous(), None, rule)
 
 
 def gates(rows: int, width: int, dtype: torch.dtype, device: str) -> Kernel:
     gate_up = random(rows, 2 * width, dtype=dtype, device=device, seed=109)
-    return lambda some: (FIXED_TRITON.gate_mul(gate_up[some], "gelu_tanh"),)
+    return lambda some: (BATCH_INVARIANT_TRITON.act_and_mul(gate_up[some], "gelu_tanh"),)

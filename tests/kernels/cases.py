@@ -9,26 +9,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.kernels.activation import Activation, gate_mul, gate_mul_reference
-from runtime.kernels.forward_batch import ForwardBatch, cut_tiles
-from runtime.kernels.fused_argmax import likeliest, likeliest_reference
+from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_reference
+from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
+from runtime.kernels.fused_argmax import lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe import fused_moe
-from runtime.kernels.fused_moe.fused_moe import moe, moe_add_norm
-from runtime.kernels.fused_moe.moe_align import sort_by_expert, sort_by_expert_reference
-from runtime.kernels.fused_moe.moe_sum import Choices, sum_reference, sum_up
-from runtime.kernels.fused_moe.tile_config import Cut, Product, fitted
-from runtime.kernels.gemm_add_norm import product_add_norm, product_add_norm_reference
-from runtime.kernels.interleave import in_turns
+from runtime.kernels.fused_moe.fused_moe import fused_moe_add_norm
+from runtime.kernels.fused_moe.moe_align import moe_align_block_size, moe_align_block_size_reference
+from runtime.kernels.fused_moe.moe_sum import TopKOutputs, moe_sum, moe_sum_reference
+from runtime.kernels.fused_moe.tile_config import FusedMoEConfig, GemmConfig, clamp_to_shape
+from runtime.kernels.gemm_add_norm import gemm_add_norm, gemm_add_norm_reference
+from runtime.kernels.interleave import interleave_gate_up
 from runtime.kernels.kv_write import write_kv_reference
 from runtime.kernels.layernorm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from runtime.kernels.lora import LoraRows, add_lora, add_lora_reference
+from runtime.kernels.lora import LoRARows, add_lora, add_lora_reference
 from runtime.kernels.moe import moe_reference
-from runtime.kernels.moe_router import RoutingRule, route, route_reference
-from runtime.kernels.moe_router_gemm import router_logits, split_parts
+from runtime.kernels.moe_router import RoutingConfig, select_experts, select_experts_reference
+from runtime.kernels.moe_router_gemm import router_logits, split_bf16x3
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
-from runtime.kernels.rotary_and_cache import qk_norm_rotary_reference, qkv_to_pages, qkv_to_pages_reference
-from runtime.kernels.sandwich_norm import after, after_reference, before, before_reference
-from runtime.kernels.unmask import Blocks, Sampled, fill, fill_reference
+from runtime.kernels.rotary_and_cache import (
+    qk_norm_rope_and_cache,
+    qk_norm_rope_and_cache_reference,
+    qk_norm_rope_reference,
+)
+from runtime.kernels.sandwich_norm import (
+    post_mlp_norms,
+    post_mlp_norms_reference,
+    pre_mlp_norms,
+    pre_mlp_norms_reference,
+)
+from runtime.kernels.unmask import BlockInputs, SampledRows, threshold_unmask, threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.models.paged import make_batch, page_tables
 
@@ -69,19 +78,19 @@ def check_product_add_norm(rows: int, inputs: int, size: int, dtype: torch.dtype
     residual = random(rows, size, dtype=dtype, device=device, seed=3, scale=inputs**0.5)
     norm = 1 + random(size, dtype=dtype, device=device, seed=4, scale=0.2)
     given = x, weight, residual, norm
-    expected = product_add_norm_reference(*(each.double() for each in given), 1e-6)
-    for made, reference in zip(product_add_norm(*given, 1e-6), expected, strict=True):
+    expected = gemm_add_norm_reference(*(each.double() for each in given), 1e-6)
+    for made, reference in zip(gemm_add_norm(*given, 1e-6), expected, strict=True):
         assert_near(made, reference, dtype)
 
 
 def check_gate_mul(rows: int, width: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
     x = random(rows, 2 * width, dtype=dtype, device=device, seed=4, scale=3.0)
-    assert_near(gate_mul(x, activation), gate_mul_reference(x.double(), activation), dtype)
+    assert_near(act_and_mul(x, activation), act_and_mul_reference(x.double(), activation), dtype)
 
 
 def check_rotary(
     rows: int, heads: int, kv_heads: int, dim: int, rotary: int, dtype: torch.dtype, device: str, normed: bool = True,
-    clip: float | None = None, apart: int | None = None, v_norm: bool = False, v_from_k: bool = False,
+    clip: float | None = None, pair_stride: int | None = None, v_norm: bool = False, v_from_k: bool = False,
 ) -> None:  # fmt: skip
     qkv = random(rows, (heads + (1 if v_from_k else 2) * kv_heads) * dim, dtype=dtype, device=device, seed=5)
     weights = [1 + random(dim, dtype=dtype, device=device, seed=s, scale=0.2) if normed else None for s in (6, 7)]
@@ -89,12 +98,12 @@ def check_rotary(
     angles = torch.outer(torch.arange(900.0), 10000.0 ** (-torch.arange(0, rotary, 2) / rotary))
     table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(device)
     wide = [None if w is None else w.double() for w in weights]
-    own: dict[str, Any] = {"apart": apart, "v_norm": v_norm, "v_from_k": v_from_k}
+    own: dict[str, Any] = {"pair_stride": pair_stride, "v_norm": v_norm, "v_from_k": v_from_k}
     shape = (heads, kv_heads, 1e-6, clip)
-    expected = qk_norm_rotary_reference(qkv.double(), positions, table.double(), *wide, *shape, **own)
+    expected = qk_norm_rope_reference(qkv.double(), positions, table.double(), *wide, *shape, **own)
     k, v = qkv.new_empty(rows, 1, kv_heads, 1, dim), qkv.new_empty(rows, 1, kv_heads, dim)  # pages of one row
     own |= {"slots": torch.arange(rows, device=device), "k_cache": k, "v_cache": v}
-    q = qkv_to_pages(qkv, positions, table, *weights, *shape, **own)
+    q = qk_norm_rope_and_cache(qkv, positions, table, *weights, *shape, **own)
     got = (q, k[:, 0, :, 0], v[:, 0])
     for out, reference in zip(got, expected, strict=True):
         assert_near(out, reference, dtype)
@@ -114,7 +123,7 @@ def check_write_kv(
     table = torch.tensor([[1.0, 0.0]], device=device)  # nothing turns: what is stored is known to the bit
     got, expected = (layer_of(layout, pages, page_size, kv_heads, dim, -7.0, dtype, device) for _ in range(2))
     shape = (torch.zeros_like(slots), table, None, None, kv_heads, kv_heads, 1e-6)
-    for store, kv in ((qkv_to_pages, got), (qkv_to_pages_reference, expected)):
+    for store, kv in ((qk_norm_rope_and_cache, got), (qk_norm_rope_and_cache_reference, expected)):
         q = store(qkv.clone(), *shape, slots=slots, k_cache=kv.k, v_cache=kv.v)
         assert torch.equal(q.flatten(1), qkv[:, : kv_heads * dim])
     for ours, theirs in zip(got, expected, strict=True):
@@ -123,7 +132,7 @@ def check_write_kv(
         assert int((ours != -7.0).sum()) == (rows - 1) * kv_heads * dim
 
 
-def check_route(rows: int, experts: int, rule: RoutingRule, biased: bool, device: str) -> None:
+def check_route(rows: int, experts: int, rule: RoutingConfig, biased: bool, device: str) -> None:
     logits = random(rows, experts, dtype=torch.float32, device=device, seed=12, scale=2.0)
     bias = random(experts, dtype=torch.float32, device=device, seed=13, scale=0.3) if biased else None
     first = None
@@ -132,10 +141,10 @@ def check_route(rows: int, experts: int, rule: RoutingRule, biased: bool, device
     if rows % 2 == 0:  # in shares, as the router's product gives them
         shares = random(3, rows, experts, dtype=torch.float32, device=device, seed=11)
         logits = torch.cat([shares, (logits - shares.sum(0))[None]])
-    ids, weights = route(logits, bias, rule, first)
+    ids, weights = select_experts(logits, bias, rule, first)
     # in the order of the shares: where they are summed otherwise, near ties fall otherwise
     summed = logits if logits.dim() == 2 else ((logits[0] + logits[1]) + logits[2]) + logits[3]
-    expected_ids, expected = route_reference(summed, bias, rule, first)
+    expected_ids, expected = select_experts_reference(summed, bias, rule, first)
     assert ids.dtype == torch.int32
     # two sigmoids may round a near tie differently: among thousands of rows a few may differ, among few none
     same = (ids == expected_ids).all(dim=1)
@@ -147,7 +156,7 @@ def check_router(rows: int, inputs: int, experts: int, dtype: torch.dtype, devic
     """To what float32 itself would round, nearly, though no unit multiplies it."""
     x = random(rows, inputs, dtype=dtype, device=device, seed=40)
     weight = random(experts, inputs, dtype=torch.float32, device=device, seed=41, scale=inputs**-0.5)
-    parts = split_parts(weight, dtype)
+    parts = split_bf16x3(weight, dtype)
     if dtype == torch.bfloat16:
         assert torch.equal(parts[0].float() + (parts[1].float() + parts[2].float()), weight)
     expected = x.double() @ weight.double().T
@@ -160,7 +169,7 @@ def check_router(rows: int, inputs: int, experts: int, dtype: torch.dtype, devic
             assert got.shape[1:] == product.shape
             assert (got.sum(0).double() - scaled).norm() / scaled.norm() < 2e-6
     torch.testing.assert_close(router_logits(x, weight).double(), expected, rtol=1e-4, atol=1e-5)
-    own = router_logits(x, weight, factor, fixed=True)
+    own = router_logits(x, weight, factor, batch_invariant=True)
     torch.testing.assert_close(own.double(), expected * factor.double()[:, None], rtol=1e-4, atol=1e-5)
 
 
@@ -184,8 +193,8 @@ def check_sort(rows: int, experts: int, top_k: int, tile: int, crowded: bool, de
 
 
 def check_sorted(ids: torch.Tensor, experts: int, tile: int) -> None:
-    got = sort_by_expert(ids, experts, tile)
-    expected = sort_by_expert_reference(ids, experts, tile, gaps=got.gaps)
+    got = moe_align_block_size(ids, experts, tile)
+    expected = moe_align_block_size_reference(ids, experts, tile, gaps=got.gaps)
     alive = int((ids >= 0).sum())
     assert got.order.shape == expected.order.shape
     assert torch.equal(got.order[:alive], expected.order[:alive])
@@ -202,8 +211,8 @@ def check_moe(
     extra = random(rows, hidden, dtype=dtype, device=device, seed=18) if shared else None
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(19)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
-    turns = in_turns(gate_up)
-    out = moe(x, ids, weights, turns, down, extra, activation)
+    turns = interleave_gate_up(gate_up)
+    out = fused_moe.fused_moe(x, ids, weights, turns, down, extra, activation)
     reference = moe_reference(
         x.double(), ids, weights.double(), gate_up.double(), down.double(), None if extra is None else extra.double(),
         activation,
@@ -213,25 +222,25 @@ def check_moe(
         residual = random(rows, hidden, dtype=dtype, device=device, seed=42)
         norm = 1 + random(hidden, dtype=dtype, device=device, seed=43, scale=0.2)
         for weight in (norm, None):
-            normed, total = moe_add_norm(x, ids, weights, turns, down, extra, residual, weight, 1e-6)
+            normed, total = fused_moe_add_norm(x, ids, weights, turns, down, extra, residual, weight, 1e-6)
             assert_near(total, reference + residual.double(), dtype)
             wide = None if weight is None else weight.double()
             assert_near(normed, rms_norm_reference(total.double(), wide, 1e-6), dtype)
     if device != "cpu":
-        assert torch.equal(out, moe(x, ids, weights, turns, down, extra, activation)), "two runs differ"
+        assert torch.equal(out, fused_moe.fused_moe(x, ids, weights, turns, down, extra, activation)), "two runs differ"
 
 
 def check_moe_with_a_rest(monkeypatch, rows: int, experts: int, dtype: torch.dtype, device: str) -> None:
     """Weights first, whatever the number of pairs: some experts have a few more than whole tiles."""
     sides = 40, 24
-    products = Product(64, 64, (4, 3, 3), 4), Product(128, 64, (5, 4, 3), 4)
-    how = Cut(128, fitted(products[0], sides[1], sides[0]), fitted(products[1], *sides))
-    monkeypatch.setattr(fused_moe, "cut", lambda *args: how)
+    products = GemmConfig(64, 64, (4, 3, 3), 4), GemmConfig(128, 64, (5, 4, 3), 4)
+    how = FusedMoEConfig(128, clamp_to_shape(products[0], sides[1], sides[0]), clamp_to_shape(products[1], *sides))
+    monkeypatch.setattr(fused_moe, "get_config", lambda *args: how)
     check_moe(rows, *sides, experts, 1, False, False, dtype, device, dead=0.05)
 
 
 def check_likeliest(
-    rows: int, inputs: int, vocab: int, mask_id: int | None, max_token_id: int, spared: tuple[int, ...],
+    rows: int, inputs: int, vocab: int, mask_id: int | None, max_token_id: int, allowed_ids: tuple[int, ...],
     dtype: torch.dtype, device: str, dead: int | None = None,
 ) -> None:  # fmt: skip
     """`dead`: so many rows more, which the kernel is told of."""
@@ -244,16 +253,16 @@ def check_likeliest(
         if token is not None:
             hidden[token % rows] = weight[token]  # what is banned would be the likeliest
     hidden[0] = whole
-    own = {"mask_id": mask_id, "max_token_id": max_token_id, "spared": spared}
+    own = {"mask_id": mask_id, "max_token_id": max_token_id, "allowed_ids": allowed_ids}
     if dead is None:
-        token, conf, logit = likeliest(hidden, weight, **own)
+        token, conf, logit = lm_head_argmax(hidden, weight, **own)
     else:
         live = torch.tensor([rows], dtype=torch.int32, device=device)
-        found = likeliest(torch.cat([hidden, hidden.new_zeros(dead, inputs)]), weight, **own, live=live)
+        found = lm_head_argmax(torch.cat([hidden, hidden.new_zeros(dead, inputs)]), weight, **own, num_valid=live)
         assert not found.token[rows:].any()
         assert (found.conf[rows:] == 1).all()
         token, conf, logit = (each[:rows] for each in found)
-    expected, sure, peak = likeliest_reference(hidden.double(), weight.double(), **own)
+    expected, sure, peak = lm_head_argmax_reference(hidden.double(), weight.double(), **own)
     assert (token.dtype, conf.dtype) == (torch.int64, torch.float32)
     logits = hidden.double() @ weight.double().T
     chosen, best = (logits.gather(1, each[:, None])[:, 0] for each in (token, expected))
@@ -302,7 +311,7 @@ def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> Forw
     anywhere before, and two dead rows and a tile of none after it."""
     generator = torch.Generator().manual_seed(seed)
     device, rows = batch.tokens.device, len(batch.tokens)
-    request = torch.repeat_interleave(batch.tiles[:, 0].long(), batch.tiles[:, 2].long()).cpu()
+    request = torch.repeat_interleave(batch.query_tiles[:, 0].long(), batch.query_tiles[:, 2].long()).cpu()
     share = torch.rand(2, rows, generator=generator)
     positions = batch.positions.cpu()
     visible_end = positions + 1 + ((torch.tensor(ends)[request] - positions) * share[0]).long()
@@ -317,9 +326,9 @@ def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> Forw
         positions=longer(batch.positions, 0),
         slots=longer(batch.slots, -1),
         visible_end=longer(visible_end.clamp(max=torch.tensor(ends)[request]).int(), 0),
-        window_origin=longer(origin, 0),
-        open=longer(batch.open, 0),
-        tiles=torch.cat([batch.tiles, torch.zeros(1, 3, dtype=torch.int32, device=device)]),
+        window_pos=longer(origin, 0),
+        is_editable=longer(batch.is_editable, 0),
+        query_tiles=torch.cat([batch.query_tiles, torch.zeros(1, 3, dtype=torch.int32, device=device)]),
     )
 
 
@@ -363,14 +372,17 @@ def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device
     block, at = torch.cat([block, dead + blocks - 1]), torch.cat([at, dead])
     params = torch.rand(blocks, columns, generator=generator, dtype=torch.float64)
     params[:, 2] = drawn(1, 4, blocks)
-    before = Blocks(
+    pre_mlp_norms = BlockInputs(
         drawn(0, 50, blocks, size).to(device), state.to(device), (drawn(0, 3, blocks) > 0).to(device),
         drawn(0, 3, blocks).to(device), params.to(device), 1, 2,
     )  # fmt: skip
     conf = (drawn(0, 12, len(block)) / 12).float()
-    sampled = Sampled(drawn(0, 50, len(block)).to(device), conf.to(device), block.to(device), at.to(device))
+    sampled = SampledRows(drawn(0, 50, len(block)).to(device), conf.to(device), block.to(device), at.to(device))
     eos = torch.tensor([3, 7], device=device)
-    got, expected = fill(before, sampled, mask_id, eos), fill_reference(before, sampled, mask_id, eos)
+    got, expected = (
+        threshold_unmask(pre_mlp_norms, sampled, mask_id, eos),
+        threshold_unmask_reference(pre_mlp_norms, sampled, mask_id, eos),
+    )
     for own, right in zip(got, expected, strict=True):
         assert own.dtype == right.dtype
         assert torch.equal(own, right)
@@ -381,13 +393,15 @@ def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
     weights = [1 + random(size, dtype=dtype, device=device, seed=s, scale=0.2) for s in range(74, 81)]
     scale = random(rows, 1, dtype=dtype, device=device, seed=82)
     wide = [w.double() for w in weights]
-    made = before(mixed, x, *weights[:3], 1e-6)
-    own = before_reference(mixed.double(), x.double(), *wide[:3], 1e-6)
+    made = pre_mlp_norms(mixed, x, *weights[:3], 1e-6)
+    own = pre_mlp_norms_reference(mixed.double(), x.double(), *wide[:3], 1e-6)
     for name in ("total", "dense", "experts"):
         assert_near(getattr(made, name), getattr(own, name), dtype)
-    assert_near(made.factor, before_reference(mixed * 0, made.total, *weights[:3], 1e-6).factor, torch.float32)
-    normed, total = after(dense, chosen, x, scale, tuple(weights[3:]), 1e-6)
-    expected, kept = after_reference(dense.double(), chosen.double(), x.double(), scale.double(), tuple(wide[3:]), 1e-6)
+    assert_near(made.factor, pre_mlp_norms_reference(mixed * 0, made.total, *weights[:3], 1e-6).factor, torch.float32)
+    normed, total = post_mlp_norms(dense, chosen, x, scale, tuple(weights[3:]), 1e-6)
+    expected, kept = post_mlp_norms_reference(
+        dense.double(), chosen.double(), x.double(), scale.double(), tuple(wide[3:]), 1e-6
+    )
     assert_near(total, kept, dtype)
     assert_near(normed, expected, dtype)
 
@@ -403,15 +417,15 @@ def check_sandwich_of_choices(rows: int, size: int, top_k: int, dtype: torch.dty
     pairs = random(rows * top_k, size, dtype=dtype, device=device, seed=90)
     pairs[(ids.flatten() < 0).to(device)] = float("nan")
     shares = torch.rand(rows, top_k, generator=generator).to(device)
-    chosen = Choices(pairs, ids.to(device), shares, random(11, dtype=torch.float32, device=device, seed=91))
-    made = after(dense, chosen, x, scale, weights, 1e-6)
-    summed = sum_up(pairs, chosen.ids, shares * chosen.scale[chosen.ids.clamp(min=0)], None)
-    for got, before_it in zip(made, after(dense, summed, x, scale, weights, 1e-6), strict=True):
+    chosen = TopKOutputs(pairs, ids.to(device), shares, random(11, dtype=torch.float32, device=device, seed=91))
+    made = post_mlp_norms(dense, chosen, x, scale, weights, 1e-6)
+    summed = moe_sum(pairs, chosen.ids, shares * chosen.scale[chosen.ids.clamp(min=0)], None)
+    for got, before_it in zip(made, post_mlp_norms(dense, summed, x, scale, weights, 1e-6), strict=True):
         assert torch.equal(got, before_it)
-    own = Choices(pairs.double(), chosen.ids, shares.double(), chosen.scale.double())
-    assert_near(summed, sum_reference(own), dtype)
+    own = TopKOutputs(pairs.double(), chosen.ids, shares.double(), chosen.scale.double())
+    assert_near(summed, moe_sum_reference(own), dtype)
     wide = tuple(weight.double() for weight in weights)
-    expected, kept = after_reference(dense.double(), own, x.double(), scale.double(), wide, 1e-6)
+    expected, kept = post_mlp_norms_reference(dense.double(), own, x.double(), scale.double(), wide, 1e-6)
     assert_near(made[1], kept, dtype)
     assert_near(made[0], expected, dtype)
 
@@ -421,10 +435,10 @@ def check_lora(
 ) -> None:
     """`counts`: rows of each request; `slots`: of its adapter; `parts`: outputs of each. Tiles of no rows follow."""
     rows, outputs, most = sum(counts), sum(parts), max(slots) + 1
-    cut = torch.from_numpy(cut_tiles(np.array(counts, dtype=np.int64)))
+    cut = torch.from_numpy(make_query_tiles(np.array(counts, dtype=np.int64)))
     tiles = torch.cat([cut, torch.zeros(2, 3, dtype=torch.int32)]).to(device)
     owner = torch.repeat_interleave(torch.tensor(slots, dtype=torch.int32), torch.tensor(counts)).to(device)
-    which = LoraRows(owner, tiles, max(int(cut[:, 2].max()), 16))
+    which = LoRARows(owner, tiles, max(int(cut[:, 2].max()), 16))
     x = random(rows, inputs, dtype=dtype, device=device, seed=1)
     down = random(most, len(parts) * rank, inputs, dtype=dtype, device=device, seed=2, scale=inputs**-0.5)
     up = random(most, outputs, rank, dtype=dtype, device=device, seed=3, scale=rank**-0.5)
@@ -432,11 +446,11 @@ def check_lora(
     cuts = [0, *np.cumsum(parts).tolist()]
     expected = out.double()
     add_lora_reference(expected, x.double(), down.double(), up.double(), cuts, which)
-    before = out.clone()
+    pre_mlp_norms = out.clone()
     add_lora(out, x, down, up, cuts, which)
     assert_near(out, expected, dtype)
-    assert torch.equal(out[owner < 0], before[owner < 0])
-    alone = before.clone()  # a row's result is the same without the others
-    first = LoraRows(owner[: counts[0]], cut[cut[:, 0] == 0].to(device), which.tile_rows)
+    assert torch.equal(out[owner < 0], pre_mlp_norms[owner < 0])
+    alone = pre_mlp_norms.clone()  # a row's result is the same without the others
+    first = LoRARows(owner[: counts[0]], cut[cut[:, 0] == 0].to(device), which.tile_rows)
     add_lora(alone[: counts[0]], x[: counts[0]], down, up, cuts, first)
     assert torch.equal(alone[: counts[0]], out[: counts[0]])

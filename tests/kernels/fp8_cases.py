@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels import fp8_linear
-from runtime.kernels.activation import Activation, gate_mul_reference
-from runtime.kernels.fp8 import quantise, quantise_reference, rounded
+from runtime.kernels.activation import Activation, act_and_mul_reference
+from runtime.kernels.fp8 import quantize_fp8, quantize_fp8_reference, quantized_of
 from runtime.kernels.fused_moe import fp8_moe
-from runtime.kernels.interleave import in_turns
+from runtime.kernels.interleave import interleave_gate_up
 from runtime.kernels.moe import moe_reference
 from runtime.kernels.ops import TRITON
 from tests.kernels.cases import TOLERANCE, assert_near, random, random_ids
@@ -29,7 +29,7 @@ def distance(out: torch.Tensor, expected: torch.Tensor) -> float:
 def check_quantise(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
     x = random(rows, size, dtype=dtype, device=device, seed=30) * torch.logspace(-3, 3, rows)[:, None].to(device, dtype)
     x[rows // 2] = 0
-    got, expected = quantise(x), quantise_reference(x)
+    got, expected = quantize_fp8(x), quantize_fp8_reference(x)
     torch.testing.assert_close(got.scales, expected.scales)
     values, wanted = got.values.float(), expected.values.float()
     assert float((values != wanted).float().mean()) < 1e-3
@@ -48,14 +48,14 @@ def check_made_beside(rows: int, size: int, activation: Activation, dtype: torch
         (own.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6)),
         (own.rms_norm(x, None, 1e-6), plain.rms_norm(x, None, 1e-6)),
         (own.add_rms_norm(x, residual, weight, 1e-6)[0], plain.add_rms_norm(x, residual, weight, 1e-6)[0]),
-        (own.gate_mul(gates, activation), plain.gate_mul(gates, activation)),
+        (own.act_and_mul(gates, activation), plain.act_and_mul(gates, activation)),
     ):
         assert_near(out, expected, dtype)
-        made, again = rounded(out), quantise(out)
+        made, again = quantized_of(out), quantize_fp8(out)
         torch.testing.assert_close(made.scales, again.scales)
         assert float((made.values.float() != again.values.float()).float().mean()) < 1e-3
-        assert rounded(out) is made
-        assert rounded(out.clone()) is not made
+        assert quantized_of(out) is made
+        assert quantized_of(out.clone()) is not made
     totals = (kernel(x, residual, weight, 1e-6)[1] for kernel in (own.add_rms_norm, plain.add_rms_norm))
     assert torch.equal(*totals)
 
@@ -64,11 +64,11 @@ def check_linear(rows: int, inputs: int, outputs: int, biased: bool, dtype: torc
     x = random(rows, inputs, dtype=dtype, device=device, seed=31)
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=32, scale=inputs**-0.5)
     bias = random(outputs, dtype=dtype, device=device, seed=33) if biased else None
-    kept = quantise_reference(weight)
+    kept = quantize_fp8_reference(weight)
     out = fp8_linear.linear(x, kept, bias)
     added = 0 if bias is None else bias.double()
     assert out.dtype == dtype
-    same = quantise_reference(x).whole(torch.float64) @ kept.whole(torch.float64).T + added
+    same = quantize_fp8_reference(x).dequantize(torch.float64) @ kept.dequantize(torch.float64).T + added
     assert distance(out, same) < TOLERANCE[dtype] + ALIKE
     if out.numel() >= MANY:
         assert distance(out, x.double() @ weight.double().T + added) < LINEAR
@@ -85,20 +85,20 @@ def check_moe(
     extra = random(rows, hidden, dtype=dtype, device=device, seed=37) if shared else None
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(38)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
-    given, kept = quantise_reference(in_turns(gate_up)), quantise_reference(down)
-    out = fp8_moe.moe(x, ids, weights, given, kept, extra, activation)
+    given, kept = quantize_fp8_reference(interleave_gate_up(gate_up)), quantize_fp8_reference(down)
+    out = fp8_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
     assert out.dtype == dtype
-    again = fp8_moe.moe(x, ids, weights, given, kept, extra, activation)
+    again = fp8_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
     assert torch.equal(out, again), "two runs differ"
     if activation == "silu":
         residual = random(rows, hidden, dtype=dtype, device=device, seed=39)
         scale = 1 + random(hidden, dtype=dtype, device=device, seed=44, scale=0.2)
-        normed, total = fp8_moe.moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
+        normed, total = fp8_moe.fused_moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
         expected = TRITON.add_rms_norm(out, residual, scale, 1e-6)
         assert_near(total, expected[1], dtype)
         assert_near(normed, expected[0], dtype, slack=2)
-        assert distance(rounded(normed).whole(torch.float32), normed) < LINEAR
-        assert rounded(normed) is rounded(normed)
+        assert distance(quantized_of(normed).dequantize(torch.float32), normed) < LINEAR
+        assert quantized_of(normed) is quantized_of(normed)
     added = torch.zeros_like(x) if extra is None else extra
     same = moe_of_eight_bits(x, ids, weights, gate_up, down, activation) + added.double()
     assert distance(out, same) < TOLERANCE[dtype] + 2 * ALIKE
@@ -112,13 +112,15 @@ def moe_of_eight_bits(
     activation: Activation,
 ) -> torch.Tensor:  # fmt: skip
     """float64 but for the numbers that are rounded."""
-    rounded = quantise_reference(x).whole(torch.float64)
-    total = torch.zeros_like(rounded)
+    quantized_of = quantize_fp8_reference(x).dequantize(torch.float64)
+    total = torch.zeros_like(quantized_of)
     for expert in range(len(gate_up)):
         row, choice = (ids == expert).nonzero(as_tuple=True)
         if len(row):
-            products = rounded[row] @ quantise_reference(gate_up[expert]).whole(torch.float64).T
-            hidden = quantise_reference(gate_mul_reference(products, activation).to(x.dtype)).whole(torch.float64)
-            out = hidden @ quantise_reference(down[expert]).whole(torch.float64).T
+            products = quantized_of[row] @ quantize_fp8_reference(gate_up[expert]).dequantize(torch.float64).T
+            hidden = quantize_fp8_reference(act_and_mul_reference(products, activation).to(x.dtype)).dequantize(
+                torch.float64
+            )
+            out = hidden @ quantize_fp8_reference(down[expert]).dequantize(torch.float64).T
             total.index_add_(0, row, weights[row, choice, None].double() * out)
     return total

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.activation import Activation
-from runtime.kernels.gate_up_gemm import TILES, Tile, gated_product, gated_product_reference
-from runtime.kernels.interleave import in_turns
+from runtime.kernels.gate_up_gemm import TILES, Tile, fused_gate_up, fused_gate_up_reference
+from runtime.kernels.interleave import interleave_gate_up
 from tests.kernels.cases import assert_near, random
 
 EVERY: list[Tile | None] = [None, *(tile for tiles in TILES.values() for tile in tiles)]
@@ -18,6 +18,6 @@ def check_gated_product(
 ) -> None:
     """`tile` None: the one that is chosen, or the library and the gate by itself."""
     x = random(rows, inputs, dtype=dtype, device=device, seed=5)
-    weight = in_turns(random(2 * width, inputs, dtype=dtype, device=device, seed=6, scale=2 * inputs**-0.5))
-    expected = gated_product_reference(x.double(), weight.double(), activation)
-    assert_near(gated_product(x, weight, activation, tile=tile), expected, dtype)
+    weight = interleave_gate_up(random(2 * width, inputs, dtype=dtype, device=device, seed=6, scale=2 * inputs**-0.5))
+    expected = fused_gate_up_reference(x.double(), weight.double(), activation)
+    assert_near(fused_gate_up(x, weight, activation, tile=tile), expected, dtype)

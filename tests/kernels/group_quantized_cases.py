@@ -9,11 +9,11 @@ import torch
 from runtime.kernels import group_quantized_linear
 from runtime.kernels.activation import Activation
 from runtime.kernels.fused_moe import group_quantized_moe
-from runtime.kernels.group_dequantize import whole
-from runtime.kernels.group_quantized import Grouped, quantise_blocks, quantise_groups, quantise_rows
-from runtime.kernels.interleave import in_turns
+from runtime.kernels.group_dequantize import dequantize
+from runtime.kernels.group_quantized import GroupQuantized, quantize_blocks, quantize_groups, quantize_rows
+from runtime.kernels.interleave import interleave_gate_up
 from runtime.kernels.moe import moe_reference
-from runtime.kernels.ops import FIXED_TRITON, TRITON
+from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TRITON
 from tests.kernels.cases import assert_near, random, random_ids
 
 Some = torch.Tensor | slice  # which rows
@@ -21,13 +21,13 @@ Kernel = Callable[[Some], tuple[torch.Tensor, ...]]
 KINDS = ("int8", "int4", "int4_32", "blocks")
 
 
-def made(x: torch.Tensor, kind: str) -> Grouped:
+def made(x: torch.Tensor, kind: str) -> GroupQuantized:
     """`x` in a format; blocks: e4m3 with a scale for each 128 inputs."""
     if kind == "int8":
-        return quantise_rows(x)
+        return quantize_rows(x)
     if kind == "blocks":
-        return quantise_blocks(x, 128)
-    return quantise_groups(x, int(kind.partition("_")[2] or 128))
+        return quantize_blocks(x, 128)
+    return quantize_groups(x, int(kind.partition("_")[2] or 128))
 
 
 def check_linear(
@@ -38,13 +38,13 @@ def check_linear(
     bias = random(outputs, dtype=dtype, device=device, seed=52) if biased else None
     out = group_quantized_linear.linear(x, weight, bias)
     added = 0 if bias is None else bias.double()
-    assert_near(out, x.double() @ weight.whole(torch.float64).T + added, dtype)
+    assert_near(out, x.double() @ weight.dequantize(torch.float64).T + added, dtype)
     assert torch.equal(out, group_quantized_linear.linear(x, weight, bias)), "two runs differ"
 
 
 def check_whole(rows: int, size: int, kind: str, dtype: torch.dtype, device: str) -> None:
     weight = made(random(rows, size, dtype=dtype, device=device, seed=60), kind)
-    torch.testing.assert_close(whole(weight, dtype), weight.whole(dtype), rtol=1e-6, atol=0)
+    torch.testing.assert_close(dequantize(weight, dtype), weight.dequantize(dtype), rtol=1e-6, atol=0)
 
 
 def check_moe(
@@ -57,20 +57,22 @@ def check_moe(
     extra = random(rows, hidden, dtype=dtype, device=device, seed=56) if shared else None
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(57)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
-    turned, kept = made(in_turns(gate_up), kind), made(down, kind)
-    out = group_quantized_moe.moe(x, ids, weights, turned, kept, extra, activation)
+    swap_ab, kept = made(interleave_gate_up(gate_up), kind), made(down, kind)
+    out = group_quantized_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)
     expected = moe_reference(
-        x.double(), ids, weights.double(), made(gate_up, kind).whole(torch.float64), kept.whole(torch.float64),
-        None if extra is None else extra.double(), activation,
+        x.double(), ids, weights.double(), made(gate_up, kind).dequantize(torch.float64),
+        kept.dequantize(torch.float64), None if extra is None else extra.double(), activation,
     )  # fmt: skip
     assert_near(out, expected, dtype)
-    assert torch.equal(out, group_quantized_moe.moe(x, ids, weights, turned, kept, extra, activation)), (
+    assert torch.equal(out, group_quantized_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)), (
         "two runs differ"
     )
     if activation == "silu":
         residual = random(rows, hidden, dtype=dtype, device=device, seed=58)
         scale = 1 + random(hidden, dtype=dtype, device=device, seed=59, scale=0.2)
-        normed, total = group_quantized_moe.moe_add_norm(x, ids, weights, turned, kept, extra, residual, scale, 1e-6)
+        normed, total = group_quantized_moe.fused_moe_add_norm(
+            x, ids, weights, swap_ab, kept, extra, residual, scale, 1e-6
+        )
         normal, sums = TRITON.add_rms_norm(out, residual, scale, 1e-6)
         assert_near(total, sums, dtype)
         assert_near(normed, normal, dtype, slack=2)
@@ -81,7 +83,7 @@ def fixed_linear(rows: int, inputs: int, outputs: int, kind: str, dtype: torch.d
     x = random(rows, inputs, dtype=dtype, device=device, seed=70)
     weight = made(random(outputs, inputs, dtype=dtype, device=device, seed=71, scale=inputs**-0.5), kind)
     bias = random(outputs, dtype=dtype, device=device, seed=72)
-    return lambda some: (FIXED_TRITON.grouped.linear(x[some], weight, bias),)
+    return lambda some: (BATCH_INVARIANT_TRITON.group_quantized.linear(x[some], weight, bias),)
 
 
 def fixed_moe(
@@ -95,11 +97,11 @@ def fixed_moe(
     residual = random(rows, hidden, dtype=dtype, device=device, seed=76)
     norm = 1 + random(hidden, dtype=dtype, device=device, seed=77, scale=0.2)
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(78)).to(device)
-    ids, turned = random_ids(rows, experts, top_k, device, crowded, dead=0.1), made(in_turns(gate_up), kind)
-    kernels = FIXED_TRITON.of("int4")  # as all of these
+    ids, swap_ab = random_ids(rows, experts, top_k, device, crowded, dead=0.1), made(interleave_gate_up(gate_up), kind)
+    kernels = BATCH_INVARIANT_TRITON.for_quantization("int4")  # as all of these
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
-        given = x[some], ids[some], weights[some], turned, down
+        given = x[some], ids[some], weights[some], swap_ab, down
         assert kernels.moe_add_norm is not None
         return (
             kernels.moe(*given, residual[some], "gelu_tanh"),

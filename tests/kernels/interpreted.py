@@ -13,10 +13,10 @@ import triton
 
 from runtime.kernels import fused_softmax_stats, tma, weighted_embedding
 from runtime.kernels.fused_moe import down, moe_align
-from runtime.kernels.fused_moe.moe_align import FEW
-from runtime.kernels.fused_moe.persistent_down import run_steady
+from runtime.kernels.fused_moe.moe_align import ONE_LAUNCH_PAIRS
+from runtime.kernels.fused_moe.persistent_down import run_persistent
 from runtime.kernels.heads import TILE
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import batch_invariant_cases, cases, in_order, interpreting  # noqa: F401
@@ -93,9 +93,9 @@ def test_elementwise_gated_product(rows, inputs, width, activation, tile, dtype)
 @matrix_dtypes
 @pytest.mark.parametrize(("rows", "ids", "size"), [(1, 9, 8), (70, 300, 40), (150, 130, 136)])
 def test_elementwise_mean(monkeypatch, rows, ids, size, dtype):
-    monkeypatch.setattr(weighted_embedding, "SHARE", 128)
+    monkeypatch.setattr(weighted_embedding, "SPLIT_SIZE", 128)
     check_mean(rows, ids, size, dtype, "cpu")
-    monkeypatch.setattr(weighted_embedding, "SHARE", 16384)
+    monkeypatch.setattr(weighted_embedding, "SPLIT_SIZE", 16384)
     check_mean(rows, ids, size, dtype, "cpu")
 
 
@@ -103,7 +103,7 @@ def test_elementwise_mean(monkeypatch, rows, ids, size, dtype):
 def test_elementwise_alike_beside_any_rows(monkeypatch, made):
     """What a model that conditions itself uses."""
     in_order.patch(monkeypatch)
-    monkeypatch.setattr(weighted_embedding, "SHARE", 128)
+    monkeypatch.setattr(weighted_embedding, "SPLIT_SIZE", 128)
     monkeypatch.setattr(fused_softmax_stats, "PIECE", 128)
     half, rows = torch.float16, 256 if made == "means" else 64
     given = {
@@ -127,9 +127,9 @@ def test_elementwise_rotary(heads, kv_heads, dim, rotary, dtype, normed, clip):
     ("dim", "rotary", "own"),
     [
         (16, 16, {"v_norm": True}),
-        (16, 4, {"apart": 8, "v_norm": True, "v_from_k": True}),
-        (24, 6, {"apart": 12}),
-        (20, 6, {"apart": 5, "v_from_k": True, "clip": 0.5}),
+        (16, 4, {"pair_stride": 8, "v_norm": True, "v_from_k": True}),
+        (24, 6, {"pair_stride": 12}),
+        (20, 6, {"pair_stride": 5, "v_from_k": True, "clip": 0.5}),
     ],
 )
 def test_elementwise_rotary_pairs_and_values(dim, rotary, own, dtype):
@@ -143,11 +143,11 @@ def test_elementwise_rotary_pairs_and_values(dim, rotary, own, dtype):
         (7, 1, 64, {"normed": False}),
         (96, 8, 64, {}),
         (96, 96, 64, {"clip": 0.5}),
-        (40, 40, 128, {"apart": 64, "v_norm": True}),
+        (40, 40, 128, {"pair_stride": 64, "v_norm": True}),
         (96, 1, 128, {"v_from_k": True}),
         (28, 4, 256, {"normed": False, "clip": 0.5}),
         (33, 3, 200, {"v_norm": True, "v_from_k": True}),
-        (16, 2, 512, {"apart": 256, "v_norm": True, "v_from_k": True}),
+        (16, 2, 512, {"pair_stride": 256, "v_norm": True, "v_from_k": True}),
     ],
 )
 def test_elementwise_rotary_splits_heads_among_programs(watched, heads, kv_heads, dim, own):
@@ -169,21 +169,21 @@ def test_elementwise_kv_write_splits_heads_among_programs(layout):
 @pytest.mark.parametrize(
     ("experts", "rule", "biased"),
     [
-        (8, RoutingRule(2, 4, 2, True, 2.5), True),
-        (6, RoutingRule(3, 1, 1, True, 1.0), False),
-        (12, RoutingRule(5, 3, 2, False, 1.5), True),
-        (5, RoutingRule(2, 5, 3, True, 1.0), False),
-        (256, RoutingRule(8, 8, 4, True, 2.5), True),
-        (128, RoutingRule(8, 1, 1, True, 1.0, "softmax"), False),
-        (6, RoutingRule(2, 1, 1, False, 1.0, "softmax"), False),
-        (12, RoutingRule(4, 3, 2, True, 1.5, "softmax"), True),
-        (64, RoutingRule(8, 1, 1, False, 1.0, "softmax", bias_weighs=True), True),
-        (12, RoutingRule(3, 3, 2, True, 2.0, bias_weighs=True), True),
-        (12, RoutingRule(2, 1, 1, True, 2.5, capacity=5, block=4), True),
-        (6, RoutingRule(3, 1, 1, True, 1.0, capacity=3, block=3), False),
-        (20, RoutingRule(4, 1, 1, False, 1.0, "softmax", capacity=7, block=8), True),
-        (8, RoutingRule(4, 4, 2, True, 2.5, shared=True), True),
-        (12, RoutingRule(3, 1, 1, False, 1.5, "softmax", capacity=5, block=4, shared=True), False),
+        (8, RoutingConfig(2, 4, 2, True, 2.5), True),
+        (6, RoutingConfig(3, 1, 1, True, 1.0), False),
+        (12, RoutingConfig(5, 3, 2, False, 1.5), True),
+        (5, RoutingConfig(2, 5, 3, True, 1.0), False),
+        (256, RoutingConfig(8, 8, 4, True, 2.5), True),
+        (128, RoutingConfig(8, 1, 1, True, 1.0, "softmax"), False),
+        (6, RoutingConfig(2, 1, 1, False, 1.0, "softmax"), False),
+        (12, RoutingConfig(4, 3, 2, True, 1.5, "softmax"), True),
+        (64, RoutingConfig(8, 1, 1, False, 1.0, "softmax", bias_in_weights=True), True),
+        (12, RoutingConfig(3, 3, 2, True, 2.0, bias_in_weights=True), True),
+        (12, RoutingConfig(2, 1, 1, True, 2.5, capacity=5, block=4), True),
+        (6, RoutingConfig(3, 1, 1, True, 1.0, capacity=3, block=3), False),
+        (20, RoutingConfig(4, 1, 1, False, 1.0, "softmax", capacity=7, block=8), True),
+        (8, RoutingConfig(4, 4, 2, True, 2.5, fused_shared_expert=True), True),
+        (12, RoutingConfig(3, 1, 1, False, 1.5, "softmax", capacity=5, block=4, fused_shared_expert=True), False),
     ],
 )
 def test_moe_routing(experts, rule, biased):
@@ -203,21 +203,23 @@ def test_moe_router(rows, inputs, experts):
     ("rows", "experts", "top_k", "tile"), [(1, 8, 2, 16), (40, 6, 3, 16), (300, 20, 4, 16), (171, 64, 3, 128)]
 )
 def test_moe_sort(monkeypatch, rows, experts, top_k, tile, crowded, dead):
-    for few in (moe_align.FEW, 0):
-        monkeypatch.setattr(moe_align, "FEW", few)
+    for few in (moe_align.ONE_LAUNCH_PAIRS, 0):
+        monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", few)
         cases.check_sort(rows, experts, top_k, tile, crowded, "cpu", dead)
 
 
 SIZES = [(few, pairs) for few, last in ((0, 1029), (512, 513)) for pairs in (1, 255, 256, 257, 512, last)]
-LARGE = product((0, FEW), (FEW - 1, FEW, FEW + 1, 2 * FEW + 5))
+LARGE = product(
+    (0, ONE_LAUNCH_PAIRS), (ONE_LAUNCH_PAIRS - 1, ONE_LAUNCH_PAIRS, ONE_LAUNCH_PAIRS + 1, 2 * ONE_LAUNCH_PAIRS + 5)
+)
 
 
 @pytest.mark.parametrize(("few", "pairs"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.slow) for size in LARGE)])
 @pytest.mark.parametrize("experts", [1, 13])
 def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, few):
     """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""
-    monkeypatch.setattr(moe_align, "FEW", few)
-    monkeypatch.setattr(moe_align, "ADDED", 4)
+    monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", few)
+    monkeypatch.setattr(moe_align, "CHUNKS_PER_STEP", 4)
     for expert in {-1, 0, experts - 1}:
         cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32), experts, 16)
     falling = (torch.arange(pairs, dtype=torch.int32).flip(0) * experts // pairs)[:, None]
@@ -250,7 +252,7 @@ def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
 def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
     """Few pairs an expert, some, many, with the copy engine's boxes and without."""
     for described in (False, True):
-        monkeypatch.setattr(tma, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
+        monkeypatch.setattr(tma, "supports_tma", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe(rows, hidden, width, experts, top_k, True, rows == 70, dtype, "cpu", dead=0.1)
 
 
@@ -258,10 +260,10 @@ def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, 
 @pytest.mark.parametrize(("rows", "hidden", "width", "experts", "top_k"), [(300, 40, 24, 2, 1), (210, 152, 72, 3, 2)])
 def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, described):
     """So many pairs, that each program of the second product has several tiles."""
-    monkeypatch.setattr(moe_align, "FEW", 0)
-    monkeypatch.setattr(tma, "describable", lambda matrix: described)
+    monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", 0)
+    monkeypatch.setattr(tma, "supports_tma", lambda matrix: described)
     seen = []
-    monkeypatch.setattr(down, "run_steady", lambda *args: seen.append(run_steady(*args)))
+    monkeypatch.setattr(down, "run_persistent", lambda *args: seen.append(run_persistent(*args)))
     cases.check_moe(rows, hidden, width, experts, top_k, True, False, torch.float16, "cpu", dead=0.1)
     assert seen
 
@@ -277,9 +279,9 @@ def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, 
 )
 def test_moe_experts_with_a_rest(monkeypatch, rows, experts, few, dtype):
     if not few:
-        monkeypatch.setattr(moe_align, "FEW", 0)
+        monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", 0)
     for described in (False, True):
-        monkeypatch.setattr(tma, "describable", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
+        monkeypatch.setattr(tma, "supports_tma", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe_with_a_rest(monkeypatch, rows, experts, dtype, "cpu")
 
 
@@ -315,7 +317,7 @@ def test_elementwise_sandwich_of_choices(rows, size, top_k, dtype):
 @dtypes
 def test_elementwise_distribution(monkeypatch, rows, vocab, mask_id, max_token_id, coolest, dtype):
     monkeypatch.setattr(fused_softmax_stats, "PIECE", 64)
-    monkeypatch.setattr(fused_softmax_stats, "WRITTEN", 64)
+    monkeypatch.setattr(fused_softmax_stats, "WRITE_PIECE", 64)
     check_describe(rows, vocab, mask_id, max_token_id, coolest, dtype, "cpu")
 
 
@@ -331,19 +333,19 @@ def test_elementwise_distribution_of_sure_rows(dtype):
 
 @KINDS_OF_LOADS
 @pytest.mark.parametrize(
-    ("rows", "inputs", "vocab", "mask_id", "max_token_id", "spared"),
+    ("rows", "inputs", "vocab", "mask_id", "max_token_id", "allowed_ids"),
     [(1, 16, 40, 39, 38, ()), (17, 24, 300, 7, 250, (299,)), (70, 40, 129, None, 128, ()), (3, 8, 600, 5, 5, (598, 2))],
 )
-def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_id, spared, described, dtype):
-    monkeypatch.setattr(tma, "describable", lambda matrix: described)
-    cases.check_likeliest(rows, inputs, vocab, mask_id, max_token_id, spared, dtype, "cpu")
+def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_id, allowed_ids, described, dtype):
+    monkeypatch.setattr(tma, "supports_tma", lambda matrix: described)
+    cases.check_likeliest(rows, inputs, vocab, mask_id, max_token_id, allowed_ids, dtype, "cpu")
 
 
 @KINDS_OF_LOADS
 @pytest.mark.parametrize(("rows", "dead"), [(3, 2), (130, 9), (20, 140), (177, 1), (200, 7), (258, 30)])
 def test_elementwise_head_with_dead_rows(monkeypatch, rows, dead, described, dtype):
     """Also a program that does the last rows beside a whole tile, and tiles that are dead."""
-    monkeypatch.setattr(tma, "describable", lambda matrix: described)
+    monkeypatch.setattr(tma, "supports_tma", lambda matrix: described)
     cases.check_likeliest(rows, 24, 300, 7, 250, (299,), dtype, "cpu", dead)
 
 
@@ -409,10 +411,10 @@ def test_attention_of_rounds_in_pages(page_size, window, dtype, layout):
 @pages_of_rounds
 def test_attention_in_shares_of_one_length(monkeypatch, page_size, window, dtype, layout):
     """With a window the first share is empty, and in float32 the next one begins inside."""
-    monkeypatch.setattr("runtime.kernels.paged_attention.SHARE", 64)
+    monkeypatch.setattr("runtime.kernels.paged_attention.SPLIT_SIZE", 64)
     q, k, v, batch = cases.attention_case([(200, 20)], 2, 1, 16, 1, page_size, dtype, "cpu", layout=layout)
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.25, window=window)
-    cases.assert_near(paged_attention(q, k, v, batch, scale=0.25, window=window, fixed=True), expected, dtype)
+    cases.assert_near(paged_attention(q, k, v, batch, scale=0.25, window=window, batch_invariant=True), expected, dtype)
 
 
 @one_layout

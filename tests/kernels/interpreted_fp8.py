@@ -11,11 +11,11 @@ from triton.runtime import interpreter
 from runtime.kernels import tma
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
 from runtime.weights import resolve_checkpoint
-from runtime.weights.loader import fill
+from runtime.weights.loader import load_weights
 from tests.kernels import fp8_cases
 from tests.kernels.interpreted import dtypes, matrix_dtypes  # it mends the interpreter's loop bounds
 from tests.models.paged import logits_in_chunks
@@ -51,7 +51,7 @@ def test_made_beside(rows, size, activation, dtype):
 def described(request, monkeypatch):
     """With the copy engine's boxes and without."""
     on = request.param
-    monkeypatch.setattr(tma, "describable", lambda matrix: on and matrix.stride(0) % 16 == 0)
+    monkeypatch.setattr(tma, "supports_tma", lambda matrix: on and matrix.stride(0) % 16 == 0)
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 8), (20, 48, 100), (70, 160, 70), (520, 32, 130)])
@@ -83,21 +83,21 @@ def test_moe_gelu():
     fp8_cases.check_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
 
 
-@pytest.mark.parametrize("shared", [1, 2], ids=["an_expert_more", "apart"])
+@pytest.mark.parametrize("shared", [1, 2], ids=["an_expert_more", "pair_stride"])
 def test_whole_model(tmp_path, shared):
     """Every kernel in its place: a tiny model as with the torch ones, which leave rows as they are, but for what
     rounding these costs; its shared expert among the others, or wider than they are."""
     write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family("llada2", {})
-    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32, quantization="fp8")
+    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32, quantization="fp8")
     results = []
     for kernels in (TORCH, TRITON):
-        model = Decoder(arch, replace(build, kernels=kernels.of("fp8")))
+        model = Decoder(arch, replace(build, kernels=kernels.for_quantization("fp8")))
         if kernels is TRITON:
-            model.attention = TritonAttention(model.attention.shape, grouped=True, fixed=False)
-            assert (model.layers[2].mlp.joined is not None) == (shared == 1)
-        fill(model, checkpoint, family.weights(arch))
+            model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
+            assert (model.layers[2].mlp.fused_shared is not None) == (shared == 1)
+        load_weights(model, checkpoint, family.weights(arch))
         ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
         results.append(torch.cat(logits_in_chunks(model, ids, block_size=4, page_size=4, chunk_blocks=[2, 1])))
-    apart = (results[1] - results[0]).norm(dim=1) / results[0].norm(dim=1)
-    assert 0.005 < float(apart.median()) < 0.12
+    pair_stride = (results[1] - results[0]).norm(dim=1) / results[0].norm(dim=1)
+    assert 0.005 < float(pair_stride.median()) < 0.12

@@ -8,11 +8,11 @@ import torch
 from runtime.kernels import tma
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.attention_triton import TritonAttention
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
 from runtime.weights import resolve_checkpoint
-from runtime.weights.loader import fill
+from runtime.weights.loader import load_weights
 from tests.kernels import group_quantized_cases, in_order, interpreting  # noqa: F401
 from tests.models.paged import logits_in_chunks
 from tests.oracle.tiny import write_tiny
@@ -24,7 +24,7 @@ kinds = pytest.mark.parametrize("kind", group_quantized_cases.KINDS)
 def described(request, monkeypatch):
     """With the copy engine's boxes and without."""
     on = request.param
-    monkeypatch.setattr(tma, "describable", lambda matrix: on and matrix.stride(0) % 16 == 0)
+    monkeypatch.setattr(tma, "supports_tma", lambda matrix: on and matrix.stride(0) % 16 == 0)
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,20 @@ def test_moe_gelu():
     group_quantized_cases.check_moe(20, 32, 24, 4, 2, False, False, "int4", torch.float32, "cpu", "gelu_tanh")
 
 
-@pytest.mark.parametrize(("quantization", "shared"), [("int4", 1), ("int8", 2)], ids=["an_expert_more", "apart"])
+@pytest.mark.parametrize(("quantization", "shared"), [("int4", 1), ("int8", 2)], ids=["an_expert_more", "pair_stride"])
 def test_whole_model(tmp_path, shared, quantization):
     """Every kernel in its place: a tiny model as with the torch ones; its shared expert among the others, or wider than
     they are."""
     write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family("llada2", {})
-    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32, quantization=quantization)
+    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32, quantization=quantization)
     results = []
     for kernels in (TORCH, TRITON):
-        model = Decoder(arch, replace(build, kernels=kernels.of(quantization)))
+        model = Decoder(arch, replace(build, kernels=kernels.for_quantization(quantization)))
         if kernels is TRITON:
-            model.attention = TritonAttention(model.attention.shape, grouped=True, fixed=False)
-            assert (model.layers[2].mlp.joined is not None) == (shared == 1)
-        fill(model, checkpoint, family.weights(arch))
+            model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
+            assert (model.layers[2].mlp.fused_shared is not None) == (shared == 1)
+        load_weights(model, checkpoint, family.weights(arch))
         ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
         results.append(torch.cat(logits_in_chunks(model, ids, block_size=4, page_size=4, chunk_blocks=[2, 1])))
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.kernels import large_head_attention
-from runtime.kernels.large_head_attention import attention_in_two
+from runtime.kernels.large_head_attention import two_pass_attention
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import interpreting  # noqa: F401
@@ -20,17 +20,17 @@ tiles = pytest.mark.parametrize(("weighing", "summing"), SMALL)
 @layouts
 @tiles
 @pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(8, 1, 16), (4, 2, 4), (7, 1, 32), (2, 2, 1)])
-def test_wide_rows_that_see_anything(heads, kv_heads, page_size, weighing, summing, layout):
+def test_wide_rows_that_see_anything(heads, kv_heads, page_size, scores_config, values_config, layout):
     runs = [(70, 20), (33, 30), (0, 9), (5, 1)]
-    check_in_two(runs, None, heads, kv_heads, 32, page_size, torch.float16, "cpu", layout, weighing, summing)
+    check_in_two(runs, None, heads, kv_heads, 32, page_size, torch.float16, "cpu", layout, scores_config, values_config)
 
 
 @layouts
 @tiles
-def test_wide_prompts_committed_rows_and_canvases_in_one_launch(weighing, summing, layout):
+def test_wide_prompts_committed_rows_and_canvases_in_one_launch(scores_config, values_config, layout):
     """A canvas after its committed rows, one by itself whose keys are whole rounds, two chunks of prompts."""
     runs, committed = [(40, 32), (112, 16), (0, 35), (64, 5)], [16, 0, 35, 5]
-    check_in_two(runs, committed, 8, 2, 16, 8, torch.float16, "cpu", layout, weighing, summing)
+    check_in_two(runs, committed, 8, 2, 16, 8, torch.float16, "cpu", layout, scores_config, values_config)
 
 
 @layouts
@@ -45,14 +45,14 @@ def test_wide_heads_of_512(layout):
 
 @layouts
 @tiles
-def test_wide_rows_that_see_nothing_are_nought(weighing, summing, layout):
+def test_wide_rows_that_see_nothing_are_nought(scores_config, values_config, layout):
     """Beside rows that see keys, and in a program where none does."""
     q, k, v, batch = attention_case([(40, 80), (0, 5)], 2, 1, 16, 1, 8, torch.float16, "cpu", layout=layout)
     visible_end = batch.visible_end.masked_fill(torch.arange(85) % 3 == 0, 0)
     visible_end[64:80] = visible_end[80:] = 0
     batch = replace(batch, visible_end=visible_end)
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.25)
-    out = attention_in_two(q, k, v, batch, scale=0.25, weighing=weighing, summing=summing)
+    out = two_pass_attention(q, k, v, batch, scale=0.25, scores_config=scores_config, values_config=values_config)
     assert_near(out, expected, torch.float16)
     assert not out[visible_end == 0].any()
 
@@ -62,13 +62,17 @@ def test_wide_weights_of_a_few_tiles_at_a_time(monkeypatch):
     q, k, v, batch = attention_case([(40, 8), (0, 33), (9, 9), (64, 5), (0, 2)], 4, 2, 16, 8, 8, torch.float16, "cpu")
     batch = with_any_sight(batch, [48, 33, 18, 69, 2])
     q = torch.cat([q, torch.zeros_like(q[:2])])
-    weighing, summing = SMALL[0]
+    scores_config, values_config = SMALL[0]
     each = -(-33 // 8) * 2 * 16 * 96 * 2  # programs of 16 lanes, and three rounds of 32 keys
     outs = []
     for most, together in ((1 << 30, 6), (2 * each, 2), (4 * each, 3), (1, 0)):
-        monkeypatch.setattr(large_head_attention, "MOST", most)
-        assert large_head_attention._tiles_at_once(q, 2, batch, weighing) == (together, 10)
-        outs.append(attention_in_two(q, k, v, batch, scale=0.25, weighing=weighing, summing=summing)[:-2])
+        monkeypatch.setattr(large_head_attention, "MAX_WORKSPACE", most)
+        assert large_head_attention._tiles_per_pass(q, 2, batch, scores_config) == (together, 10)
+        outs.append(
+            two_pass_attention(q, k, v, batch, scale=0.25, scores_config=scores_config, values_config=values_config)[
+                :-2
+            ]
+        )
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
@@ -80,14 +84,14 @@ def test_wide_attention_is_where_it_is_quicker(monkeypatch):
 
     def spied(*args, **named):
         went.append(named)
-        return attention_in_two(*args, **named)
+        return two_pass_attention(*args, **named)
 
-    monkeypatch.setattr("runtime.kernels.paged_attention.attention_in_two", spied)
+    monkeypatch.setattr("runtime.kernels.paged_attention.two_pass_attention", spied)
     for enough, own, times in (
-        (1, {}, 1), (2, {}, 1), (3, {}, 0), (1, {"splits": 1}, 0), (1, {"fixed": True}, 0), (1, {"window": 99}, 0),
-        (1, {"grouped": False}, 0),
+        (1, {}, 1), (2, {}, 1), (3, {}, 0), (1, {"splits": 1}, 0), (1, {"batch_invariant": True}, 0),
+        (1, {"window": 99}, 0), (1, {"grouped": False}, 0),
     ):  # fmt: skip
-        monkeypatch.setattr(large_head_attention, "ENOUGH", enough)
+        monkeypatch.setattr(large_head_attention, "MIN_PROGRAMS", enough)
         assert_near(paged_attention(q, k, v, batch, scale=0.05, **own), expected, torch.float16)
         assert len(went) == times, (enough, own)
         went.clear()

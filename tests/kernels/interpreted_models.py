@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kernels.moe_router_gemm import split_parts
-from runtime.kernels.ops import FIXED_TRITON, TRITON
+from runtime.kernels.moe_router_gemm import split_bf16x3
+from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TRITON
 from runtime.layers.attention_triton import TritonAttention
 from runtime.layers.kv_pool import LAYOUTS
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.models import families, resolve_family
 from runtime.models.decoder import Decoder
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.loader import fill
+from runtime.weights.loader import load_weights
 from tests.distributed.threads import together
 from tests.golden import GOLDEN
 from tests.kernels import in_order, interpreting  # noqa: F401
@@ -39,11 +39,11 @@ def test_a_whole_model(tmp_path, key):
         config = config_of(key, num_hidden_layers=2, head_dim=16, **own)
         write(tmp_path, config, spelt(key, tensors_of(key, config, seed=4)))
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(key, {})
-    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
+    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
     expected_model = load_model(checkpoint, family, arch, build)
     model = Decoder(arch, replace(build, kernels=TRITON))
-    model.attention = TritonAttention(model.attention.shape, grouped=True, fixed=False)
-    fill(model, checkpoint, family.weights(arch))
+    model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
+    load_weights(model, checkpoint, family.weights(arch))
     ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
     plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
     layout = list(LAYOUTS)[len(key) % 2]
@@ -64,23 +64,23 @@ def test_a_model_that_ranks_share(tmp_path, key, deals):
         config = config_of(key, num_hidden_layers=2, head_dim=16, vocab_size=41)
         write(tmp_path, config, spelt(key, tensors_of(key, config, seed=4)))
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(key, {})
-    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
+    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
     ids, plan = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]], {"block_size": 4, "page_size": 4}
     plan["chunk_blocks"] = [2, 1]
     whole = load_model(checkpoint, family, arch, build)
     hidden = torch.randn(5, arch.hidden, generator=torch.Generator().manual_seed(3))
-    bans = {"mask_id": 39, "max_token_id": 30, "spared": [33]}
+    bans = {"mask_id": 39, "max_token_id": 30, "allowed_ids": [33]}
 
     def share(group):
-        model = Decoder(arch, replace(build, kernels=TRITON, group=group, deals=deals))
+        model = Decoder(arch, replace(build, kernels=TRITON, group=group, expert_parallel=deals))
         model.attention = TritonAttention(model.attention.shape, grouped=True)
-        fill(model, checkpoint, family.weights(arch))
-        return logits_in_chunks(model, ids, **plan), model.head.likeliest(hidden, **bans)
+        load_weights(model, checkpoint, family.weights(arch))
+        return logits_in_chunks(model, ids, **plan), model.lm_head.argmax(hidden, **bans)
 
     parts = together(2, share)
     for *ours, expected in zip(*(logits for logits, _ in parts), logits_in_chunks(whole, ids, **plan), strict=True):
         torch.testing.assert_close(torch.cat(ours, 1), expected, rtol=1e-4, atol=1e-4)
-    token, conf = whole.head.likeliest(hidden, **bans)
+    token, conf = whole.lm_head.argmax(hidden, **bans)
     for _, (ours, sure) in parts:
         assert torch.equal(ours, token)
         torch.testing.assert_close(sure, conf)
@@ -92,14 +92,15 @@ CANVASES = pytest.mark.skipif("diffusion_gemma" not in families(), reason="the o
 def canvas_model(kernels, **own):
     """On these kernels, or None: on the torch path. `own`: of its build."""
     checkpoint, family = resolve_checkpoint(str(GOLDEN / "diffusion_gemma")), resolve_family("diffusion_gemma", {})
-    arch, build = family.parse(checkpoint.config), Build.choose("cpu", torch.float32)
+    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
     if kernels is None:
         return load_model(checkpoint, family, arch, build)
     model = DiffusionGemma(arch, replace(build, kernels=kernels, **own))
     model.attentions = [
-        TritonAttention(attention.shape, grouped=True, fixed=kernels.fixed) for attention in model.attentions
+        TritonAttention(attention.shape, grouped=True, batch_invariant=kernels.batch_invariant)
+        for attention in model.attentions
     ]
-    fill(model, checkpoint, family.weights(arch))
+    load_weights(model, checkpoint, family.weights(arch))
     return model
 
 
@@ -107,8 +108,8 @@ def canvas_logits(model, layout):
     """Of a canvas that has been told of its last step, and of rows beside it that are committed."""
     driver = Driver(model, 2, 40, 8, torch.float32, layout=layout)
     driver.commit(0, list(range(24)), 24)
-    here = slice(None) if model.ids is None else slice(model.ids.here.start, model.ids.here.stop)
-    signal = model.soften(torch.eye(224)[:4, here])
+    here = slice(None) if model.ids is None else slice(model.ids.local.start, model.ids.local.stop)
+    signal = model.compute_self_conditioning(torch.eye(224)[:4, here])
     return driver.step(Run(0, [9, 8, 7, 6], 24, open=True, signal=signal), Run(1, [3, 1, 4], 0))
 
 
@@ -116,12 +117,12 @@ def in_parts(model):
     """The routers' weights as a bfloat16 model has them, but of a dtype that the interpreter multiplies."""
     for layer in model.layers:
         router = layer.experts.router
-        router.weight = SimpleNamespace(operand=split_parts(router.weight.tensor, torch.float16))
+        router.weight = SimpleNamespace(kernel_arg=split_bf16x3(router.weight.tensor, torch.float16))
 
 
 @CANVASES
 @pytest.mark.parametrize("parts", [False, True], ids=["whole_routers", "routers_in_parts"])
-@pytest.mark.parametrize("kernels", [TRITON, FIXED_TRITON], ids=["plain", "deterministic"])
+@pytest.mark.parametrize("kernels", [TRITON, BATCH_INVARIANT_TRITON], ids=["plain", "deterministic"])
 def test_a_canvas_model(kernels, parts):
     """Layers of two kinds, rows that are committed beside rows that are open."""
     model = canvas_model(kernels)
@@ -146,14 +147,14 @@ def test_a_canvas_model_beside_others(monkeypatch):
     """With deterministic kernels a canvas, and what is before it, have the same bits alone and among others, however
     that was cut."""
     in_order.patch(monkeypatch)
-    model = canvas_model(FIXED_TRITON)
+    model = canvas_model(BATCH_INVARIANT_TRITON)
     in_parts(model)
     canvas = list(range(60, 76))
     results = []
     for chunk, others in ((24, 0), (17, 2)):
         driver = Driver(model, 3, 48, 8, torch.float32)
         driver.commit(0, list(range(24)), chunk)
-        signal = model.soften(torch.eye(224)[:16])
+        signal = model.compute_self_conditioning(torch.eye(224)[:16])
         beside = [Run(n, list(range(3 * n, 8 * n)), 0) for n in range(1, others + 1)]
         results.append(driver.step(Run(0, canvas, 24, open=True, signal=signal), *beside)[0])
     alone, among = results

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels import fused_softmax_stats
-from runtime.kernels.fused_softmax_stats import Asked, Described, describe, describe_reference
-from runtime.kernels.weighted_embedding import mean, mean_reference
+from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, softmax_stats, softmax_stats_reference
+from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_reference
 from tests.kernels.cases import TOLERANCE, random
 
 CAP = 9.0
@@ -20,16 +20,16 @@ def check_describe(
     steep = torch.linspace(0.4, 12, rows)[torch.randperm(rows, generator=generator)].to(device)
     logits = random(rows, vocab, dtype=torch.float32, device=device, seed=61) * steep[:, None]
     logits[:, vocab // 2] = logits[:, vocab // 3] = logits.amax(1)  # of equals the lowest
-    heat = (coolest * (1 + 5 * torch.rand(rows, generator=generator, dtype=torch.float64))).to(device)
+    temperature = (coolest * (1 + 5 * torch.rand(rows, generator=generator, dtype=torch.float64))).to(device)
     uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
     uniform[::5] = -1
     uniform[1::7] = 1 - 2**-53
     slack = max(1.0, 0.2 / coolest)  # what is lost of a logit grows as it is divided
     for draws in (uniform.to(device), None):
-        asked = Asked(heat, draws, CAP, mask_id, max_token_id, dtype)
-        got = describe(logits, asked)
-        expected = describe_reference(logits.double(), asked._replace(probs=torch.float64))
-        assert torch.equal(got.best, expected.best)
+        request = StatsRequest(temperature, draws, CAP, mask_id, max_token_id, dtype)
+        got = softmax_stats(logits, request)
+        expected = softmax_stats_reference(logits.double(), request._replace(probs=torch.float64))
+        assert torch.equal(got.argmax, expected.argmax)
         assert expected.probs is not None
         torch.testing.assert_close(got.entropy.double(), expected.entropy, rtol=1e-5 * slack, atol=1e-6 * slack)
         chosen = expected.probs.gather(1, got.token[:, None])[:, 0]
@@ -40,28 +40,28 @@ def check_describe(
             drawn, near = draws >= 0, 1e-6 * slack
             assert bool(((after > draws - near) & (after - chosen <= draws + near))[drawn].all())
             assert int(((got.token != expected.token) & (draws < 0.999)).sum()) <= rows // 50
-            assert torch.equal(got.token[~drawn], got.best[~drawn])
+            assert torch.equal(got.token[~drawn], got.argmax[~drawn])
         else:
-            assert torch.equal(got.token, got.best)
+            assert torch.equal(got.token, got.argmax)
         _check_weights(got, expected.probs, slack)
         if dtype == torch.float16:
             assert got.probs is not None
-            assert bool((got.probs.amax(1) == fused_softmax_stats.HALF).all())
+            assert bool((got.probs.amax(1) == fused_softmax_stats.HALF_MAX).all())
         else:
             again = got.divisor == 1
             assert bool(again.any()) == (coolest < 0.2)
             assert not again.all(), "no row's weights were written before its sum was known"
-    assert describe(logits, asked._replace(probs=None))[4:] == (None, None)
+    assert softmax_stats(logits, request._replace(probs=None))[4:] == (None, None)
 
 
 def check_hot(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
     """All weights are as large as they may be; sums of large embeddings have room."""
     logits = random(rows, vocab, dtype=torch.float32, device=device, seed=63)
-    heat = torch.full((rows,), 1e3, dtype=torch.float64, device=device)
-    asked = Asked(heat, None, CAP, None, vocab - 1, dtype)
-    expected = describe_reference(logits.double(), asked._replace(probs=torch.float64))
+    temperature = torch.full((rows,), 1e3, dtype=torch.float64, device=device)
+    request = StatsRequest(temperature, None, CAP, None, vocab - 1, dtype)
+    expected = softmax_stats_reference(logits.double(), request._replace(probs=torch.float64))
     assert expected.probs is not None
-    _check_weights(describe(logits, asked), expected.probs, 1.0, size=2.0**12)
+    _check_weights(softmax_stats(logits, request), expected.probs, 1.0, size=2.0**12)
 
 
 def check_sure(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
@@ -69,14 +69,16 @@ def check_sure(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
     sure = torch.randperm(vocab, generator=torch.Generator().manual_seed(64))[:rows].to(device)
     logits = torch.full((rows, vocab), -4 * CAP, device=device)
     logits[torch.arange(rows, device=device), sure] = torch.linspace(1, 2 * CAP, rows, device=device)
-    asked = Asked(torch.full((rows,), 0.2, dtype=torch.float64, device=device), None, CAP, None, vocab - 1, dtype)
-    got = describe(logits, asked)
+    request = StatsRequest(
+        torch.full((rows,), 0.2, dtype=torch.float64, device=device), None, CAP, None, vocab - 1, dtype
+    )
+    got = softmax_stats(logits, request)
     table = random(vocab, 24, dtype=dtype, device=device, seed=65)
     for made in _means(table, got):
         torch.testing.assert_close(made, table[sure], rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
 
 
-def _check_weights(got: Described, probs: torch.Tensor, slack: float, size: float = 1.0) -> None:
+def _check_weights(got: SoftmaxStats, probs: torch.Tensor, slack: float, size: float = 1.0) -> None:
     """Of each row by itself: the weights are a multiple of the distribution, and so is what they make of a table."""
     assert got.probs is not None
     assert got.divisor is not None
@@ -91,12 +93,12 @@ def _check_weights(got: Described, probs: torch.Tensor, slack: float, size: floa
         assert _error(made.double(), probs @ table.double()) < bound
 
 
-def _means(table: torch.Tensor, got: Described) -> list[torch.Tensor]:
+def _means(table: torch.Tensor, got: SoftmaxStats) -> list[torch.Tensor]:
     """By whatever makes them. The interpreter multiplies the bits of bfloat16 matrices, so that its kernel has none."""
     assert got.probs is not None
-    made = [mean_reference(got.probs, table, got.divisor)]
+    made = [soft_embedding_reference(got.probs, table, got.divisor)]
     if table.is_cuda or table.dtype != torch.bfloat16:
-        made.append(mean(got.probs, table, got.divisor))
+        made.append(soft_embedding(got.probs, table, got.divisor))
     return made
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from runtime.kernels import group_quantized_linear
-from runtime.kernels.batch_invariant_gemm import product, tile_sizes
-from runtime.kernels.fp8 import Fp8, quantise
-from runtime.kernels.interleave import in_turns
-from runtime.kernels.moe_router_gemm import split_parts
-from runtime.kernels.ops import FIXED_TRITON as FIXED
+from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm, tile_sizes
+from runtime.kernels.fp8 import Fp8, quantize_fp8
+from runtime.kernels.interleave import interleave_gate_up
+from runtime.kernels.moe_router_gemm import split_bf16x3
+from runtime.kernels.ops import BATCH_INVARIANT_TRITON as FIXED
 from runtime.kernels.paged_attention import paged_attention
 from tests.kernels import batch_invariant_cases, group_quantized_cases
 from tests.kernels.batch_invariant_gemm_cases import check_product
@@ -45,7 +45,7 @@ def test_product(inputs, outputs, dtype):
     check_product(77, inputs, outputs, dtype, "cuda")
     x, weight = made(ROWS, inputs, dtype=dtype), made(outputs, inputs, dtype=dtype, seed=1)
     bias = made(outputs, dtype=dtype, seed=2)
-    same(lambda part: product(x[part], weight, bias))
+    same(lambda part: batch_invariant_gemm(x[part], weight, bias))
 
 
 @HALVES
@@ -53,13 +53,13 @@ def test_all_tiles_sum_alike(dtype):
     x, weight = made(600, 2048, dtype=dtype), made(320, 2048, dtype=dtype, seed=1)
     tiles = {tile_sizes(rows, 2048, 2) for rows in range(1, 8193)}
     assert len(tiles) > 1
-    expected, *others = (product(x, weight, None, torch.float32, tile) for tile in tiles)
+    expected, *others = (batch_invariant_gemm(x, weight, None, torch.float32, tile) for tile in tiles)
     assert all(torch.equal(expected, other) for other in others)
 
 
 @SHAPES
 def test_fp8_product(inputs, outputs):
-    x, weight = made(ROWS, inputs), quantise(made(outputs, inputs, seed=1))
+    x, weight = made(ROWS, inputs), quantize_fp8(made(outputs, inputs, seed=1))
     same(lambda part: FIXED.fp8.linear(x[part], weight, None))
 
 
@@ -76,9 +76,11 @@ def test_product_of_few_bits(inputs, outputs, kind, dtype):
 def test_all_tiles_of_few_bits_sum_alike(kind, dtype):
     x = made(600, 2048, dtype=dtype)
     weight = group_quantized_cases.made(made(320, 2048, dtype=dtype, seed=1), kind)
-    tiles = {group_quantized_linear.tile_sizes(rows, weight, 2, fixed=True) for rows in range(1, 8193)}
+    tiles = {group_quantized_linear.tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)}
     assert len(tiles) > 1
-    expected, *others = (group_quantized_linear.linear(x, weight, None, fixed=True, tile=tile) for tile in tiles)
+    expected, *others = (
+        group_quantized_linear.linear(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles
+    )
     assert all(torch.equal(expected, other) for other in others)
 
 
@@ -104,15 +106,15 @@ def test_experts(experts, hidden, width, kind, crowded, activation):
     dtype, rows = (torch.float32, 2100) if kind == "float32" else (torch.bfloat16, ROWS)
     x, ids = made(rows, hidden, dtype=dtype), random_ids(rows, experts, 4, "cuda", crowded=crowded)
     weights, residual = made(rows, 4, dtype=torch.float32, seed=2).sigmoid(), made(rows, hidden, dtype=dtype, seed=3)
-    gate_up = in_turns(made(experts, 2 * width, hidden, dtype=dtype, seed=4, scale=0.1))
+    gate_up = interleave_gate_up(made(experts, 2 * width, hidden, dtype=dtype, seed=4, scale=0.1))
     down = made(experts, hidden, width, dtype=dtype, seed=5, scale=0.1)
     norm, kernels = made(hidden, dtype=dtype, seed=6), FIXED
     if kind == "fp8":
         gate_up, down = (
-            Fp8(*map(torch.stack, zip(*((q.values, q.scales) for q in map(quantise, w)), strict=True)))
+            Fp8(*map(torch.stack, zip(*((q.values, q.scales) for q in map(quantize_fp8, w)), strict=True)))
             for w in (gate_up, down)
         )
-        kernels = FIXED.of("fp8")
+        kernels = FIXED.for_quantization("fp8")
     same(lambda part: kernels.moe(x[part], ids[part], weights[part], gate_up, down, residual[part], activation), rows)
     same(
         lambda part: kernels.moe_add_norm(
@@ -125,7 +127,7 @@ def test_experts(experts, hidden, width, kind, crowded, activation):
 @pytest.mark.parametrize(("experts", "inputs"), [(256, 2048), (6, 100)])
 def test_router(experts, inputs):
     weight, x = made(experts, inputs, dtype=torch.float32, seed=1, scale=0.1), made(ROWS, inputs)
-    parts, factor = split_parts(weight), made(ROWS, dtype=torch.float32, seed=2)
+    parts, factor = split_bf16x3(weight), made(ROWS, dtype=torch.float32, seed=2)
 
     for given, times in ((x, None), (x.float() * 1.1, None), (x, factor)):
 
@@ -142,7 +144,7 @@ def test_router(experts, inputs):
 @pytest.mark.parametrize(("vocab", "inputs"), [(20_000, 2048), (333, 100)])
 def test_head(vocab, inputs, dtype):
     hidden, weight = made(2100, inputs, dtype=dtype), made(vocab, inputs, dtype=dtype, seed=1, scale=0.05)
-    same(lambda part: FIXED.likeliest(hidden[part], weight, mask_id=vocab - 1, max_token_id=vocab - 3), 2100)
+    same(lambda part: FIXED.lm_head_argmax(hidden[part], weight, mask_id=vocab - 1, max_token_id=vocab - 3), 2100)
 
 
 @DTYPES
@@ -186,7 +188,7 @@ def test_attention(heads, kv_heads, dim, grouped, dtype, window):
     """Requests in one batch, and each in pieces by itself, in tiles of other heights."""
     runs = [(512, 32), (0, 544), (96, 64), (1024, 1), (64, 300)]
     q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 32, 32, dtype, "cuda", 1)
-    attend = partial(paged_attention, scale=0.1, window=window, grouped=grouped, fixed=True)
+    attend = partial(paged_attention, scale=0.1, window=window, grouped=grouped, batch_invariant=True)
     whole, row = attend(q, k, v, batch), 0
     for request, (cached, new) in enumerate(runs):
         for first in range(0, new, 32):

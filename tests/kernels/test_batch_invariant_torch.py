@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from runtime.kernels import batch_invariant_torch
-from runtime.kernels.fp8 import quantise_reference
-from runtime.kernels.moe_router import RoutingRule
-from runtime.kernels.ops import FIXED_TORCH, TORCH
+from runtime.kernels.fp8 import quantize_fp8_reference
+from runtime.kernels.moe_router import RoutingConfig
+from runtime.kernels.ops import BATCH_INVARIANT_TORCH, TORCH
 from runtime.layers.attention import AttentionShape
-from runtime.layers.attention_batch_invariant import RowAttention
+from runtime.layers.attention_batch_invariant import BatchInvariantAttention
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.kv_pool import LayerKV
 from tests.kernels.cases import attention_case, random, random_ids, with_any_sight
@@ -25,18 +25,18 @@ def kernels(own, seed):
     gate_up = make(EXPERTS, 2 * WIDTH, SIZE, seed=seed + 3, scale=0.3)
     down = make(EXPERTS, SIZE, WIDTH, seed=seed + 4, scale=0.3)
     ids, weights = random_ids(ROWS, EXPERTS, 2, "cpu", dead=0.1), make(ROWS, 2, seed=seed + 5).sigmoid()
-    rule, factor = RoutingRule(2, 2, 1, True, 1.5), make(ROWS, seed=seed + 6)
-    eight = quantise_reference(gate_up), quantise_reference(down)
+    rule, factor = RoutingConfig(2, 2, 1, True, 1.5), make(ROWS, seed=seed + 6)
+    eight = quantize_fp8_reference(gate_up), quantize_fp8_reference(down)
     return {
         "linear": lambda x, at: own.linear(x, weight, bias),
         "norm": lambda x, at: own.rms_norm(x, norm, 1e-6),
         "add": lambda x, at: torch.cat(own.add_rms_norm(x, x.flip(1), norm, 1e-6), 1),
-        "gate": lambda x, at: own.gate_mul(x[:, :22]),
+        "gate": lambda x, at: own.act_and_mul(x[:, :22]),
         "router": lambda x, at: own.router_logits(x, weight),
         "scaled router": lambda x, at: own.router_logits(x, weight, factor[at]),
-        "route": lambda x, at: own.route(x[:, :EXPERTS].contiguous(), None, rule)[1],
+        "route": lambda x, at: own.select_experts(x[:, :EXPERTS].contiguous(), None, rule)[1],
         "moe": lambda x, at: own.moe(x, ids[at], weights[at], gate_up, down, x),
-        "fp8": lambda x, at: own.fp8.linear(x, quantise_reference(weight), bias),
+        "fp8": lambda x, at: own.fp8.linear(x, quantize_fp8_reference(weight), bias),
         "fp8 moe": lambda x, at: own.fp8.moe(x, ids[at], weights[at], *eight, None),
     }
 
@@ -44,7 +44,7 @@ def kernels(own, seed):
 @pytest.mark.parametrize("name", list(kernels(TORCH, 0)))
 def test_rows(name):
     x = make(ROWS, SIZE, seed=9)
-    kernel = kernels(FIXED_TORCH, 1)[name]
+    kernel = kernels(BATCH_INVARIANT_TORCH, 1)[name]
     whole = kernel(x, slice(None))
     torch.testing.assert_close(whole, kernels(TORCH, 1)[name](x, slice(None)), rtol=2e-5, atol=2e-5)
     for part in (slice(0, 1), slice(3, 20), slice(5, 37), slice(36, 37)):
@@ -52,12 +52,12 @@ def test_rows(name):
 
 
 def test_a_pool_of_experts_is_its_blocks():
-    rule = RoutingRule(2, 1, 1, True, 1.0, capacity=3, block=4)
+    rule = RoutingConfig(2, 1, 1, True, 1.0, capacity=3, block=4)
     logits, first = make(12, EXPERTS, seed=3), torch.arange(12) // 4 * 4
-    whole = batch_invariant_torch.route(logits, None, rule, first)
-    expected = TORCH.route(logits, None, rule, first)
+    whole = batch_invariant_torch.select_experts(logits, None, rule, first)
+    expected = TORCH.select_experts(logits, None, rule, first)
     assert torch.equal(whole[0], expected[0])
-    part = batch_invariant_torch.route(logits[4:8], None, rule, first[:4])
+    part = batch_invariant_torch.select_experts(logits[4:8], None, rule, first[:4])
     assert all(torch.equal(one[4:8], other) for one, other in zip(whole, part, strict=True))
 
 
@@ -68,7 +68,7 @@ def test_attention(window):
     q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
     batch = with_any_sight(batch, [cached + new for cached, new in runs], 3)
     shape = AttentionShape(4, 2, 12, 0.3)
-    out = RowAttention(shape).plan(batch, window).attend(q, LayerKV(k, v))
-    plain = TorchAttention(shape, torch.float32).plan(batch, window).attend(q, LayerKV(k, v))
+    out = BatchInvariantAttention(shape).prepare_metadata(batch, window).run(q, LayerKV(k, v))
+    plain = TorchAttention(shape, torch.float32).prepare_metadata(batch, window).run(q, LayerKV(k, v))
     rows = sum(new for _, new in runs)  # what dead ones hold is nobody's
     torch.testing.assert_close(out[:rows], plain[:rows], rtol=1e-5, atol=1e-5)

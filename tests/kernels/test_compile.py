@@ -41,7 +41,7 @@ from runtime.kernels.fused_moe import (  # noqa: E402
     persistent_down,
     tile_config,
 )  # fmt: skip
-from runtime.kernels.heads import heads_together  # noqa: E402
+from runtime.kernels.heads import heads_per_program  # noqa: E402
 from runtime.kernels.pages import strides  # noqa: E402
 from runtime.layers.kv_pool import LAYOUTS, KVShape  # noqa: E402
 from tests.matrix import marked  # noqa: E402
@@ -86,7 +86,7 @@ def test_rms_norm(add, weighted):
     p = POINTER[torch.bfloat16]
     types = dict.fromkeys(("residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), p) | {"eps": "fp32", "rows": "i32"}
     for shares, x in ((1, p), (2, "*fp32")):
-        constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted, "SHARES": shares}
+        constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted, "SPLITS": shares}
         build(layernorm._rms_norm, types | {"x_ptr": x}, constants, num_warps=4)
 
 
@@ -98,23 +98,36 @@ def test_rotary(norm, clip):
     types |= {"slots_ptr": "*i64", "positions_ptr": "*i64", "table_ptr": "*fp32", "eps": "fp32", "clip": "fp32"}
     constants = {
         "HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "DIM_P2": 128, "NORM": norm, "CLIP": clip,
-        "APART": 32, "V_NORM": False, "V_FROM_K": False,
+        "PAIR_STRIDE": 32, "V_NORM": False, "V_FROM_K": False,
     }  # fmt: skip
-    large = {"KV_HEADS": 2, "DIM": 512, "ROTARY": 128, "DIM_P2": 512, "APART": 256, "V_NORM": True, "V_FROM_K": True}
+    large = {
+        "KV_HEADS": 2,
+        "DIM": 512,
+        "ROTARY": 128,
+        "DIM_P2": 512,
+        "PAIR_STRIDE": 256,
+        "V_NORM": True,
+        "V_FROM_K": True,
+    }
     for own in ({}, {"HEADS": 96, "KV_HEADS": 8}, large):
         shape = constants | own
-        together = heads_together(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
+        together = heads_per_program(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
         for layout in LAYOUTS:
             pages = strides_of(layout, shape["KV_HEADS"], shape["DIM"])
-            compiled = build(rotary_and_cache._qkv_to_pages, types, shape | {"TOGETHER": together} | pages, num_warps=4)
+            compiled = build(
+                rotary_and_cache._qk_norm_rope_and_cache,
+                types,
+                shape | {"HEADS_PER_PROGRAM": together} | pages,
+                num_warps=4,
+            )
             assert spilled(compiled) == 0
 
 
 def test_gate():
     p = POINTER[torch.bfloat16]
     for gelu, run in ((False, 5120), (True, 8)):
-        constants = {"WIDTH": 5120, "RUN": run, "COLUMNS": 1024, "GELU": gelu}
-        compiled = build(activation._gate_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
+        constants = {"WIDTH": 5120, "INTERLEAVE": run, "COLUMNS": 1024, "GELU": gelu}
+        compiled = build(activation._act_and_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
         assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", compiled.asm["ptx"]), "16 bytes at a time"
 
 
@@ -123,25 +136,25 @@ def test_routing(softmax, weighs):
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
     types |= {"first_ptr": "*i64", "pool_ptr": "*i8", "rows": "i32"}
     constants = {
-        "EXPERTS": 256, "GROUPS": 8, "KEPT": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 16,
-        "BIASED": True, "BIAS_WEIGHS": weighs, "NORMALISE": True, "SOFTMAX": softmax,
-        "POOLED": False, "SHARES": 8, "SHARED": 1,
+        "EXPERTS": 256, "GROUPS": 8, "TOPK_GROUP": 4, "TOP_K": 8, "GROUPS_P2": 8, "SIZE_P2": 32, "TOP_P2": 16,
+        "BIASED": True, "BIAS_IN_WEIGHTS": weighs, "NORMALIZE": True, "SOFTMAX": softmax,
+        "POOLED": False, "SPLITS": 8, "SHARED": 1,
     }  # fmt: skip
-    build(moe_router._route, types, constants, num_warps=1)
+    build(moe_router._select_experts, types, constants, num_warps=1)
 
 
 def test_routing_in_a_pool():
     types = {"logits_ptr": "*fp32", "bias_ptr": "*fp32", "first_ptr": "*i64", "pool_ptr": "*i8"}
     types |= {"rows": "i32"}
-    shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False, "SHARES": 4}
+    shape = {"EXPERTS": 256, "BIASED": True, "SOFTMAX": False, "SPLITS": 4}
     pool = {"EXPERTS_P2": 256, "CAPACITY": 48, "BLOCK": 32}
     build(moe_router._pool, types, shape | pool, num_warps=1)
     constants = shape | {
-        "GROUPS": 1, "KEPT": 1, "TOP_K": 8, "GROUPS_P2": 1, "SIZE_P2": 256, "TOP_P2": 8,
-        "BIAS_WEIGHS": False, "NORMALISE": True, "POOLED": True, "SHARED": 0,
+        "GROUPS": 1, "TOPK_GROUP": 1, "TOP_K": 8, "GROUPS_P2": 1, "SIZE_P2": 256, "TOP_P2": 8,
+        "BIAS_IN_WEIGHTS": False, "NORMALIZE": True, "POOLED": True, "SHARED": 0,
     }  # fmt: skip
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "scale": "fp32"}
-    build(moe_router._route, types, constants, num_warps=1)
+    build(moe_router._select_experts, types, constants, num_warps=1)
 
 
 @pytest.mark.matrix
@@ -149,34 +162,42 @@ def test_routing_in_a_pool():
     ("rows", "wide", "scaled"), [(16, False, False), (64, True, False), (8192, False, True), (8192, True, False)]
 )
 def test_router(rows, wide, scaled):
-    taken, lines, share = moe_router_gemm.cut(rows, 2048, 256)
+    taken, lines, share = moe_router_gemm.select_config(rows, 2048, 256)
     types = {"x_ptr": "*fp32" if wide else "*bf16", "parts_ptr": "*bf16", "rows": "i32"}
     types |= dict.fromkeys(("factor_ptr", "out_ptr"), "*fp32")
     constants = {
-        "EXPERTS": 256, "INPUTS": 2048, "SHARE": share, "ROWS": lines, "TAKEN": taken, "DEPTH": moe_router_gemm.DEPTH,
-        "WIDE": wide, "SCALED": scaled,
+        "EXPERTS": 256, "INPUTS": 2048, "SPLIT_SIZE": share, "ROWS": lines, "EXPERTS_PER_PROGRAM": taken,
+        "DEPTH": moe_router_gemm.DEPTH, "WIDE": wide, "SCALED": scaled,
     }  # fmt: skip
     stages = 2 if wide else 3
     compiled = build(
-        moe_router_gemm._router, types, constants, num_warps=4 * taken // moe_router_gemm.TAKEN, num_stages=stages
+        moe_router_gemm._router,
+        types,
+        constants,
+        num_warps=4 * taken // moe_router_gemm.EXPERTS_PER_PROGRAM,
+        num_stages=stages,
     )
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
 
 
 def test_expert_sort():
-    types = dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32") | {"pairs": "i32", "most": "i32"}
-    for read in (256, moe_align.FEW):
-        shape = {"ROWS": 128, "READ": read, "TILES": moe_align.TILES}
+    types = dict.fromkeys(("ids_ptr", "order_ptr", "tiles_ptr"), "*i32") | {"pairs": "i32", "max_tiles": "i32"}
+    for read in (256, moe_align.ONE_LAUNCH_PAIRS):
+        shape = {"ROWS": 128, "READ": read, "TILES_PER_STEP": moe_align.TILES_PER_STEP}
         assert spilled(build(moe_align._sort, types, shape, num_warps=8)) == 0
     shape = {"EXPERTS_P2": 512, "CHUNK": moe_align.CHUNK}
     build(moe_align._count, {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}, shape, num_warps=4)
     own = {"counts_ptr": "*i32", "totals_ptr": "*i32", "chunks": "i32"}
-    adding = {"EXPERTS_P2": 512, "ADDED": moe_align.ADDED, "TOGETHER": moe_align.TOGETHER}
-    assert spilled(build(moe_align._add_up, own, adding, num_warps=8)) == 0
+    adding = {
+        "EXPERTS_P2": 512,
+        "CHUNKS_PER_STEP": moe_align.CHUNKS_PER_STEP,
+        "EXPERTS_PER_PROGRAM": moe_align.EXPERTS_PER_PROGRAM,
+    }
+    assert spilled(build(moe_align._prefix_sum, own, adding, num_warps=8)) == 0
     types |= own | {"starts_ptr": "*i32", "experts": "i32"}
-    shape |= {"ROWS": 128, "PART": moe_align.PART, "TILES": moe_align.TILES}
-    compiled = build(moe_align._place, types, shape, num_warps=8)
+    shape |= {"ROWS": 128, "COMPARE_CHUNK": moe_align.COMPARE_CHUNK, "TILES_PER_STEP": moe_align.TILES_PER_STEP}
+    compiled = build(moe_align._scatter, types, shape, num_warps=8)
     assert spilled(compiled) == 0
 
 
@@ -186,23 +207,23 @@ def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
 
 
 def build_product(
-    first: bool, how: tile_config.Product, height: int, dtype: torch.dtype, described: bool, hidden: int, width: int
+    first: bool, how: tile_config.GemmConfig, height: int, dtype: torch.dtype, described: bool, hidden: int, width: int
 ):
     """The first or the second product of experts."""
     p, (low, middle, high) = POINTER[dtype], how.stages
-    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
+    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32"}
     constants = {
         "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
-        "LOW": low, "MIDDLE": middle, "HIGH": high, "TURNED": how.turned, "DESCRIBED": described,
-        "REST": how.rest(height),
+        "LOW": low, "MIDDLE": middle, "HIGH": high, "SWAP_AB": how.swap_ab, "TMA": described,
+        "TAIL": how.tail_rows(height),
     }  # fmt: skip
     weights = boxed((2 if first else 1) * how.columns, how.depth) if described else p
     if first:
-        constants |= {"TOP_K": 8, "RUN": 8, "GELU": False}
+        constants |= {"TOP_K": 8, "INTERLEAVE": 8, "GELU": False}
         types |= {"x_ptr": p, "weights": weights, "hidden_ptr": p}
     else:
-        constants |= {"HIDDEN_DESCRIBED": described}
-        for name, rows in (("middle", 64), ("hidden", height), ("rest", how.rest(height) or height)):
+        constants |= {"HIDDEN_TMA": described}
+        for name, rows in (("middle", 64), ("hidden", height), ("tail", how.tail_rows(height) or height)):
             types[name] = boxed(rows, how.depth) if described else p
         types |= {"weights": weights, "hidden_ptr": p, "pairs_ptr": p}
     kernel = gate_up._gate_up if first else down._down
@@ -216,7 +237,7 @@ GEMMS += [(torch.bfloat16, 64, False)]
 @pytest.mark.parametrize(("dtype", "pairs_per_expert", "described"), marked(GEMMS, quick=[(torch.bfloat16, 64, True)]))
 def test_moe_products(dtype, pairs_per_expert, described):
     size = dtype.itemsize
-    height, *products = tile_config.cut(256 * pairs_per_expert, 256, size, 2048, 512)
+    height, *products = tile_config.get_config(256 * pairs_per_expert, 256, size, 2048, 512)
     for first, how in zip((True, False), products, strict=True):
         compiled = build_product(first, how, height, dtype, described, 2048, 512)
         if size == 2:
@@ -231,39 +252,39 @@ def test_moe_products(dtype, pairs_per_expert, described):
 def test_mean(rows, dtype):
     p, how = POINTER[dtype], weighted_embedding.tile_sizes(rows, 4 if dtype == torch.float32 else 2)
     constants = {
-        "IDS": 262144, "SIZE": 2816, "SHARE": weighted_embedding.SHARE, "ROWS": how.rows, "COLUMNS": how.columns,
-        "DEPTH": how.depth, "STAGES": how.stages,
+        "IDS": 262144, "SIZE": 2816, "SPLIT_SIZE": weighted_embedding.SPLIT_SIZE, "ROWS": how.rows,
+        "COLUMNS": how.columns, "DEPTH": how.depth, "STAGES": how.stages,
     }  # fmt: skip
     types = {"probs_ptr": p, "table_ptr": p, "out_ptr": "*fp32", "rows": "i32"}
-    compiled = build(weighted_embedding._mean, types, constants, num_warps=how.warps)
+    compiled = build(weighted_embedding._soft_embedding, types, constants, num_warps=how.warps)
     if dtype == torch.bfloat16:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"], "the product does not reach Hopper's matrix units"
     types = {"parts_ptr": "*fp32", "divisor_ptr": "*fp32", "out_ptr": p, "rows": "i32"}
     for divided in (False, True):
-        constants = {"SIZE": 2816, "SHARES": 16, "SLAB": weighted_embedding.SLAB, "DIVIDED": divided}
-        build(weighted_embedding._add_up, types, constants, num_warps=4)
+        constants = {"SIZE": 2816, "SPLITS": 16, "SLAB": weighted_embedding.SLAB, "DIVIDED": divided}
+        build(weighted_embedding._sum_splits, types, constants, num_warps=4)
 
 
 def test_moe_steady_product():
-    how = tile_config.cut(256 * 300, 256, 2, 2048, 512).down
-    types = {"given": boxed(128, how.depth), "weights": boxed(how.columns, how.depth), "pairs_ptr": "*bf16"}
-    types |= {"order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32"}
+    how = tile_config.get_config(256 * 300, 256, 2, 2048, 512).down
+    types = {"x_desc": boxed(128, how.depth), "weights": boxed(how.columns, how.depth), "pairs_ptr": "*bf16"}
+    types |= {"order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32"}
     constants = {
         "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": 128, "COLUMNS": how.columns, "DEPTH": how.depth,
-        "STAGES": how.stages[2], "READ": 1024, "DESCRIBED": True, "GIVEN_DESCRIBED": True,
+        "STAGES": how.stages[2], "TILES_P2": 1024, "TMA": True, "X_TMA": True,
     }  # fmt: skip
-    compiled = build(persistent_down._steady, types, constants, num_warps=how.warps)
+    compiled = build(persistent_down._persistent_down, types, constants, num_warps=how.warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
-    assert compiled.metadata.shared * persistent_down.TOGETHER <= SHARED_LIMIT
+    assert compiled.metadata.shared * persistent_down.PROGRAMS_PER_SM <= SHARED_LIMIT
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("path", sorted(tile_config.TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_moe_products_as_tuned(path):
     """What a shipped table names compiles and spills nothing, in the shape that it was tuned for."""
-    for shape, rows in tile_config.table_of(path.stem.replace("_", " ")).items():
+    for shape, rows in tile_config.load_table(path.stem.replace("_", " ")).items():
         hidden, width = (int(size) for size in re.findall(r"(\d+) to (\d+)", shape)[0])
         for first in (True, False):
             for how in {chosen.gate_up if first else chosen.down for _, chosen in rows}:
@@ -278,8 +299,8 @@ def test_experts_sum(norm, rounded):
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "eps": "fp32"}
     types |= {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
     constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
-    constants |= {"ROUNDED": rounded, "LARGEST": fp8.LARGEST, "LEAST": fp8.LEAST}
-    assert spilled(build(moe_sum._sum_up, types, constants, num_warps=4)) == 0
+    constants |= {"QUANTIZED": rounded, "FP8_MAX": fp8.FP8_MAX, "MIN_SCALE": fp8.MIN_SCALE}
+    assert spilled(build(moe_sum._moe_sum, types, constants, num_warps=4)) == 0
 
 
 SHAPES = [
@@ -299,15 +320,15 @@ def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
     splits = 9 if tile_rows == 32 or windowed else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
-    tile = paged_attention_config.tile_sizes(packed_p2, dim, size, tile_rows)
+    tile = paged_attention_config.select_config(packed_p2, dim, size, tile_rows)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
-    types |= {"origin_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
-    types |= {"sums_ptr": "*fp32"}
+    types |= {"window_pos_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
+    types |= {"stats_ptr": "*fp32"}
     constants = {
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": dim, **strides_of(layout, 4, dim, page), "PACKED": packed,
         "PACKED_P2": packed_p2, "ROWS": tile.rows, "KEYS": tile.keys, "DIM_P2": dim, "VALUES": tile.values,
-        "WINDOWED": windowed, "SPLITS": splits, "SHARE": paged_attention.SHARE if windowed else 0,
+        "WINDOWED": windowed, "SPLITS": splits, "SPLIT_SIZE": paged_attention.SPLIT_SIZE if windowed else 0,
     }  # fmt: skip
     compiled = build(paged_attention._paged_attention, types, constants, num_warps=tile.warps, num_stages=tile.stages)
     if size == 2 and packed_p2 * tile.rows >= 64:
@@ -321,15 +342,18 @@ def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
 @pytest.mark.matrix
 @pytest.mark.parametrize("packed", [4, 8])
 def test_paged_attention_in_crowds(packed):
-    tile = paged_attention_config.in_crowds(packed, 128, 2, 32)
+    tile = paged_attention_config.select_config_high_occupancy(packed, 128, 2, 32)
     assert (tile.rows * packed, tile.keys) == (128, 32)
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16") | {"sums_ptr": "*fp32", "origin_ptr": "*i64"}
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16") | {
+        "stats_ptr": "*fp32",
+        "window_pos_ptr": "*i64",
+    }
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
     types |= {"table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
     constants = {
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": 128, **strides_of("unified", 4, 128), "PACKED": packed,
         "PACKED_P2": packed, "ROWS": tile.rows, "KEYS": tile.keys, "DIM_P2": 128, "VALUES": 128, "WINDOWED": False,
-        "SPLITS": 1, "SHARE": 0,
+        "SPLITS": 1, "SPLIT_SIZE": 0,
     }  # fmt: skip
     compiled = build(paged_attention._paged_attention, types, constants, num_warps=tile.warps, num_stages=tile.stages)
     assert spilled(compiled) <= 32
@@ -339,17 +363,17 @@ def test_paged_attention_in_crowds(packed):
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_attention_in_two(layout):
-    weighing, summing = paged_attention_config.WEIGHING, paged_attention_config.SUMMING
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "weights_ptr", "out_ptr"), "*bf16")
-    types |= dict.fromkeys(("decays_ptr", "totals_ptr"), "*fp32") | {"scale_log2": "fp32"}
+    scores_config, values_config = paged_attention_config.SCORES_CONFIG, paged_attention_config.VALUES_CONFIG
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "p_ptr", "out_ptr"), "*bf16")
+    types |= dict.fromkeys(("alpha_ptr", "l_ptr"), "*fp32") | {"scale_log2": "fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
-    types |= dict.fromkeys(("table_stride", "first_tile", "rounds"), "i32")
+    types |= dict.fromkeys(("table_stride", "first_tile", "kv_blocks"), "i32")
     constants = {
         "HEADS": 16, "KV_HEADS": 2, "DIM": 512, **strides_of(layout, 2, 512), "PACKED_P2": 8,
-        "ROWS": weighing.lanes // 8, "KEYS": weighing.keys, "DEPTH": weighing.depth, "SOME": summing.keys,
-        "VALUES": summing.values,
+        "ROWS": scores_config.block_m // 8, "KEYS": scores_config.keys, "DEPTH": scores_config.depth,
+        "SUB_KEYS": values_config.keys, "VALUES": values_config.values,
     }  # fmt: skip
-    for kernel, how in ((large_head_attention._weights, weighing), (large_head_attention._values, summing)):
+    for kernel, how in ((large_head_attention._scores, scores_config), (large_head_attention._values, values_config)):
         names = kernel.arg_names
         taken, own = ({n: of[n] for n in names if n in of} for of in (types, constants))
         compiled = build(kernel, taken, own, num_warps=how.warps, num_stages=how.stages)
@@ -368,14 +392,18 @@ def test_draw():
         "conf_ptr": "*fp32",
     }
     types |= {"stride": "i32", "limits_stride": "i32", "vocab": "i32", "limited_from": "i32"}
-    constants = {"CUTS": topk_topp_sampling.CUTS, "NARROW": topk_topp_sampling.NARROW, "SLAB": topk_topp_sampling.SLAB}
-    assert spilled(build(topk_topp_sampling._draw, types, constants, num_warps=topk_topp_sampling.WARPS)) == 0
+    constants = {
+        "NUM_THRESHOLDS": topk_topp_sampling.NUM_THRESHOLDS,
+        "NARROW": topk_topp_sampling.NARROW,
+        "SLAB": topk_topp_sampling.SLAB,
+    }
+    assert spilled(build(topk_topp_sampling._sample, types, constants, num_warps=topk_topp_sampling.WARPS)) == 0
 
 
 def test_putting_shares_together():
-    types = {"shares_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
-    constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_together(16, 128), "DIM_P2": 128}
-    assert spilled(build(paged_attention_split_kv._put_together, types, constants, num_warps=4)) == 0
+    types = {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
+    constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_per_program(16, 128), "DIM_P2": 128}
+    assert spilled(build(paged_attention_split_kv._merge_split_kv, types, constants, num_warps=4)) == 0
 
 
 @pytest.mark.matrix
@@ -391,13 +419,13 @@ def test_product(rows, dtype, described):
     size = dtype.itemsize
     how, p = batch_invariant_gemm.tile_sizes(rows, 2048, size), POINTER[dtype]
     types = {"bias_ptr": p, "out_ptr": p, "rows": "i32"}
-    for name, height in (("given", how.rows), ("weights", how.columns)):
+    for name, height in (("x_desc", how.rows), ("weights", how.columns)):
         types[name] = boxed(height, how.depth) if described else p
     constants = {
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": how.rows, "COLUMNS": how.columns, "DEPTH": how.depth,
-        "STAGES": how.stages, "BIASED": True, "GIVEN_DESCRIBED": described, "DESCRIBED": described,
+        "STAGES": how.stages, "BIASED": True, "X_TMA": described, "TMA": described,
     }  # fmt: skip
-    compiled = build(batch_invariant_gemm._product, types, constants, num_warps=how.warps)
+    compiled = build(batch_invariant_gemm._gemm, types, constants, num_warps=how.warps)
     if size == 2:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
@@ -406,13 +434,14 @@ def test_product(rows, dtype, described):
 @pytest.mark.matrix
 @pytest.mark.parametrize("tile", [tile for tiles in gate_up_gemm.TILES.values() for tile in tiles], ids=str)
 def test_gated_product(tile):
-    types = {"given": boxed(tile.rows, tile.depth), "weights": boxed(tile.columns, tile.depth), "out_ptr": "*bf16"}
-    types |= {"others": boxed(tile.more or tile.columns, tile.depth), "rows": "i32", "heights": "i32"}
+    types = {"x_desc": boxed(tile.rows, tile.depth), "weights": boxed(tile.columns, tile.depth), "out_ptr": "*bf16"}
+    types |= {"extra_weights": boxed(tile.extra_columns or tile.columns, tile.depth), "rows": "i32", "row_tiles": "i32"}
     constants = {
-        "INPUTS": 4096, "WIDTH": 12288, "RUN": 8, "ROWS": tile.rows, "COLUMNS": tile.columns, "MORE": tile.more,
-        "DEPTH": tile.depth, "STAGES": tile.stages, "GIVEN_DESCRIBED": True, "DESCRIBED": True, "GELU": False,
+        "INPUTS": 4096, "WIDTH": 12288, "INTERLEAVE": 8, "ROWS": tile.rows, "COLUMNS": tile.columns,
+        "EXTRA_COLUMNS": tile.extra_columns, "DEPTH": tile.depth, "STAGES": tile.stages, "X_TMA": True, "TMA": True,
+        "GELU": False,
     }  # fmt: skip
-    compiled = build(gate_up_gemm._gated_product, types, constants, num_warps=tile.warps)
+    compiled = build(gate_up_gemm._fused_gate_up, types, constants, num_warps=tile.warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
     assert "mma.sync" not in compiled.asm["ptx"]
@@ -420,22 +449,27 @@ def test_gated_product(tile):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("rows", [1, 17, 65, 161, 193])
-@pytest.mark.parametrize(("dtype", "fixed"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
-def test_head(rows, dtype, fixed):
-    how = fused_argmax.cut(rows, 2048, torch.tensor([], dtype=dtype).element_size(), fixed=fixed)
-    types = dict.fromkeys(("best_ptr", "total_ptr"), "*fp32") | {"token_ptr": "*i32"}
-    types["live_ptr"] = "*i32"
+@pytest.mark.parametrize(
+    ("dtype", "batch_invariant"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+)
+def test_head(rows, dtype, batch_invariant):
+    how = fused_argmax.select_config(
+        rows, 2048, torch.tensor([], dtype=dtype).element_size(), batch_invariant=batch_invariant
+    )
+    types = dict.fromkeys(("max_logit_ptr", "sum_exp_ptr"), "*fp32") | {"token_ptr": "*i32"}
+    types["num_valid_ptr"] = "*i32"
     join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "logit_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
-    build(fused_argmax._join, join, {"ROWS": 4, "PIECES": 256, "COUNTED": True}, num_warps=4)
-    types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "spared_a", "spared_b"), "i32")
+    build(fused_argmax._merge_partials, join, {"ROWS": 4, "PIECES": 256, "HAS_NUM_VALID": True}, num_warps=4)
+    types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "allowed_id_a", "allowed_id_b"), "i32")
     described = dtype == torch.bfloat16
-    for name, size in (("hidden", how.rows), ("rest", how.rest or how.rows), ("weights", how.tokens)):
+    for name, size in (("hidden", how.rows), ("tail", how.tail or how.rows), ("weights", how.tokens)):
         types[name] = boxed(size, how.depth) if described else POINTER[dtype]
     constants = {
         "INPUTS": 2048, "ROWS": how.rows, "TOKENS": how.tokens, "DEPTH": how.depth, "STAGES": how.stages,
-        "TURNED": how.turned, "REST": how.rest, "TOGETHER": how.together, "COUNTED": True, "DESCRIBED": described,
+        "SWAP_AB": how.swap_ab, "TAIL": how.tail, "TAIL_STAGES": how.tail_stages, "HAS_NUM_VALID": True,
+        "TMA": described,
     }  # fmt: skip
-    compiled = build(fused_argmax._pieces, types, constants, num_warps=how.warps)
+    compiled = build(fused_argmax._partial_argmax, types, constants, num_warps=how.warps)
     if described:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
@@ -443,38 +477,64 @@ def test_head(rows, dtype, fixed):
 
 @pytest.mark.parametrize("size", [32, 256])
 def test_fill(size):
-    names = ["tokens_ptr", "advanced_ptr", "token_ptr", "block_ptr", "at_ptr", "eos_ptr", "numbers_ptr", "after_ptr"]
+    names = [
+        "tokens_ptr",
+        "num_steps_ptr",
+        "token_ptr",
+        "block_ptr",
+        "at_ptr",
+        "eos_ptr",
+        "numbers_ptr",
+        "new_tokens_ptr",
+    ]
     types = dict.fromkeys(names, "*i64") | dict.fromkeys(("rows", "blocks", "mask_id"), "i32")
-    types |= {"state_ptr": "*i8", "left_ptr": "*i8", "force_ptr": "*i1", "params_ptr": "*fp64", "conf_ptr": "*fp32"}
+    types |= {
+        "state_ptr": "*i8",
+        "new_state_ptr": "*i8",
+        "force_ptr": "*i1",
+        "params_ptr": "*fp64",
+        "conf_ptr": "*fp32",
+    }
     constants = {
-        "COLUMNS": 8, "THRESHOLD": 3, "STEPS": 6, "SIZE": size, "SIZE_P2": size, "ROWS": unmask.together(size),
-        "EOS": 1,
+        "COLUMNS": 8, "THRESHOLD": 3, "STEPS": 6, "SIZE": size, "SIZE_P2": size,
+        "ROWS": unmask.rows_per_iteration(size), "EOS": 1,
     }  # fmt: skip
-    assert spilled(build(unmask._fill, types, constants, num_warps=4)) == 0
+    assert spilled(build(unmask._threshold_unmask, types, constants, num_warps=4)) == 0
 
 
 @pytest.mark.parametrize("draws", [False, True])
 def test_distribution(draws):
-    floats = dict.fromkeys(("logits_ptr", "heat_ptr", "best_ptr", "total_ptr", "weighed_ptr", "written_ptr"), "*fp32")
+    floats = dict.fromkeys(
+        ("logits_ptr", "temperature_ptr", "max_logit_ptr", "sum_exp_ptr", "weighted_ptr", "prob_sum_ptr"), "*fp32"
+    )
     numbers = dict.fromkeys(("vocab", "mask_id", "max_id"), "i32") | {"cap": "fp32"}
-    piece = {"PIECE": fused_softmax_stats.PIECE, "HIGHEST": fused_softmax_stats.HIGHEST, "WRITES": True}
+    piece = {"PIECE": fused_softmax_stats.PIECE, "MAX_EXPONENT": fused_softmax_stats.MAX_EXPONENT, "WRITE_PROBS": True}
     types = floats | numbers | {"token_ptr": "*i32", "pieces": "i32"}
-    assert spilled(build(fused_softmax_stats._survey, types | {"probs_ptr": "*bf16"}, piece, num_warps=2)) == 0
-    types |= {"uniform_ptr": "*fp64"} | dict.fromkeys(("drawn_ptr", "likeliest_ptr"), "*i64")
+    assert spilled(build(fused_softmax_stats._piece_stats, types | {"probs_ptr": "*bf16"}, piece, num_warps=2)) == 0
+    types |= {"uniform_ptr": "*fp64"} | dict.fromkeys(("drawn_ptr", "argmax_ptr"), "*i64")
     types |= dict.fromkeys(("conf_ptr", "entropy_ptr", "largest_ptr", "sum_ptr", "divisor_ptr"), "*fp32")
-    piece |= {"LOWEST": fused_softmax_stats.LOWEST, "HALF": fused_softmax_stats.HALF}
-    build(fused_softmax_stats._join, types, piece | {"PIECES": 128, "DRAWS": draws}, num_warps=4)
-    types = dict.fromkeys(("logits_ptr", "heat_ptr", "largest_ptr", "sum_ptr", "divisor_ptr"), "*fp32") | numbers
+    piece |= {"MIN_EXPONENT": fused_softmax_stats.MIN_EXPONENT, "HALF_MAX": fused_softmax_stats.HALF_MAX}
+    build(fused_softmax_stats._merge_pieces, types, piece | {"PIECES": 128, "DRAWS": draws}, num_warps=4)
+    types = dict.fromkeys(("logits_ptr", "temperature_ptr", "largest_ptr", "sum_ptr", "divisor_ptr"), "*fp32") | numbers
     for probs, written in (("*bf16", False), ("*fp16", True)):
-        types["probs_ptr"], piece = probs, {"PIECE": fused_softmax_stats.WRITTEN, "ALL": written}
-        assert spilled(build(fused_softmax_stats._distribution, types, piece, num_warps=8)) == 0
+        types["probs_ptr"], piece = probs, {"PIECE": fused_softmax_stats.WRITE_PIECE, "ALL": written}
+        assert spilled(build(fused_softmax_stats._write_probs, types, piece, num_warps=8)) == 0
 
 
 def test_sandwich():
     size = {"SIZE": 2816, "SIZE_P2": 4096}
-    names = ["mixed_ptr", "x_ptr", "after_ptr", "dense_ptr", "experts_ptr", "total_ptr", "dense_out", "experts_out"]
+    names = [
+        "mixed_ptr",
+        "x_ptr",
+        "post_attention_ptr",
+        "dense_ptr",
+        "experts_ptr",
+        "total_ptr",
+        "dense_out",
+        "experts_out",
+    ]
     types = dict.fromkeys(names, "*bf16") | {"factor_out": "*fp32", "eps": "fp32"}
-    assert spilled(build(sandwich_norm._before, types, size, num_warps=sandwich_norm.WARPS)) == 0
+    assert spilled(build(sandwich_norm._pre_mlp_norms, types, size, num_warps=sandwich_norm.WARPS)) == 0
     names = [
         "dense_ptr",
         "chosen_ptr",
@@ -490,7 +550,10 @@ def test_sandwich():
     types = dict.fromkeys(names, "*bf16") | {"eps": "fp32"}
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "expert_scale_ptr": "*fp32"}
     for top_k in (0, 8):
-        assert spilled(build(sandwich_norm._after, types, size | {"TOP_K": top_k}, num_warps=sandwich_norm.WARPS)) == 0
+        assert (
+            spilled(build(sandwich_norm._post_mlp_norms, types, size | {"TOP_K": top_k}, num_warps=sandwich_norm.WARPS))
+            == 0
+        )
 
 
 @pytest.mark.matrix
@@ -498,8 +561,8 @@ def test_sandwich():
 def test_lora(dtype, rank):
     """What adapters add to one product of queries, keys and values that a checkpoint holds as three."""
     data = POINTER[dtype]
-    depth, columns = lora.tile(rank, dtype.itemsize)
-    common = {"slots_ptr": "*i32", "tiles_ptr": "*i32", "rows": "i32", "small_ptr": "*fp32"}
+    depth, columns = lora.tile_sizes(rank, dtype.itemsize)
+    common = {"slots_ptr": "*i32", "tiles_ptr": "*i32", "rows": "i32", "shrunk_ptr": "*fp32"}
     shared = {"RANK": rank, "PARTS": 3, "ROWS": 32, "CHUNKS": 8}
     shared["PRECISION"] = "ieee" if dtype == torch.float32 else "tf32"
     build(

@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 
 from runtime.kernels import group_quantized_linear
 from runtime.kernels.fused_moe import group_quantized_moe
-from runtime.kernels.group_quantized import room
-from runtime.kernels.interleave import run_of
+from runtime.kernels.group_quantized import empty_group_quantized
+from runtime.kernels.interleave import interleave_group
 from tests.kernels.test_compile import boxed, build, spilled
 
 pytestmark = pytest.mark.matrix
@@ -24,14 +24,14 @@ KINDS = {  # how codes are stored, their groups, and how Triton calls them
 
 def held(shape, kind):
     stored, group, name = KINDS[kind]
-    return room(shape, stored, group or shape[-1], torch.device("meta")), name
+    return empty_group_quantized(shape, stored, group or shape[-1], torch.device("meta")), name
 
 
 def constants_of(weight, depth):
     four = weight.values.dtype == torch.uint8
     return {
-        "GROUP": group_quantized_linear.group_of(weight),
-        "FOUR": four,
+        "GROUP": group_quantized_linear.group_size(weight),
+        "INT4": four,
         "DEPTH": depth,
     }, depth // 2 if four else depth
 
@@ -39,20 +39,20 @@ def constants_of(weight, depth):
 def products(kind, pairs, experts, hidden, width, described):
     """Both products of experts, compiled."""
     (gate_up, name), (down, _) = held((experts, 2 * width, hidden), kind), held((experts, hidden, width), kind)
-    height, *both = group_quantized_moe.cut(pairs, experts, 2, gate_up, down)
-    types = {"scales_ptr": "*fp32", "order_ptr": "*i32", "tiles_ptr": "*i32", "most": "i32", "hidden_ptr": "*bf16"}
+    height, *both = group_quantized_moe.get_config(pairs, experts, 2, gate_up, down)
+    types = {"scales_ptr": "*fp32", "order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32", "hidden_ptr": "*bf16"}
     kernels = group_quantized_moe._gate_up, group_quantized_moe._down
     for how, kernel, weight in zip(both, kernels, (gate_up, down), strict=True):
         low, middle, high = how.stages
         own, deep = constants_of(weight, how.depth)
         constants = own | {
             "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "LOW": low, "MIDDLE": middle,
-            "HIGH": high, "DESCRIBED": described,
+            "HIGH": high, "TMA": described,
         }  # fmt: skip
         first = kernel is group_quantized_moe._gate_up
         weights = boxed((2 if first else 1) * how.columns, deep, name) if described else f"*{name}"
         if first:
-            constants |= {"TOP_K": 8, "RUN": run_of(width), "GELU": False}
+            constants |= {"TOP_K": 8, "INTERLEAVE": interleave_group(width), "GELU": False}
         pointers = {"weights": weights} | ({"x_ptr": "*bf16"} if first else {"pairs_ptr": "*bf16"})
         yield build(kernel, types | pointers, constants, num_warps=how.warps)
 
@@ -99,13 +99,13 @@ def test_all_cuts_sum_on_the_same_unit(kind, hidden, width):
 )
 def test_linear(kind, rows, described):
     weight, name = held((3072, 2048), kind)
-    tall, columns, depth, stages, warps = group_quantized_linear.tile_sizes(rows, weight, 2, fixed=True)
+    tall, columns, depth, stages, warps = group_quantized_linear.tile_sizes(rows, weight, 2, batch_invariant=True)
     own, deep = constants_of(weight, depth)
     types = {"x_ptr": "*bf16", "scales_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
     types["weights"] = boxed(columns, deep, name) if described else f"*{name}"
     constants = own | {
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "STAGES": stages, "BIASED": True,
-        "DESCRIBED": described,
+        "TMA": described,
     }  # fmt: skip
     compiled = build(group_quantized_linear._linear, types, constants, num_warps=warps)
     assert spilled(compiled) == 0

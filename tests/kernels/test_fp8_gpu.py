@@ -58,9 +58,9 @@ def test_experts_of_awkward_sizes(hidden, width, experts, top_k, dtype):
 def test_loading_holds_little_more_than_the_result():
     """Experts of 805 MB in bfloat16, which a checkpoint holds as one tensor."""
     values = torch.randn(256, 1024, 1536, dtype=torch.bfloat16)
-    weight = Fp8Weight(values.shape, torch.bfloat16, torch.device("cuda"), TRITON.fp8, turns=True)
+    weight = Fp8Weight(values.shape, torch.bfloat16, torch.device("cuda"), TRITON.fp8, interleaved=True)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    weight.fill((), values)
+    weight.load((), values)
     assert torch.cuda.max_memory_allocated() - before < 0.2 * values.nbytes

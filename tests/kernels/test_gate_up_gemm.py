@@ -2,11 +2,11 @@
 
 import pytest
 
-from runtime.kernels.gate_up_gemm import tile_for
+from runtime.kernels.gate_up_gemm import select_tile
 
 
 @pytest.mark.parametrize("width", [256, 2112, 4096, 12288, 18944])
 def test_steps_of_powers_of_two_meet_every_tile(width):
     """As those before a server is ready are, so that none is compiled while requests wait."""
-    met = {tile_for(1 << n, 2 * width, 132) for n in range(14)}
-    assert {tile_for(rows, 2 * width, 132) for rows in range(1, 8193, 7)} - met <= {None}
+    met = {select_tile(1 << n, 2 * width, 132) for n in range(14)}
+    assert {select_tile(rows, 2 * width, 132) for rows in range(1, 8193, 7)} - met <= {None}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.kernels.gemm_add_norm import product_add_norm_reference
+from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
 
 
 @pytest.mark.parametrize(("rows", "once"), [(32, True), (33, False)])
@@ -14,5 +14,5 @@ def test_a_product_in_shares_is_rounded_with_the_sum_alone(rows, once):
     )
     made = x.double() @ weight.double().T
     rounded = (made if once else made.bfloat16().double()) + residual.double()
-    _, total = product_add_norm_reference(x, weight, residual, None, 1e-6)
+    _, total = gemm_add_norm_reference(x, weight, residual, None, 1e-6)
     assert (total == rounded.bfloat16()).double().mean() > 0.999

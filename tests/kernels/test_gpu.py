@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.paged_attention import paged_attention
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, topk_topp_sampling_cases
@@ -15,7 +15,7 @@ FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
 two_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-MINI = RoutingRule(8, 8, 4, True, 2.5, shared=True)
+MINI = RoutingConfig(8, 8, 4, True, 2.5, fused_shared_expert=True)
 
 
 @dtypes
@@ -98,9 +98,9 @@ def test_rotary(rows, heads, kv_heads, dim, rotary, dtype, normed):
 
 
 @dtypes
-@pytest.mark.parametrize(("dim", "kv_heads", "apart", "v_from_k"), [(256, 8, 128, False), (512, 2, 256, True)])
-def test_rotary_with_normed_values(dim, kv_heads, apart, v_from_k, dtype):
-    own = {"apart": apart, "v_norm": True, "v_from_k": v_from_k}
+@pytest.mark.parametrize(("dim", "kv_heads", "pair_stride", "v_from_k"), [(256, 8, 128, False), (512, 2, 256, True)])
+def test_rotary_with_normed_values(dim, kv_heads, pair_stride, v_from_k, dtype):
+    own = {"pair_stride": pair_stride, "v_norm": True, "v_from_k": v_from_k}
     cases.check_rotary(300, 16, kv_heads, dim, 128 if v_from_k else 256, dtype, "cuda", **own)
 
 
@@ -116,11 +116,11 @@ def test_kv_write(rows, page_size, kv_heads, dim, layout, dtype):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
     ("experts", "rule"),
-    [(256, MINI), (8, RoutingRule(2, 4, 2, True, 2.5)), (64, RoutingRule(6, 1, 1, False, 1.0)),
-     (12, RoutingRule(5, 3, 2, True, 1.5)), (128, RoutingRule(8, 1, 1, True, 1.0, "softmax")),
-     (60, RoutingRule(4, 1, 1, False, 1.0, "softmax")),
-     (64, RoutingRule(8, 1, 1, False, 1.0, "softmax", bias_weighs=True)),
-     (256, RoutingRule(8, 1, 1, True, 2.5, capacity=48, block=32))],
+    [(256, MINI), (8, RoutingConfig(2, 4, 2, True, 2.5)), (64, RoutingConfig(6, 1, 1, False, 1.0)),
+     (12, RoutingConfig(5, 3, 2, True, 1.5)), (128, RoutingConfig(8, 1, 1, True, 1.0, "softmax")),
+     (60, RoutingConfig(4, 1, 1, False, 1.0, "softmax")),
+     (64, RoutingConfig(8, 1, 1, False, 1.0, "softmax", bias_in_weights=True)),
+     (256, RoutingConfig(8, 1, 1, True, 2.5, capacity=48, block=32))],
 )  # fmt: skip
 def test_routing(rows, experts, rule, biased):
     cases.check_route(rows, experts, rule, biased, "cuda")
@@ -179,9 +179,11 @@ def test_experts_of_awkward_sizes(hidden, width, experts, top_k, dtype):
 
 @dtypes
 @pytest.mark.parametrize("rows", [1, 16, 40, 128, 500])
-@pytest.mark.parametrize(("inputs", "vocab", "spared"), [(2048, 50000, ()), (100, 777, (775, 776)), (24, 1000, (999,))])
-def test_head(rows, inputs, vocab, spared, dtype):
-    cases.check_likeliest(rows, inputs, vocab, vocab - 9, vocab - 7, spared, dtype, "cuda")
+@pytest.mark.parametrize(
+    ("inputs", "vocab", "allowed_ids"), [(2048, 50000, ()), (100, 777, (775, 776)), (24, 1000, (999,))]
+)
+def test_head(rows, inputs, vocab, allowed_ids, dtype):
+    cases.check_likeliest(rows, inputs, vocab, vocab - 9, vocab - 7, allowed_ids, dtype, "cuda")
 
 
 @dtypes
@@ -254,7 +256,7 @@ def test_launches_do_not_wait_for_the_device():
     torch.cuda.set_sync_debug_mode("error")
     try:
         paged_attention(q, k, v, batch, scale=0.1)
-        cases.moe(x, ids, weights, gate_up, down, None)
+        cases.fused_moe.fused_moe(x, ids, weights, gate_up, down, None)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

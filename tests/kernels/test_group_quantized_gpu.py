@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from runtime.kernels.ops import TRITON
-from runtime.quantization.int4_int8 import GroupedWeight
+from runtime.quantization.int4_int8 import GroupQuantizedWeight
 from tests.kernels import group_quantized_cases
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
@@ -60,9 +60,11 @@ def test_loading_holds_little_more_than_the_result(kind, run):
     """Experts of 805 MB in bfloat16, which a checkpoint holds as one tensor."""
     values = torch.randn(256, 1024, 1536, dtype=torch.bfloat16)
     device = torch.device("cuda")
-    weight = GroupedWeight(values.shape, torch.bfloat16, device, TRITON.grouped, kind=kind, run=run, turns=True)
+    weight = GroupQuantizedWeight(
+        values.shape, torch.bfloat16, device, TRITON.group_quantized, code_dtype=kind, group_size=run, interleaved=True
+    )
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    weight.fill((), values)
+    weight.load((), values)
     assert torch.cuda.max_memory_allocated() - before < 0.2 * values.nbytes

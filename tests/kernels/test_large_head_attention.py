@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from runtime.kernels.large_head_attention import MOST, WEIGHING, _tiles_at_once
+from runtime.kernels.large_head_attention import MAX_WORKSPACE, SCORES_CONFIG, _tiles_per_pass
 
 
 def given(tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, dim: int = 512, dtype=torch.bfloat16):
@@ -20,10 +20,10 @@ def given(tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, d
 @pytest.mark.parametrize(("tiles", "keys"), [(1, 100), (9, 1024), (33, 1024), (33, 8192), (40, 32768), (2, 1 << 20)])
 def test_weights_of_all_tiles_at_a_time_are_few_enough(tiles, keys):
     q, batch = given(tiles, keys=keys)
-    together, programs = _tiles_at_once(q, 2, batch, WEIGHING)
+    together, programs = _tiles_per_pass(q, 2, batch, SCORES_CONFIG)
     assert programs == 32
-    rounded = -(-keys // 32 * 32 // WEIGHING.keys) * WEIGHING.keys
-    assert together * programs * WEIGHING.lanes * rounded * 2 <= MOST
+    rounded = -(-keys // 32 * 32 // SCORES_CONFIG.keys) * SCORES_CONFIG.keys
+    assert together * programs * SCORES_CONFIG.block_m * rounded * 2 <= MAX_WORKSPACE
     assert together or keys == 1 << 20
     if together:
         assert together == -(-tiles // -(-tiles // together)), "the last time has fewer than it might"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.kernels import large_head_attention
-from runtime.kernels.large_head_attention import attention_in_two, quicker_in_two
+from runtime.kernels.large_head_attention import two_pass_attention, use_two_pass
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels.cases import assert_near, attention_case
@@ -34,14 +34,14 @@ def test_prompts_committed_rows_and_canvases_in_one_launch(layout, dtype):
 
 
 @layouts
-@pytest.mark.parametrize("most", [large_head_attention.MOST, 1 << 26])
+@pytest.mark.parametrize("most", [large_head_attention.MAX_WORKSPACE, 1 << 26])
 def test_a_recorded_launch_follows_what_its_batch_says(monkeypatch, most, layout):
     """Eight canvases with room for more keys than they have, also a few tiles at a time; after other rows see less."""
-    monkeypatch.setattr(large_head_attention, "MOST", most)
-    monkeypatch.setattr(large_head_attention, "ENOUGH", 32)
+    monkeypatch.setattr(large_head_attention, "MAX_WORKSPACE", most)
+    monkeypatch.setattr(large_head_attention, "MIN_PROGRAMS", 32)
     q, k, v, batch = attention_case([(512, 256)] * 8, 16, 2, 512, 256, 32, torch.bfloat16, "cuda", layout=layout)
     batch = replace(batch, page_table=torch.nn.functional.pad(batch.page_table, (0, 16)))
-    assert quicker_in_two(q, 2, batch)
+    assert use_two_pass(q, 2, batch)
     paged_attention(q, k, v, batch, scale=0.05)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -57,6 +57,6 @@ def test_launches_do_not_wait_for_the_device():
     q, k, v, batch = attention_case([(64, 256)] * 3, 16, 2, 512, 32, 32, torch.bfloat16, "cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        attention_in_two(q, k, v, batch, scale=0.1)
+        two_pass_attention(q, k, v, batch, scale=0.1)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.kernels.ops import FIXED_TORCH, FIXED_TRITON, TORCH, TRITON, select_kernels
+from runtime.kernels.ops import BATCH_INVARIANT_TORCH, BATCH_INVARIANT_TRITON, TORCH, TRITON, select_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,19 +17,19 @@ def test_selection():
     assert select_kernels(torch.device("cuda"), torch.bfloat16) is TRITON
     assert select_kernels(torch.device("cuda", 1), torch.float32) is TRITON
     assert select_kernels(torch.device("cuda"), torch.float64) is TORCH
-    assert select_kernels(torch.device("cuda"), torch.bfloat16, deterministic=True) is FIXED_TRITON
-    assert select_kernels(torch.device("cpu"), torch.float32, deterministic=True) is FIXED_TORCH
-    assert select_kernels(torch.device("cuda"), torch.float64, deterministic=True) is FIXED_TORCH
+    assert select_kernels(torch.device("cuda"), torch.bfloat16, deterministic=True) is BATCH_INVARIANT_TRITON
+    assert select_kernels(torch.device("cpu"), torch.float32, deterministic=True) is BATCH_INVARIANT_TORCH
+    assert select_kernels(torch.device("cuda"), torch.float64, deterministic=True) is BATCH_INVARIANT_TORCH
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "int4_32", "fp8_blocks"])
 def test_weights_of_few_bits_have_deterministic_kernels(quantization):
     """The linear layer is another; the experts' cuts all sum alike, so that theirs are the same."""
     found = select_kernels(torch.device("cuda"), torch.bfloat16, quantization, deterministic=True)
-    assert found.fixed
-    assert found.grouped is FIXED_TRITON.grouped
-    assert found.grouped.linear is not TRITON.grouped.linear
-    assert found.moe is TRITON.grouped.moe
+    assert found.batch_invariant
+    assert found.group_quantized is BATCH_INVARIANT_TRITON.group_quantized
+    assert found.group_quantized.linear is not TRITON.group_quantized.linear
+    assert found.moe is TRITON.group_quantized.moe
 
 
 def test_without_triton_references_work_and_kernels_say_what_is_missing():
@@ -37,9 +37,9 @@ def test_without_triton_references_work_and_kernels_say_what_is_missing():
 import sys, torch
 sys.modules["triton"] = None
 from runtime.kernels.ops import TORCH, TRITON
-assert TORCH.gate_mul(torch.ones(2, 4)).shape == (2, 2)
+assert TORCH.act_and_mul(torch.ones(2, 4)).shape == (2, 2)
 x = torch.ones(2, 4)
-for kernel, arguments in ((TRITON.gate_mul, (x,)), (TRITON.rms_norm, (x, x[0], 1))):
+for kernel, arguments in ((TRITON.act_and_mul, (x,)), (TRITON.rms_norm, (x, x[0], 1))):
     try:
         kernel(*arguments)
     except RuntimeError as error:

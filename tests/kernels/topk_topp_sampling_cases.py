@@ -3,7 +3,7 @@
 import torch
 
 from runtime.algorithms import sampling
-from runtime.kernels.topk_topp_sampling import draw
+from runtime.kernels.topk_topp_sampling import topk_topp_sample
 from tests.kernels.cases import random
 
 
@@ -34,7 +34,7 @@ def check_draw(rows: int, vocab: int, ties: bool, device: str) -> None:
             num_unfiltered=free,
         )  # fmt: skip
         expected = sampling.multinomial(probs, uniform)
-        token, conf = draw(logits, limits, uniform, free=free)
+        token, conf = topk_topp_sample(logits, limits, uniform, free=free)
         other = token != expected.token
         # a sum that ends just short of what is drawn, or of top-p, may be rounded otherwise
         assert int(other.sum()) <= rows // 20

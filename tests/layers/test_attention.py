@@ -14,7 +14,7 @@ from runtime.layers.attention import AttentionShape
 from runtime.layers.attention_dispatch import attention_names, make_attention
 from runtime.layers.attention_torch import TorchAttention
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from tests.kernels.cases import attention_case, with_any_sight
 
 SIZES = [1, 2, 4, 8, 16, 32]
@@ -25,7 +25,7 @@ def compare(runs, heads, kv_heads, block_size, page_size, window, dtype=torch.fl
         runs, heads, kv_heads, dim, block_size, page_size, dtype, "cpu", seed, layout=layout
     )
     attention = TorchAttention(AttentionShape(heads, kv_heads, dim, 0.3), dtype)
-    out = attention.plan(batch, window).attend(q, LayerKV(k, v))
+    out = attention.prepare_metadata(batch, window).run(q, LayerKV(k, v))
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.3, window=window)
     tolerance = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
@@ -60,12 +60,12 @@ def test_each_row_sees_what_it_says(runs, page_size, window, seed, layout):
     batch = with_any_sight(batch, [cached + new for cached, new in runs], seed)
     q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
     attention = TorchAttention(AttentionShape(2, 1, 8, 0.5), torch.float64)
-    out = attention.plan(batch, window).attend(q, LayerKV(k, v))
+    out = attention.prepare_metadata(batch, window).run(q, LayerKV(k, v))
     reference = paged_attention_reference(q, k, v, batch, scale=0.5, window=window)
     row = 0
     for request, (_, new) in enumerate(runs):
         for _ in range(new):
-            end, origin = int(batch.visible_end[row]), int(batch.window_origin[row])
+            end, origin = int(batch.visible_end[row]), int(batch.window_pos[row])
             seen = [key for key in range(end) if window is None or origin - key < window]
             places = [(int(batch.page_table[request, key // page_size]), key % page_size) for key in seen]
             keys = torch.stack([k[place].flatten() for place in places])
@@ -91,7 +91,7 @@ def test_like_sequences_are_one_group_and_padding_is_bounded():
 
     def groups(runs):
         *_, batch = attention_case(runs, 2, 1, 8, 8, 8, torch.float32, "cpu")
-        return TorchAttention(shape, torch.float32).plan(batch).groups
+        return TorchAttention(shape, torch.float32).prepare_metadata(batch).groups
 
     assert len(groups([(104, 8)] * 32)) == 1
     assert groups([(104, 8)] * 32)[0].mask is None, "whole blocks at their sequence's end see everything"
@@ -101,23 +101,23 @@ def test_like_sequences_are_one_group_and_padding_is_bounded():
     needed = sum(new * (cached + new) for cached, new in mixed)
     assert padded <= attention_torch.PADDING_LIMIT * needed
     assert len(plans) < 10
-    assert sorted(torch.cat([g.written for g in plans]).tolist()) == list(range(32 * 8 + 250))
+    assert sorted(torch.cat([g.output_rows for g in plans]).tolist()) == list(range(32 * 8 + 250))
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_keys_that_no_window_reaches_are_not_read(layout):
     """A canvas of 8 rows whose windows count from its first position: what lies before them may be anything."""
     q, k, v, batch = attention_case([(40, 8), (3, 8)], 2, 1, 8, 8, 8, torch.float64, "cpu", layout=layout)
-    batch = replace(batch, window_origin=torch.tensor([40] * 8 + [3] * 8))
+    batch = replace(batch, window_pos=torch.tensor([40] * 8 + [3] * 8))
     attention = TorchAttention(AttentionShape(2, 1, 8, 0.5), torch.float64)
-    expected = attention.plan(batch, 6).attend(q, LayerKV(k, v))
+    expected = attention.prepare_metadata(batch, 6).run(q, LayerKV(k, v))
     reference = paged_attention_reference(q, k, v, batch, scale=0.5, window=6)
     torch.testing.assert_close(expected, reference, rtol=1e-11, atol=1e-11)
     for position in range(35):
         place = int(batch.page_table[0, position // 8]), position % 8
         k[place] = v[place] = float("nan")
-    assert torch.equal(attention.plan(batch, 6).attend(q, LayerKV(k, v)), expected)
-    assert attention.plan(batch, 7).attend(q, LayerKV(k, v)).isnan().any()
+    assert torch.equal(attention.prepare_metadata(batch, 6).run(q, LayerKV(k, v)), expected)
+    assert attention.prepare_metadata(batch, 7).run(q, LayerKV(k, v)).isnan().any()
 
 
 def test_layers_of_several_shapes_and_windows_share_a_batch():
@@ -134,7 +134,7 @@ def test_layers_of_several_shapes_and_windows_share_a_batch():
                 tensor.copy_(torch.randn(tensor.shape, generator=random))
             q = torch.randn(len(batch.tokens), 4, shape.k_dim, generator=random, dtype=torch.float64)
             attention = TorchAttention(AttentionShape(4, shape.heads, shape.k_dim, 0.5), torch.float64)
-            out = attention.plan(batch, shape.window).attend(q, kv)
+            out = attention.prepare_metadata(batch, shape.window).run(q, kv)
             expected = paged_attention_reference(q, *kv, batch, scale=0.5, window=shape.window)
             torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
 
@@ -142,11 +142,11 @@ def test_layers_of_several_shapes_and_windows_share_a_batch():
 def test_a_sequence_with_nan_keys_harms_no_other():
     q, k, v, batch = attention_case([(40, 8), (24, 8), (37, 8)], 2, 1, 8, 8, 8, torch.float32, "cpu")
     attention = TorchAttention(AttentionShape(2, 1, 8, 1.0), torch.float32)
-    plan = attention.plan(batch)
-    healthy = plan.attend(q, LayerKV(k, v))
+    plan = attention.prepare_metadata(batch)
+    healthy = plan.run(q, LayerKV(k, v))
     page = int(batch.page_table[1, 0])
     k[page] = v[page] = float("nan")
-    harmed = plan.attend(q, LayerKV(k, v))
+    harmed = plan.run(q, LayerKV(k, v))
     assert torch.equal(harmed[:8], healthy[:8])
     assert torch.equal(harmed[16:], healthy[16:])
     assert harmed[8:16].isnan().all()
@@ -155,10 +155,10 @@ def test_a_sequence_with_nan_keys_harms_no_other():
 def test_registry():
     shape = AttentionShape(2, 1, 8, 1.0)
     assert attention_names() == ["triton_grouped", "triton", "torch", "naive"]
-    assert isinstance(make_attention(shape, Build.choose("cpu", torch.float32, "naive")), TorchAttention)
+    assert isinstance(make_attention(shape, LayerFactory.create("cpu", torch.float32, "naive")), TorchAttention)
     with pytest.raises(ConfigError, match="triton needs a CUDA device"):
-        make_attention(shape, Build.choose("cpu", torch.float32, "triton"))
+        make_attention(shape, LayerFactory.create("cpu", torch.float32, "triton"))
     with pytest.raises(ConfigError, match="triton_grouped does not compute in float64"):
-        make_attention(shape, Build.choose("cuda", torch.float64))
+        make_attention(shape, LayerFactory.create("cuda", torch.float64))
     with pytest.raises(ConfigError, match=r"flash.*known: triton_grouped"):
-        make_attention(shape, Build.choose("cpu", torch.float32, "flash"))
+        make_attention(shape, LayerFactory.create("cpu", torch.float32, "flash"))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from runtime.layers.embedding import merged
+from runtime.layers.embedding import soft_token_embeddings
 
 VOCAB, HIDDEN, MASK = 12, 5, 11
 
@@ -43,7 +43,7 @@ def test_each_row_is_mixed_in_its_own_way(dtype: torch.dtype, tolerance: float, 
     probs = torch.rand(n, count, generator=random, dtype=torch.float64) / count
     probs[0, 0], probs[-1] = 0, 0  # no part of it; nothing at all
     smooth, weight, renormalize = torch.tensor(hows, dtype=torch.float64).unbind(1)
-    got = merged(
+    got = soft_token_embeddings(
         lambda ids: table[ids], table[tokens], ids, probs, MASK,
         smooth=smooth > 0, weight=weight, renormalize=renormalize > 0,
     )  # fmt: skip
@@ -65,9 +65,11 @@ def test_it_is_summed_in_float32_for_bfloat16() -> None:
     ids = torch.arange(9)[None]
     probs = torch.tensor([[0.5, *[0.0625] * 8]])
     no = torch.tensor([False])
-    got = merged(lambda ids: table[ids], table[:1], ids, probs, MASK, smooth=no, weight=torch.ones(1), renormalize=no)
+    got = soft_token_embeddings(
+        lambda ids: table[ids], table[:1], ids, probs, MASK, smooth=no, weight=torch.ones(1), renormalize=no
+    )
     assert got.item() == torch.tensor(128.5).bfloat16().item()
-    assert merged(
+    assert soft_token_embeddings(
         lambda ids: table[ids],
         table[:0],
         ids[:0],

@@ -7,16 +7,16 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.activation import Activation
-from runtime.kernels.gate_up_gemm import gated_product_reference
-from runtime.kernels.gemm_add_norm import product_add_norm_reference
-from runtime.kernels.ops import TORCH, TRITON, Kernels
-from runtime.layers.layer_factory import Build
+from runtime.kernels.gate_up_gemm import fused_gate_up_reference
+from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
+from runtime.kernels.ops import TORCH, TRITON, KernelSet
+from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.linear import Linear
-from runtime.layers.lora import LoraRows, LoraWeight, Room
-from runtime.layers.mlp import SwiGLU
+from runtime.layers.lora import LoRAConfig, LoRARows, LoRAWeight
+from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parameter import TurnsWeight
-from runtime.layers.sharding import Part
+from runtime.layers.parameter import InterleavedWeight
+from runtime.layers.sharding import WeightSlice
 
 
 @pytest.mark.parametrize(
@@ -28,19 +28,23 @@ from runtime.layers.sharding import Part
     ],
 )
 def test_defaults(device, dtype, kernels, attn_impl):
-    build = Build.choose(device, dtype)
-    assert build == Build(torch.device(device), dtype, kernels, attn_impl)
-    assert Build.choose(device, dtype, "naive").attn_impl == "naive"
+    build = LayerFactory.create(device, dtype)
+    assert build == LayerFactory(torch.device(device), dtype, kernels, attn_impl)
+    assert LayerFactory.create(device, dtype, "naive").attn_impl == "naive"
 
 
 def test_only_floating_dtypes():
     with pytest.raises(ConfigError, match=r"torch\.int8 is not a floating point type"):
-        Build.choose("cpu", torch.int8)
+        LayerFactory.create("cpu", torch.int8)
 
 
 def test_weights_are_of_the_models_dtype_and_have_no_gradient():
-    build = Build.choose("cpu", torch.bfloat16)
-    for weight, shape in ((build.weight(5, 3, 2), (5, 3, 2)), (build.table(7, 2), (7, 2)), (build.parameter(3), (3,))):
+    build = LayerFactory.create("cpu", torch.bfloat16)
+    for weight, shape in (
+        (build.weight(5, 3, 2), (5, 3, 2)),
+        (build.vocab_weight(7, 2), (7, 2)),
+        (build.parameter(3), (3,)),
+    ):
         assert (weight.shape, weight.dtype, weight.nbytes) == (shape, torch.bfloat16, 2 * weight.size)
         assert (weight.tensor.shape, weight.tensor.dtype, weight.tensor.requires_grad) == (shape, weight.dtype, False)
     wide = build.parameter(4, dtype=torch.float32)
@@ -52,26 +56,28 @@ def test_weights_are_of_the_models_dtype_and_have_no_gradient():
     [
         (torch.bfloat16, None, None, False, True),
         (torch.bfloat16, "int8", None, False, False),
-        (torch.bfloat16, None, Room(2, 8), False, True),
+        (torch.bfloat16, None, LoRAConfig(2, 8), False, True),
         (torch.bfloat16, None, None, True, False),
         (torch.float64, None, None, False, False),
     ],
 )
 def test_dense_gates_lie_in_turns_where_a_kernel_takes_them_so(dtype, quantization, adapters, deterministic, turns):
-    build = Build.choose("cuda", dtype, None, quantization, adapters, deterministic=deterministic)
-    layer = SwiGLU(replace(build, device=torch.device("meta")), 32, 64)
-    assert isinstance(layer.gate_up.weight, LoraWeight) == (adapters is not None)
-    assert isinstance(layer.gate_up.weight.current, TurnsWeight) == turns  # which no adapter changes in this forward
-    assert layer.gate_up.weight.shape == (128, 32)
+    build = LayerFactory.create("cuda", dtype, None, quantization, adapters, deterministic=deterministic)
+    layer = GatedMLP(replace(build, device=torch.device("meta")), 32, 64)
+    assert isinstance(layer.gate_up_proj.weight, LoRAWeight) == (adapters is not None)
+    assert (
+        isinstance(layer.gate_up_proj.weight.active, InterleavedWeight) == turns
+    )  # which no adapter changes in this forward
+    assert layer.gate_up_proj.weight.shape == (128, 32)
 
 
-def _fused() -> Kernels:
+def _fused() -> KernelSet:
     """The references, and those of what is fused, in the kernels' places."""
 
     def gated(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-        return gated_product_reference(x, weight, activation)
+        return fused_gate_up_reference(x, weight, activation)
 
-    return replace(TORCH, gated_product=gated, product_add_norm=product_add_norm_reference)
+    return replace(TORCH, fused_gate_up=gated, gemm_add_norm=gemm_add_norm_reference)
 
 
 def _drawn(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -80,68 +86,68 @@ def _drawn(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("adapters", [None, Room(2, 8)])
+@pytest.mark.parametrize("adapters", [None, LoRAConfig(2, 8)])
 def test_a_layer_gives_the_same_however_its_gates_lie(activation, adapters):
     """With and without adapters, which change it or do not."""
-    plain = Build.choose("cpu", torch.float64, adapters=adapters)
+    plain = LayerFactory.create("cpu", torch.float64, lora_config=adapters)
     given = []
     gates, ups, down, weight, x, residual, low, high = _drawn(
         3, (24, 16), (24, 16), (16, 24), (16,), (5, 16), (5, 16), (8, 16), (48, 8)
     )
     for build in (plain, replace(plain, kernels=_fused())):
-        layer, norm = SwiGLU(build, 16, 24, activation), RMSNorm(build, 16, 1e-6)
-        first = layer.gate_up.weight
-        first.fill((slice(0, 24),), gates)
-        first.fill((slice(24, 48),), ups)
-        layer.down.weight.fill((), down)
+        layer, norm = GatedMLP(build, 16, 24, activation), RMSNorm(build, 16, 1e-6)
+        first = layer.gate_up_proj.weight
+        first.load((slice(0, 24),), gates)
+        first.load((slice(24, 48),), ups)
+        layer.down_proj.weight.load((), down)
         assert norm.weight is not None
-        norm.weight.fill((), weight)
-        made = [layer(x), *layer.add_normed(x, residual, norm)]
+        norm.weight.load((), weight)
+        made = [layer(x), *layer.forward_add_norm(x, residual, norm)]
         if build.lora is not None:
-            assert isinstance(first, LoraWeight)
-            every = Part.of(first.whole, ())
-            first.lay("gate_up", [every], build.device)
-            first.put(1, {every: (low, high)})
-            assert first.current is first.base
-            build.lora.rows, build.lora.touched = _rows([-1, 1, 1, -1, 1]), first.bit
-            assert first.current is first
+            assert isinstance(first, LoRAWeight)
+            every = WeightSlice.of(first.full_shape, ())
+            first.allocate("gate_up", [every], build.device)
+            first.load_adapter(1, {every: (low, high)})
+            assert first.active is first.base
+            build.lora.rows, build.lora.active_modules = _rows([-1, 1, 1, -1, 1]), first.module_bit
+            assert first.active is first
             made.append(layer(x))
             assert not torch.allclose(made[-1], made[0])
             build.lora.rows = None
-        assert isinstance(first.current, TurnsWeight) == (build is not plain)
+        assert isinstance(first.active, InterleavedWeight) == (build is not plain)
         given.append(made)
     torch.testing.assert_close(*given)
 
 
-def _rows(slots: list[int]) -> LoraRows:
+def _rows(slots: list[int]) -> LoRARows:
     tiles = torch.tensor([[0, 0, len(slots)]], dtype=torch.int32)
-    return LoraRows(torch.tensor(slots, dtype=torch.int32), tiles, len(slots))
+    return LoRARows(torch.tensor(slots, dtype=torch.int32), tiles, len(slots))
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("adapters", [None, Room(2, 8)])
+@pytest.mark.parametrize("adapters", [None, LoRAConfig(2, 8)])
 def test_what_is_added_and_normed_is_all_that_a_layer_gives(biased, adapters):
     """Its bias, and what adapters add, too."""
-    build = replace(Build.choose("cpu", torch.float64, adapters=adapters), kernels=_fused())
+    build = replace(LayerFactory.create("cpu", torch.float64, lora_config=adapters), kernels=_fused())
     layer, norm = Linear(build, 16, 8, bias=biased), RMSNorm(build, 8, 1e-6)
     weight, scale, bias, x, residual, low, high = _drawn(4, (8, 16), (8,), (8,), (3, 16), (3, 8), (8, 16), (8, 8))
-    layer.weight.fill((), weight)
+    layer.weight.load((), weight)
     assert norm.weight is not None
-    norm.weight.fill((), scale)
+    norm.weight.load((), scale)
     if layer.bias is not None:
-        layer.bias.fill((), bias)
+        layer.bias.load((), bias)
     expected = x @ weight.T + (bias if biased else 0)
     if build.lora is not None:
-        assert isinstance(layer.weight, LoraWeight)
-        every = Part.of(layer.weight.whole, ())
-        layer.weight.lay("out", [every], build.device)
-        layer.weight.put(0, {every: (low, high)})
-        build.lora.rows, build.lora.touched = _rows([0, -1, 0]), layer.weight.bit
+        assert isinstance(layer.weight, LoRAWeight)
+        every = WeightSlice.of(layer.weight.full_shape, ())
+        layer.weight.allocate("out", [every], build.device)
+        layer.weight.load_adapter(0, {every: (low, high)})
+        build.lora.rows, build.lora.active_modules = _rows([0, -1, 0]), layer.weight.module_bit
         expected[[0, 2]] += x[[0, 2]] @ low.T @ high.T
-    made = layer.add_normed(x, residual, norm)
+    made = layer.forward_add_norm(x, residual, norm)
     torch.testing.assert_close(made, norm.add(expected, residual))
 
 
 def test_norms_of_eight_bits_make_their_rows_themselves():
-    assert TRITON.of("fp8").product_add_norm is None
-    assert TRITON.of("int4").product_add_norm is TRITON.product_add_norm
+    assert TRITON.for_quantization("fp8").gemm_add_norm is None
+    assert TRITON.for_quantization("int4").gemm_add_norm is TRITON.gemm_add_norm

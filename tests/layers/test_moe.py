@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from runtime.kernels import moe as moe_kernel
-from runtime.kernels.fused_moe.moe_align import most_tiles, sort_by_expert_reference
+from runtime.kernels.fused_moe.moe_align import max_num_tiles, moe_align_block_size_reference
 from runtime.kernels.moe import moe_reference, moe_torch
-from runtime.kernels.moe_router import RoutingRule, route_reference
+from runtime.kernels.moe_router import RoutingConfig, select_experts_reference
 from runtime.layers.lm_head import head_logits
 from tests.kernels.cases import random_ids
 
@@ -61,18 +61,18 @@ def test_both_ways_of_running_experts_are_used(monkeypatch):
 def test_the_bias_ranks_and_does_not_weigh():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
     bias = torch.tensor([0.0, 0.0, 0.0, 5.0], dtype=torch.float64)
-    ids, weights = route_reference(logits, bias, RoutingRule(2, 1, 1, False, 3.0))
+    ids, weights = select_experts_reference(logits, bias, RoutingConfig(2, 1, 1, False, 3.0))
     assert ids.tolist() == [[3, 0]]
     torch.testing.assert_close(weights, logits.sigmoid()[:, [3, 0]] * 3.0)
-    _, normalised = route_reference(logits, bias, RoutingRule(2, 1, 1, True, 3.0))
+    _, normalised = select_experts_reference(logits, bias, RoutingConfig(2, 1, 1, True, 3.0))
     torch.testing.assert_close(normalised.sum(), torch.tensor(3.0, dtype=torch.float64))
 
 
 def test_a_shared_expert_is_chosen_last_by_every_row():
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]], dtype=torch.float64)
-    rule = RoutingRule(2, 1, 1, True, 2.5)
-    ids, weights = route_reference(logits, None, rule)
-    more_ids, more = route_reference(logits, None, replace(rule, shared=True))
+    rule = RoutingConfig(2, 1, 1, True, 2.5)
+    ids, weights = select_experts_reference(logits, None, rule)
+    more_ids, more = select_experts_reference(logits, None, replace(rule, fused_shared_expert=True))
     assert torch.equal(more_ids[:, :2], ids)
     assert torch.equal(more[:, :2], weights)
     assert more_ids[:, 2].tolist() == [3, 3]
@@ -84,12 +84,12 @@ def test_a_block_shares_a_pool_of_experts():
     logits = torch.tensor(
         [[5.0, 1.0, 0.0, 2.0], [0.0, 4.0, 1.0, 3.9], [0.5, 0.0, 3.0, 1.0], [0.0, 0.0, 3.0, 1.0]], dtype=torch.float64
     )
-    rule = RoutingRule(1, 1, 1, False, 1.0, capacity=2, block=3)
-    ids, weights = route_reference(logits, None, rule, torch.tensor([0, 0, 0, 3]))
+    rule = RoutingConfig(1, 1, 1, False, 1.0, capacity=2, block=3)
+    ids, weights = select_experts_reference(logits, None, rule, torch.tensor([0, 0, 0, 3]))
     assert ids.tolist() == [[0], [1], [0], [2]], "the third row's own best, expert 2, is not in the pool of 0 and 1"
     torch.testing.assert_close(weights[2], logits.sigmoid()[2, :1])
     bias = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    ids, weights = route_reference(logits, bias, rule, torch.tensor([0, 0, 0, 3]))
+    ids, weights = select_experts_reference(logits, bias, rule, torch.tensor([0, 0, 0, 3]))
     assert ids[2].tolist() == [2]
     torch.testing.assert_close(weights[2], logits.sigmoid()[2, 2:3])
 
@@ -97,15 +97,17 @@ def test_a_block_shares_a_pool_of_experts():
 def test_equals_in_a_pool_go_to_the_lower_expert():
     logits = torch.zeros(2, 6, dtype=torch.float64)
     logits[1, 5] = 1.0
-    rule = RoutingRule(3, 1, 1, False, 1.0, capacity=3, block=2)
-    ids, _ = route_reference(logits, None, rule, torch.tensor([0, 0]))
+    rule = RoutingConfig(3, 1, 1, False, 1.0, capacity=3, block=2)
+    ids, _ = select_experts_reference(logits, None, rule, torch.tensor([0, 0]))
     assert [sorted(row) for row in ids.tolist()] == [[0, 1, 5], [0, 1, 5]]
 
 
 def test_a_bias_may_weigh_too():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
     bias = torch.tensor([0.9, 0.0, 0.0, -0.2], dtype=torch.float64)
-    ids, weights = route_reference(logits, bias, RoutingRule(2, 1, 1, False, 1.0, "softmax", bias_weighs=True))
+    ids, weights = select_experts_reference(
+        logits, bias, RoutingConfig(2, 1, 1, False, 1.0, "softmax", bias_in_weights=True)
+    )
     assert ids.tolist() == [[0, 1]]
     total = sum(math.exp(x) for x in range(4))
     torch.testing.assert_close(weights[0], torch.tensor([1 / total + 0.9, math.exp(3) / total], dtype=torch.float64))
@@ -114,7 +116,7 @@ def test_a_bias_may_weigh_too():
 @pytest.mark.parametrize("normalise", [False, True])
 def test_softmax_scores_are_shares_of_all_experts(normalise):
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
-    ids, weights = route_reference(logits, None, RoutingRule(2, 1, 1, normalise, 1.0, "softmax"))
+    ids, weights = select_experts_reference(logits, None, RoutingConfig(2, 1, 1, normalise, 1.0, "softmax"))
     assert ids.tolist() == [[1, 3]]
     shares = torch.tensor([math.exp(3), math.exp(2)], dtype=torch.float64)
     total = shares.sum() if normalise else sum(math.exp(x) for x in range(4))
@@ -124,17 +126,17 @@ def test_softmax_scores_are_shares_of_all_experts(normalise):
 def test_groups_are_ranked_by_their_two_best():
     # group 0 holds the single best expert, group 1 the better pair
     logits = torch.tensor([[4.0, -9.0, 1.0, 1.0]])
-    ids, _ = route_reference(logits, None, RoutingRule(2, 2, 1, True, 1.0))
+    ids, _ = select_experts_reference(logits, None, RoutingConfig(2, 2, 1, True, 1.0))
     assert sorted(ids[0].tolist()) == [2, 3]
-    ids, _ = route_reference(logits, None, RoutingRule(2, 2, 2, True, 1.0))
+    ids, _ = select_experts_reference(logits, None, RoutingConfig(2, 2, 2, True, 1.0))
     assert 0 in ids[0].tolist()
 
 
 @pytest.mark.parametrize("crowded", [False, True])
 def test_expert_tiles_cover_every_pair_once(crowded):
     ids = random_ids(37, 5, 2, "cpu", crowded)
-    plan = sort_by_expert_reference(ids, 5, 16)
-    assert plan.tiles.shape[1] == most_tiles(74, 5, 16)
+    plan = moe_align_block_size_reference(ids, 5, 16)
+    assert plan.tiles.shape[1] == max_num_tiles(74, 5, 16)
     covered = []
     for expert, first, end in plan.tiles.T.tolist():
         if expert >= 0:

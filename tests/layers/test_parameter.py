@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import in_turns, run_of
+from runtime.kernels.interleave import interleave_gate_up, interleave_group
 from runtime.kernels.ops import TRITON
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.linear import Linear
-from runtime.layers.parameter import Weight, tensor_of, weights_of
-from runtime.layers.sharding import Part
+from runtime.layers.parameter import Weight, named_weights, tensor_of
+from runtime.layers.sharding import WeightSlice
 
 
 def plain(*shape: int, dtype: torch.dtype = torch.float32) -> Weight:
-    return Build.choose("cpu", dtype).parameter(*shape)
+    return LayerFactory.create("cpu", dtype).parameter(*shape)
 
 
 def some_index(shape: tuple[int, ...], draw: random.Random) -> tuple[int | slice, ...]:
@@ -33,13 +33,13 @@ def test_parts_are_as_torch_indexes(shape):
     draw, coordinates = random.Random(len(shape)), torch.arange(torch.Size(shape).numel()).view(shape)
     for _ in range(100):
         index = some_index(shape, draw)
-        part, expected = Part.of(shape, index), coordinates[index]
+        part, expected = WeightSlice.of(shape, index), coordinates[index]
         assert part.shape == expected.shape
         assert torch.equal(coordinates[part.slices].flatten(), expected.flatten())
         assert part.size == expected.numel()
         weight, values = plain(*shape, dtype=torch.float64), torch.randn(part.shape, dtype=torch.float32)
-        weight.fill((), torch.zeros(shape))
-        assert weight.fill(index, values) == part.size
+        weight.load((), torch.zeros(shape))
+        assert weight.load(index, values) == part.size
         whole = torch.zeros(shape, dtype=torch.float64)
         whole[index] = values.double()
         assert torch.equal(weight.tensor, whole)
@@ -51,36 +51,36 @@ def test_parts_are_as_torch_indexes(shape):
 )
 def test_no_part(index):
     with pytest.raises(ValueError, match=r"is no part of a weight \[4, 6\]"):
-        Part.of((4, 6), index)
+        WeightSlice.of((4, 6), index)
 
 
 @pytest.mark.parametrize("given", [(6,), (1, 6), (2, 1), (6, 2), (1, 2, 6), ()])
 def test_nothing_is_broadcast(given):
     with pytest.raises(ConfigError) as error:
-        plain(4, 6).fill((slice(1, 3),), torch.ones(given))
+        plain(4, 6).load((slice(1, 3),), torch.ones(given))
     assert str(error.value) == f"is {list(given)}, not [2, 6]"
 
 
 def test_what_is_not_finite_is_refused_after_the_cast():
     values = torch.tensor([[1.0, 2.0], [1e6, 0.0]])
     with pytest.raises(ConfigError, match=r"^holds values too large for torch.float16; choose another --dtype$"):
-        plain(2, 2, dtype=torch.float16).fill((), values)
-    assert plain(2, 2, dtype=torch.bfloat16).fill((), values) == 4
+        plain(2, 2, dtype=torch.float16).load((), values)
+    assert plain(2, 2, dtype=torch.bfloat16).load((), values) == 4
     for bad in (torch.nan, torch.inf):
         with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
-            plain(2).fill((), torch.tensor([0.0, bad]))
+            plain(2).load((), torch.tensor([0.0, bad]))
 
 
 def test_products():
     weight, values = plain(5, 3), torch.randn(5, 3)
-    weight.fill((), values)
+    weight.load((), values)
     x, bias, ids = torch.randn(4, 3), torch.randn(5), torch.tensor([4, 0, 4])
     torch.testing.assert_close(weight.matmul(x), x @ values.T)
     torch.testing.assert_close(weight.matmul(x, bias), x @ values.T + bias)
     torch.testing.assert_close(weight.logits(x), x @ values.T)
     assert torch.equal(weight.rows(ids), values[ids])
     assert (weight.size, weight.nbytes) == (15, 60)
-    assert weight.operand is tensor_of(weight) is weight.tensor
+    assert weight.kernel_arg is tensor_of(weight) is weight.tensor
     assert tensor_of(None) is None
 
 
@@ -88,50 +88,50 @@ def test_products():
 def test_gates_in_turns_are_filled_as_if_they_came_first(shape):
     """Whole, by halves as checkpoints hold them, and by any part; what kernels get is in runs of eight or fewer."""
     draw = random.Random(shape[1])
-    build = replace(Build.choose("cpu", torch.float32), kernels=TRITON)
+    build = replace(LayerFactory.create("cpu", torch.float32), kernels=TRITON)
     values = torch.randn(shape)
-    weight, half = build.expert_gates(*shape), shape[1] // 2
+    weight, half = build.expert_gate_up(*shape), shape[1] // 2
     for index in ((), *((expert, part) for expert in range(shape[0]) for part in (slice(half), slice(half, None)))):
-        weight.operand.fill_(torch.nan)
-        weight.fill((), torch.zeros(shape))
-        weight.fill(index, values[index])
+        weight.kernel_arg.fill_(torch.nan)
+        weight.load((), torch.zeros(shape))
+        weight.load(index, values[index])
         expected = torch.zeros(shape)
         expected[index] = values[index]
         assert torch.equal(weight.tensor, expected)
     for _ in range(50):
         index = some_index(shape, draw)
-        weight.fill((), values)
-        weight.fill(index, -values[index])
+        weight.load((), values)
+        weight.load(index, -values[index])
         expected = values.clone()
         expected[index] = -values[index]
         assert torch.equal(weight.tensor, expected)
-        assert torch.equal(weight.operand, in_turns(expected))
-    run = run_of(half)
-    assert torch.equal(weight.operand[:, :run], weight.tensor[:, :run])
-    assert torch.equal(weight.operand[:, run : 2 * run], weight.tensor[:, half : half + run])
+        assert torch.equal(weight.kernel_arg, interleave_gate_up(expected))
+    run = interleave_group(half)
+    assert torch.equal(weight.kernel_arg[:, :run], weight.tensor[:, :run])
+    assert torch.equal(weight.kernel_arg[:, run : 2 * run], weight.tensor[:, half : half + run])
     assert weight.nbytes == 4 * weight.size
     with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
-        weight.fill((), torch.full(shape, torch.nan))
+        weight.load((), torch.full(shape, torch.nan))
 
 
 def test_a_routers_weight_in_parts_is_the_weight():
-    build = replace(Build.choose("cpu", torch.bfloat16), kernels=TRITON)
-    weight, values = build.scores(6, 40), torch.randn(6, 40)
+    build = replace(LayerFactory.create("cpu", torch.bfloat16), kernels=TRITON)
+    weight, values = build.router_weight(6, 40), torch.randn(6, 40)
     for row in range(6):
-        assert weight.fill((row,), values[row].double()) == 40
+        assert weight.load((row,), values[row].double()) == 40
     assert torch.equal(weight.tensor, values)
-    assert (weight.operand.dtype, weight.nbytes, weight.dtype) == (torch.bfloat16, 6 * weight.size, torch.float32)
+    assert (weight.kernel_arg.dtype, weight.nbytes, weight.dtype) == (torch.bfloat16, 6 * weight.size, torch.float32)
     with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
-        weight.fill((0,), torch.full((40,), torch.inf))
-    plain = Build.choose("cpu", torch.bfloat16).scores(6, 40).operand
+        weight.load((0,), torch.full((40,), torch.inf))
+    plain = LayerFactory.create("cpu", torch.bfloat16).router_weight(6, 40).kernel_arg
     assert (plain.dtype, plain.dim()) == (torch.float32, 2)
 
 
 def test_weights_have_the_names_of_where_they_are():
-    build = Build.choose("cpu", torch.float32)
+    build = LayerFactory.create("cpu", torch.float32)
     module = nn.Module()
-    module.top = build.table(4, 2)
+    module.top = build.vocab_weight(4, 2)
     module.inner = nn.ModuleList([Linear(build, 2, 3, bias=True), Linear(build, 3, 2, bias=False)])
-    found = weights_of(module)
+    found = named_weights(module)
     assert list(found) == ["top", "inner.0.weight", "inner.0.bias", "inner.1.weight"]
     assert found["inner.0.bias"] is module.inner[0].bias

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.rotary import RotaryTable, Yarn
 
 
@@ -26,7 +26,7 @@ def test_yarn(dim, theta, yarn):
     config = LlamaConfig(hidden_size=dim, num_attention_heads=1, head_dim=dim, rope_parameters=says)
     frequencies, magnitude = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
     assert not torch.allclose(frequencies.double(), theta ** -(torch.arange(0, dim, 2).double() / dim))
-    table = RotaryTable(Build.choose("cpu", torch.float64), dim, theta, 700, yarn).cover(600)
+    table = RotaryTable(LayerFactory.create("cpu", torch.float64), dim, theta, 700, yarn).cover(600)
     angles = torch.outer(torch.arange(len(table)).double(), frequencies.double())
     expected = torch.cat([angles.cos(), angles.sin()], dim=-1) * magnitude
     torch.testing.assert_close(table, expected, rtol=0, atol=2e-4)  # transformers' frequencies are float32

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
-from runtime.lora.adapter_checkpoint import Base, read_adapter
-from runtime.lora.merge_lora import Merge
+from runtime.lora.adapter_checkpoint import BaseModelInfo, read_adapter
+from runtime.lora.merge_lora import LoRAMerge
 from runtime.lora.peft_config import parse
 from runtime.models import resolve_family
 from tests.golden import GOLDEN
@@ -22,7 +22,7 @@ QKV = "model.layers.0.attention.query_key_value"
 def base():
     said = json.loads((GOLDEN / "llada2_tiny" / "config.json").read_text())
     family = resolve_family(None, said)
-    return Base.of(family, family.parse(said), torch.float32)
+    return BaseModelInfo.of(family, family.parse(said), torch.float32)
 
 
 @pytest.fixture
@@ -74,12 +74,15 @@ def rename(tensors, old, new):
             lambda t: [rename(t, name, name.replace("layers.0", "layers.9")) for name in (A, B)],
             r"has no module for '.*layers.9.*lora_A.weight'; is the adapter for another base",
         ),
-        (lambda t: t.update({"base_model.model.lm_head.weight": t[A]}), "'base_model.model.lm_head.weight' is no half"),
+        (
+            lambda t: t.update({"base_model.model.lm_head.weight": t[A]}),
+            "'base_model.model.lm_head.weight' is not half",
+        ),
         (
             lambda t: t.update({A.replace("lora_A", "lora_magnitude_vector"): t[A]}),
-            "lora_magnitude_vector.* is no half",
+            "lora_magnitude_vector.* is not half",
         ),
-        (lambda t: t.update({A.replace("lora_A.", "lora_A.default."): t[A]}), "stands there twice"),
+        (lambda t: t.update({A.replace("lora_A.", "lora_A.default."): t[A]}), "is there twice"),
     ],
 )
 def test_a_broken_one_is_refused_by_its_tensor(adapter, base, change, words):
@@ -104,13 +107,13 @@ def test_one_above_the_rank(adapter, base):
         ({"lora_bias": True}, "lora_bias"),
         ({"target_parameters": ["x"]}, "target_parameters"),
         ({"use_qalora": True}, "use_qalora"),
-        ({"something_new": 3}, "something_new is 3: this is not built"),
+        ({"something_new": 3}, "something_new is 3: this is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base's weights"),
         ({"r": 0}, "r must be a whole number"),
         ({"lora_alpha": None}, "lora_alpha"),
         ({"rank_pattern": {"x": 0}}, "rank_pattern gives 'x' 0"),
         ({"alpha_pattern": ["x"]}, "alpha_pattern must map"),
-        ({"target_modules": "("}, "no regular expression"),
+        ({"target_modules": "("}, "not a regular expression"),
         ({"target_modules": None}, "target_modules must be a list"),
         ({"layers_to_transform": "1"}, "layers_to_transform must be"),
         ({"layers_to_transform": [1], "target_modules": ".*"}, "goes with a list"),
@@ -160,7 +163,7 @@ def test_experts_that_a_file_holds_together(base, tmp_path):
     """Each of them is changed by its own pair."""
     path = random_adapter(tmp_path / "a", GOLDEN / "llada2_tiny", r".*layers.1.*experts\.\d+\.gate_proj", 0)
     adapter = read_adapter(path, base)
-    merge = Merge.of(adapter, base.weights, torch.device("cpu"))
+    merge = LoRAMerge.of(adapter, base.weights, torch.device("cpu"))
     name = "model.layers.1.mlp.experts.gate_proj"
     stack = torch.randn(8, 32, 64)
     made = merge(name, stack)

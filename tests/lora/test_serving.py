@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import batch_invariant_torch
-from runtime.kernels.lora import LoraRows
+from runtime.kernels.lora import LoRARows
 from runtime.worker.cuda_graph import run_eagerly
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.memory import step_sizes
@@ -137,7 +137,7 @@ def test_loading_and_unloading(adapters, tmp_path):
             engine.load_adapter("x", str(adapters["a1"]))
         with pytest.raises(ConfigError, match=r"has rank 5, more than --max-lora-rank 4"):
             engine.load_adapter("y", str(adapters["a4"]))
-        with pytest.raises(ConfigError, match="is no name of an adapter"):
+        with pytest.raises(ConfigError, match="is not the name of an adapter"):
             engine.load_adapter("", str(adapters["a0"]))
         assert engine.engine.adapters.offered == ["x"]
         before = engine.logits([3, 4, 5], adapter="x")
@@ -261,11 +261,11 @@ def test_deterministic_rows_do_not_depend_on_what_is_beside_them(adapters):
     x, out, down, up = (torch.randn(*shape, generator=random) for shape in ((9, 64), (9, 48), (2, 32, 64), (2, 48, 16)))
     slots, tiles = torch.tensor([0, 0, -1, 1, 1, 1, 1, -1, 0], dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
     made = out.clone()
-    batch_invariant_torch.add_lora(made, x, down, up, (0, 16, 48), LoraRows(slots, tiles, 9))
+    batch_invariant_torch.add_lora(made, x, down, up, (0, 16, 48), LoRARows(slots, tiles, 9))
     for first, last in ((0, 4), (3, 9), (5, 6)):
         piece = out[first:last].clone()
         batch_invariant_torch.add_lora(
-            piece, x[first:last], down, up, (0, 16, 48), LoraRows(slots[first:last], tiles, 9)
+            piece, x[first:last], down, up, (0, 16, 48), LoRARows(slots[first:last], tiles, 9)
         )
         assert torch.equal(piece, made[first:last])
     assert torch.equal(made[2], out[2])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.forward_batch import ForwardBatch, cut_tiles
+from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.models.diffusion_gemma_model import DiffusionGemma
 from tests.models.paged import page_tables, poisoned_pool
 
@@ -50,17 +50,17 @@ class Driver:
             positions=positions.to(self.device),
             slots=slots.to(self.device),
             visible_end=torch.where(open_, first + counts[owner], positions + 1).int().to(self.device),
-            window_origin=torch.where(open_, first, positions).to(self.device),
-            open=open_.to(self.device),
-            tiles=torch.from_numpy(cut_tiles(counts.numpy())).to(self.device),
+            window_pos=torch.where(open_, first, positions).to(self.device),
+            is_editable=open_.to(self.device),
+            query_tiles=torch.from_numpy(make_query_tiles(counts.numpy())).to(self.device),
             page_table=tables.to(self.device),
             page_size=self.page_size,
             tile_rows=int(counts.max()),
-            reach=int(positions.max()) + 1,
-            signal=signal,
+            max_seq_len=int(positions.max()) + 1,
+            self_conditioning=signal,
         )
         left = self.model.forward(self.model.embed(batch.tokens), batch, self.pool)
-        return list(self.model.head(self.model.finish(left)).split(counts.tolist()))
+        return list(self.model.lm_head(self.model.final_hidden_states(left)).split(counts.tolist()))
 
     def commit(self, sequence: int, ids: list[int], chunk: int, first: int = 0) -> None:
         for start in range(0, len(ids), chunk):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from runtime.distributed.process_group import ALONE, Group
-from runtime.kernels.forward_batch import ForwardBatch, cut_tiles
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
+from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.layers.kv_pool import LAYOUTS, PagedPool
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.base import Model
 from runtime.quantization.checkpoint import quantization_of
@@ -34,7 +34,7 @@ def make_batch(
     positions = torch.cat([torch.arange(first, end) for _, first, end in rows])
     owner = torch.repeat_interleave(torch.arange(len(rows)), lengths)
     slots = tables.cpu()[owner, positions // page_size].long() * page_size + positions % page_size
-    tiles = torch.from_numpy(cut_tiles(lengths.numpy()))
+    tiles = torch.from_numpy(make_query_tiles(lengths.numpy()))
     block_ends = ((positions - prompt) // block_size + 1) * block_size + prompt
     block_ends = torch.where(positions < prompt, prompt, block_ends)
     return ForwardBatch(
@@ -42,13 +42,13 @@ def make_batch(
         positions=positions.to(device),
         slots=slots.to(device),
         visible_end=torch.minimum(block_ends, ends[owner]).int().to(device),
-        window_origin=positions.to(device),
-        open=torch.ones(len(positions), dtype=torch.bool, device=device),
-        tiles=tiles.to(device),
+        window_pos=positions.to(device),
+        is_editable=torch.ones(len(positions), dtype=torch.bool, device=device),
+        query_tiles=tiles.to(device),
         page_table=tables.int(),
         page_size=page_size,
         tile_rows=int(tiles[:, 2].max()),
-        reach=int(ends.max()),
+        max_seq_len=int(ends.max()),
     )
 
 
@@ -99,7 +99,7 @@ def logits_in_chunks(
         ends = [min(len(sequences[n]), max(prompt, done[n] + chunk_blocks[n] * block_size)) for n in live]
         rows = [(sequences[n], done[n], end) for n, end in zip(live, ends, strict=True)]
         batch = make_batch(rows, tables[live], block_size=block_size, page_size=page_size, prompt=prompt)
-        logits = model.head(model.finish(model.forward(model.embed(batch.tokens), batch, pool)))
+        logits = model.lm_head(model.final_hidden_states(model.forward(model.embed(batch.tokens), batch, pool)))
         for n, part, end in zip(live, logits.split([e - f for _, f, e in rows]), ends, strict=True):
             out[n].append(part)
             done[n] = end
@@ -113,12 +113,12 @@ def load(
     attn_impl: str | None = None,
     name: str | None = None,
     quantization: str | None = None,
-    group: Group = ALONE,
+    group: TensorParallelGroup = SINGLE_RANK,
     deals: bool = False,
 ) -> Model:
     """The model of a checkpoint, or a rank's share of it; `name`: as --model-name."""
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(name, checkpoint.config)
     quantization = quantization_of(checkpoint.config, quantization)
-    build = Build.choose(device, dtype, attn_impl, quantization, group=group, deals=deals)
+    build = LayerFactory.create(device, dtype, attn_impl, quantization, group=group, expert_parallel=deals)
     return load_model(checkpoint, family, family.parse(checkpoint.config), build)

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TRITON
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma_config import parse
 from runtime.quantization.checkpoint import quantization_of
@@ -29,7 +29,7 @@ CASES = json.loads((FOLDER / "cases.json").read_text())
 def load(path, dtype):
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(None, checkpoint.config)
-    return load_model(checkpoint, family, family.parse(checkpoint.config), Build.choose("cpu", dtype))
+    return load_model(checkpoint, family, family.parse(checkpoint.config), LayerFactory.create("cpu", dtype))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c["kind"] == "denoiser_logits"], ids=lambda case: case["name"])
@@ -38,7 +38,7 @@ def test_golden_logits(case):
     prompt, noise = (expected[case[name]].tolist() for name in ("prompt_ids", "canvas_ids"))
     model = load(FOLDER, torch.float32)
     given = case["self_conditioning_logits"]
-    signal = None if given is None else model.soften(expected[given].softmax(-1))
+    signal = None if given is None else model.compute_self_conditioning(expected[given].softmax(-1))
     for page_size, chunk in ((4, 7), (32, 100)):
         driver = Driver(model, 1, len(prompt) + len(noise), page_size, torch.float32)
         driver.commit(0, prompt, chunk)
@@ -101,7 +101,7 @@ def test_random_models_equal_transformers(theirs):
     def compare(ours, *theirs):
         torch.testing.assert_close(ours.float(), expected(*theirs), rtol=2e-4, atol=2e-4)
 
-    signals = [model.soften(logits.double().softmax(-1)) for logits in before]
+    signals = [model.compute_self_conditioning(logits.double().softmax(-1)) for logits in before]
     driver = Driver(model, 2, 37 + 2 * length, 8, torch.float64)
     driver.commit(0, prompts[0], 11)
     opened, _ = driver.step(Run(0, first[0], 37, open=True), Run(1, prompts[1], 0))
@@ -126,7 +126,9 @@ def test_a_signal_of_multiples_of_a_distribution():
     random = torch.Generator().manual_seed(3)
     probs = torch.randn(4, 224, generator=random).mul(3).softmax(-1)
     times = torch.tensor([2.0**-60, 0.3, 1.0, 2.0**90])
-    torch.testing.assert_close(model.soften(probs * times[:, None], times), model.soften(probs))
+    torch.testing.assert_close(
+        model.compute_self_conditioning(probs * times[:, None], times), model.compute_self_conditioning(probs)
+    )
 
 
 def test_every_tensor_is_accounted_for(tmp_path):
@@ -137,7 +139,7 @@ def test_every_tensor_is_accounted_for(tmp_path):
         save_file(changed, tmp_path / "model.safetensors")
         return load(tmp_path, torch.float32)
 
-    reference = weights_of(attempt(tensors))
+    reference = named_weights(attempt(tensors))
     for name in tensors:
         left = {n: t for n, t in tensors.items() if n != name}
         if "vision" in name:
@@ -157,7 +159,7 @@ def test_every_tensor_is_accounted_for(tmp_path):
     twice = tensors | {name: tensor.clone() for name, tensor in once.items()} | head
     assert len(once) == len(tensors) < len(twice)
     for spelling in (once, twice):
-        for name, weight in weights_of(attempt(spelling)).items():
+        for name, weight in named_weights(attempt(spelling)).items():
             assert torch.equal(weight.tensor, reference[name].tensor), name
     head["lm_head.weight"][3, 5] += 1
     with pytest.raises(ConfigError, match=r"'lm_head.weight' of .* and .*embed_tokens.* different values"):
@@ -180,11 +182,11 @@ def test_the_routers_scale_is_in_its_weight(tmp_path, first, kind):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(None, CONFIG)
-    build = Build.choose("cpu", getattr(torch, kind, torch.bfloat16))
+    build = LayerFactory.create("cpu", getattr(torch, kind, torch.bfloat16))
     if kind == "in_parts":
         build = replace(build, kernels=TRITON)
     weight = load_model(checkpoint, family, parse(CONFIG), build).layers[1].experts.router.weight
-    assert weight.operand.dim() == (3 if kind == "in_parts" else 2)
+    assert weight.kernel_arg.dim() == (3 if kind == "in_parts" else 2)
     expected = tensors[PROJ].double() * tensors[SCALE].double() * len(tensors[SCALE]) ** -0.5
     torch.testing.assert_close(weight.tensor, expected.to(weight.dtype), rtol=2e-7, atol=0)
 
@@ -309,7 +311,7 @@ def test_golden_generation(case):
             if committed < len(seen):
                 driver.commit(0, seen[committed:], 12, first=committed)
                 committed = len(seen)
-            signal = None if logits is None else model.soften(logits.softmax(-1))
+            signal = None if logits is None else model.compute_self_conditioning(logits.softmax(-1))
             return driver.step(Run(0, ids, len(seen), open=True, signal=signal))[0]
 
         answer = canvas.decode(denoise, prompt, max_tokens, options, Recorded(case), eos)
@@ -327,10 +329,10 @@ def test_golden_generation(case):
 
 
 def test_a_checkpoint_that_quantises_queries_alone_is_refused_by_name(tmp_path):
-    quantise, tensors = quantized_files.int4(None), {}
+    quantize_fp8, tensors = quantized_files.int4(None), {}
     for name, weight in load_file(FOLDER / "model.safetensors").items():
         if name.endswith("self_attn.q_proj.weight"):
-            parts, _ = quantise(weight.float())
+            parts, _ = quantize_fp8(weight.float())
             tensors |= {name.removesuffix("weight") + end: part for end, part in parts.items()}
         else:
             tensors[name] = weight
@@ -339,6 +341,6 @@ def test_a_checkpoint_that_quantises_queries_alone_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": method}))
     checkpoint = resolve_checkpoint(str(tmp_path))
     family = resolve_family(None, checkpoint.config)
-    build = Build.choose("cpu", torch.float32, quantization=quantization_of(checkpoint.config, None))
+    build = LayerFactory.create("cpu", torch.float32, quantization=quantization_of(checkpoint.config, None))
     with pytest.raises(ConfigError, match="plain, but quantises what is one with them"):
         load_model(checkpoint, family, family.parse(checkpoint.config), build)

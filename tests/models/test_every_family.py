@@ -12,13 +12,13 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.ops import select_kernels
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
-from runtime.quantization.base import PackedWeight
+from runtime.quantization.base import QuantizedWeight
 from runtime.weights import resolve_checkpoint
-from runtime.weights.loader import sketch
+from runtime.weights.loader import meta_model
 from tests.matrix import marked
 from tests.models import tiny
 from tests.models.paged import load
@@ -38,10 +38,10 @@ def test_layouts_give_the_same_logits(tmp_path, key):
 def of_what_was_rounded(*where):
     """A plain model that holds what the numbers of a model of few bits stand for; `where`: as `load`."""
     *where, form = where
-    model, rounded = load(*where, None), weights_of(load(*where, form))
-    for name, weight in weights_of(model).items():
-        weight.fill((), rounded[name].tensor)
-    assert sum(isinstance(weight, PackedWeight) for weight in rounded.values()) > 3
+    model, rounded = load(*where, None), named_weights(load(*where, form))
+    for name, weight in named_weights(model).items():
+        weight.load((), rounded[name].tensor)
+    assert sum(isinstance(weight, QuantizedWeight) for weight in rounded.values()) > 3
     return model
 
 
@@ -113,8 +113,8 @@ def test_a_sketch_has_the_weights_that_every_build_has(tmp_path, key):
     checkpoint = resolve_checkpoint(str(checkpoint_of(key, tmp_path)))
     family = resolve_family(key if key in KINDS and KINDS[key].named else None, checkpoint.config)
     arch = family.parse(checkpoint.config)
-    shapes = {name: weight.shape for name, weight in weights_of(sketch(family, arch, torch.bfloat16)).items()}
+    shapes = {name: weight.shape for name, weight in named_weights(meta_model(family, arch, torch.bfloat16)).items()}
     for quantization in (None, "fp8", "int4"):
         kernels = select_kernels(torch.device("cuda"), torch.bfloat16, quantization)
-        build = Build(torch.device("cpu"), torch.bfloat16, kernels, "torch", quantization=quantization)
-        assert {name: weight.shape for name, weight in weights_of(family.make(arch, build)).items()} == shapes
+        build = LayerFactory(torch.device("cpu"), torch.bfloat16, kernels, "torch", quantization=quantization)
+        assert {name: weight.shape for name, weight in named_weights(family.make(arch, build)).items()} == shapes

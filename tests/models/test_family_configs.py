@@ -3,11 +3,11 @@
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.rotary import Yarn
 from runtime.models import resolve_family
-from runtime.models.decoder import Growth
-from runtime.models.llada_config import BUILT
+from runtime.models.decoder import QueryLengthScaling
+from runtime.models.llada_config import SUPPORTED
 from tests.oracle.spelling import config_of
 
 YARN = config_of("nemotron_diffusion")["rope_parameters"]
@@ -70,9 +70,9 @@ def test_refusals_name_the_field(family, changes, sentence):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("field", sorted(BUILT))
+@pytest.mark.parametrize("field", sorted(SUPPORTED))
 def test_built_values_of_llada_pass_and_others_do_not(field):
-    for value in BUILT[field]:
+    for value in SUPPORTED[field]:
         parse("llada", **{field: value})
     with pytest.raises(ConfigError, match=field):
         parse("llada", **{field: "something else"})
@@ -88,7 +88,7 @@ def test_llada():
 def test_llada_moe():
     arch = parse("llada_moe")
     assert arch.mixture.layers == {0, 2}
-    assert arch.mixture.rule == RoutingRule(2, 1, 1, False, 1.0, "softmax", bias_weighs=True)
+    assert arch.mixture.routing == RoutingConfig(2, 1, 1, False, 1.0, "softmax", bias_in_weights=True)
     assert (arch.width, arch.clip, arch.qk_norm) == (24, None, True)
     assert parse("llada_moe", moe_layer_freq=[1, 1, 1]).width == 0
     assert parse("llada_moe", qk_layernorm=None).qk_norm is False
@@ -97,10 +97,10 @@ def test_llada_moe():
 
 def test_nemotron_diffusion():
     arch = parse("nemotron_diffusion")
-    assert (arch.yarn, arch.growth) == (Yarn(8.0, 16, 4.0, 1.0, 1.0), Growth(0.1, 16))
+    assert (arch.yarn, arch.query_scaling) == (Yarn(8.0, 16, 4.0, 1.0, 1.0), QueryLengthScaling(0.1, 16))
     bare = {name: YARN[name] for name in ("rope_type", "rope_theta", "factor", "original_max_position_embeddings")}
     arch = parse("nemotron_diffusion", rope_parameters=bare)
-    assert arch.growth is None
+    assert arch.query_scaling is None
     assert arch.yarn.magnitude == pytest.approx(1.2079441541679836)  # 1 + ln(8)/10
     assert (arch.yarn.beta_fast, arch.yarn.beta_slow) == (32.0, 1.0)
     assert parse("nemotron_diffusion", rope_parameters=bare | {"attention_factor": 1.5}).yarn.magnitude == 1.5

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runtime.bench.model_shapes import architecture, random_model
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from tests.models.paged import make_batch, page_tables, poisoned_pool
 
 SHAPES = {
@@ -16,15 +16,15 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_are_finished_each_by_itself(shape):
-    model = random_model(architecture("llada2-tiny") | SHAPES[shape], Build.choose("cpu", torch.float64))
+    model = random_model(architecture("llada2-tiny") | SHAPES[shape], LayerFactory.create("cpu", torch.float64))
     random = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 90, (64,), generator=random).tolist()
     tables, pages = page_tables([64], 32, random)
     pool = poisoned_pool(model, pages, 32, torch.float64, "cpu", "unified")
     batch = make_batch([(ids, 0, 64)], tables, block_size=32, page_size=32)
     left = model.forward(model.embed(batch.tokens), batch, pool)
-    whole = model.finish(left)
-    assert model.cut == (not model.block)
-    assert torch.equal(whole, left) != model.cut  # where rows belong together all of it has been done
+    whole = model.final_hidden_states(left)
+    assert model.split_last_layer == (not model.routing_block)
+    assert torch.equal(whole, left) != model.split_last_layer  # where rows belong together all of it has been done
     some = torch.randperm(64, generator=random)[:11]
-    torch.testing.assert_close(model.finish(left[some]), whole[some], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.final_hidden_states(left[some]), whole[some], rtol=1e-12, atol=1e-12)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.decoder import first_rows
 from runtime.weights import load_model, resolve_checkpoint
@@ -20,7 +20,7 @@ def load(path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str = "
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(None, checkpoint.config)
     arch = family.parse(checkpoint.config)
-    return load_model(checkpoint, family, arch, Build.choose(device, dtype, attn_impl))
+    return load_model(checkpoint, family, arch, LayerFactory.create(device, dtype, attn_impl))
 
 
 @pytest.fixture(scope="module")

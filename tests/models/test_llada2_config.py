@@ -7,12 +7,12 @@ import torch
 
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.kv_pool import KVShape
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.models import families, resolve_family
 from runtime.models.llada2 import detect
-from runtime.models.llada2_config import BUILT, ELSEWHERE, HONOURED, parse
+from runtime.models.llada2_config import IGNORED, READ, SUPPORTED, parse
 from tests.oracle.tiny import tiny_config
 
 
@@ -54,16 +54,16 @@ def test_refusals_name_the_field(changes, sentence):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("field", sorted(BUILT))
+@pytest.mark.parametrize("field", sorted(SUPPORTED))
 def test_built_values_pass_and_others_do_not(field):
-    for value in BUILT[field]:
+    for value in SUPPORTED[field]:
         parse(tiny_config(**{field: value}))
     with pytest.raises(ConfigError, match=field):
         parse(tiny_config(**{field: "something else"}))
 
 
 def test_no_field_is_listed_twice():
-    assert not (HONOURED & ELSEWHERE | HONOURED & BUILT.keys() | ELSEWHERE & BUILT.keys())
+    assert not (READ & IGNORED | READ & SUPPORTED.keys() | IGNORED & SUPPORTED.keys())
 
 
 def test_unknown_fields_are_said_aloud(caplog):
@@ -90,7 +90,7 @@ def test_parsed_shapes():
     mini = parse(architecture("llada2-mini"))
     assert (mini.rotary_dim, mini.mixture.experts, mini.mixture.shared_width) == (64, 256, 512)
     assert mini.mixture.layers == frozenset(range(1, 20))
-    assert mini.mixture.rule == RoutingRule(8, 8, 4, True, 2.5, "sigmoid")
+    assert mini.mixture.routing == RoutingConfig(8, 8, 4, True, 2.5, "sigmoid")
     assert parse(architecture("llada2-flash")).hidden == 4096
 
 
@@ -109,7 +109,7 @@ def test_the_pool_of_experts_of_llada2dot2():
     family = resolve_family(None, config)
     assert family.key == "llada2dot2"
     arch = family.parse(config)
-    assert arch.mixture.rule == RoutingRule(2, 1, 1, True, 1.5, capacity=3, block=4)
+    assert arch.mixture.routing == RoutingConfig(2, 1, 1, True, 1.5, capacity=3, block=4)
     facts = family.facts(arch)
     assert (facts.block_size, facts.block_multiple, facts.delete_id, facts.split_id) == (4, 4, 7, 8)
     with pytest.raises(ConfigError, match="expert_capacity is 3, but only None is built"):
@@ -122,5 +122,5 @@ def test_the_pool_of_experts_of_llada2dot2():
 
 
 def test_what_the_engine_reads():
-    model = random_model(architecture("llada2-tiny"), Build.choose("cpu", torch.float32))
+    model = random_model(architecture("llada2-tiny"), LayerFactory.create("cpu", torch.float32))
     assert model.kv_shapes == (KVShape(2, 32, 32),) * 3

@@ -7,8 +7,8 @@ import torch
 
 from runtime.bench.model_shapes import architecture, fill_random, random_model
 from runtime.kernels.ops import TORCH, TRITON
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
 from runtime.models.decoder import Decoder
 from runtime.models.llada2_config import parse
 from tests.models.paged import logits_in_chunks
@@ -24,9 +24,9 @@ implementations = pytest.mark.parametrize("attn_impl", ["triton_grouped", "trito
 
 
 def copy_weights(source: Decoder, target: Decoder) -> None:
-    theirs = weights_of(source)
-    for name, weight in weights_of(target).items():
-        weight.fill((), theirs[name].tensor)
+    theirs = named_weights(source)
+    for name, weight in named_weights(target).items():
+        weight.load((), theirs[name].tensor)
 
 
 def distance(out: torch.Tensor, expected: torch.Tensor) -> float:
@@ -64,7 +64,7 @@ def test_float64_and_torch_kernels_run_on_the_device_too(kernels):
     arch = parse(architecture("llada2-tiny"))
     models = []
     for dtype, chosen, attn_impl in ((torch.float64, None, "torch"), (torch.float32, kernels, "triton_grouped")):
-        build = Build.choose("cuda", dtype, attn_impl)
+        build = LayerFactory.create("cuda", dtype, attn_impl)
         model = Decoder(arch, build if chosen is None else replace(build, kernels=chosen))
         fill_random(model, torch.Generator("cuda").manual_seed(1))
         models.append(model)
@@ -77,19 +77,21 @@ def test_float64_and_torch_kernels_run_on_the_device_too(kernels):
 
 
 def test_the_head_keeps_the_accumulators_precision():
-    model = random_model(architecture("llada2-tiny"), Build.choose("cuda", torch.bfloat16, "triton"))
+    model = random_model(architecture("llada2-tiny"), LayerFactory.create("cuda", torch.bfloat16, "triton"))
     hidden = torch.randn(7, 128, device="cuda", dtype=torch.bfloat16)
-    logits = model.head(hidden)
+    logits = model.lm_head(hidden)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits.double(), hidden.double() @ model.lm_head.tensor.double().T, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        logits.double(), hidden.double() @ model.lm_head_weight.tensor.double().T, rtol=1e-5, atol=1e-4
+    )
 
 
 def test_four_layers_of_minis_width_prefill_and_decode():
     """Realistic widths and 256 experts: the Triton path against the torch path in the same dtype and in float32."""
     arch = parse({**architecture("llada2-mini"), "num_hidden_layers": 4, "vocab_size": 4096, "mask_token_id": 4095})
-    model = Decoder(arch, Build.choose("cuda", torch.bfloat16))
+    model = Decoder(arch, LayerFactory.create("cuda", torch.bfloat16))
     fill_random(model, torch.Generator("cuda").manual_seed(5))
-    reference = Decoder(arch, replace(Build.choose("cuda", torch.float32, "torch"), kernels=TORCH))
+    reference = Decoder(arch, replace(LayerFactory.create("cuda", torch.float32, "torch"), kernels=TORCH))
     copy_weights(model, reference)
     random = torch.Generator().manual_seed(6)
     sequences = [torch.randint(0, 4000, (n,), generator=random).tolist() for n in (512, 64, 300)]

@@ -5,10 +5,10 @@ import logging
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe_router import RoutingRule
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.models import llada_config, resolve_family
-from runtime.models.decoder_config import EXPERTS_HONOURED, LLAMA_BUILT, LLAMA_ELSEWHERE, LLAMA_HONOURED
-from runtime.weights import Checkpoint, read_tokens
+from runtime.models.decoder_config import EXPERTS_READ, LLAMA_IGNORED, LLAMA_READ, LLAMA_SUPPORTED
+from runtime.weights import Checkpoint, resolve_token_ids
 from tests.oracle.spelling import KINDS, config_of
 
 LLAMAS = [family for family in KINDS if family != "llada"]  # whose fields are Llama's; LLaDA's are its own
@@ -140,7 +140,7 @@ def test_which_layers_of_sdar_moe_have_experts():
     assert parse("sdar_moe", mlp_only_layers=[1]).mixture.layers == {0, 2}
     assert parse("sdar_moe", decoder_sparse_step=2).mixture.layers == {1}
     assert parse("sdar_moe", decoder_sparse_step=4).mixture is None
-    assert parse("sdar_moe", norm_topk_prob=None).mixture.rule == RoutingRule(2, 1, 1, False, 1.0, "softmax")
+    assert parse("sdar_moe", norm_topk_prob=None).mixture.routing == RoutingConfig(2, 1, 1, False, 1.0, "softmax")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_what_a_config_may_leave_out(family, block, limit, mask, eos, tmp_path):
     assert facts.max_positions == limit
     assert (arch.kv_heads, arch.out_bias) == (4, False)
     assert arch.qkv_bias == (KINDS[family].theirs == "Qwen2")
-    ids = read_tokens(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
+    ids = resolve_token_ids(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
     assert (ids.mask, ids.eos) == (mask, eos)
 
 
@@ -181,7 +181,7 @@ def test_diffullama_has_its_tokenizers_mask(tmp_path):
     known = resolve_family("diffullama", config)
     facts = known.facts(known.parse(config))
     with pytest.raises(ConfigError, match="--mask-token-id"):
-        read_tokens(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
+        resolve_token_ids(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -200,7 +200,9 @@ def test_the_token_that_begins_text_of_llada(tmp_path):
     assert known.facts(known.parse(config_of("llada"))).bos_id is None
     config = config_of("llada", bos_token_id=40)
     with pytest.raises(ConfigError, match="bos_token_id 40 is outside the vocabulary"):
-        read_tokens(Checkpoint(tmp_path, config, {}), known, known.facts(known.parse(config)), skip_tokenizer=True)
+        resolve_token_ids(
+            Checkpoint(tmp_path, config, {}), known, known.facts(known.parse(config)), skip_tokenizer=True
+        )
 
 
 def test_newer_configs_of_sdar_keep_the_rotation_in_one_object():
@@ -209,8 +211,8 @@ def test_newer_configs_of_sdar_keep_the_rotation_in_one_object():
 
 
 def test_fields_are_known_once():
-    own = [llada_config.BUILT, llada_config.ELSEWHERE, llada_config.HONOURED]
-    for lists in ([LLAMA_BUILT, LLAMA_ELSEWHERE, LLAMA_HONOURED, EXPERTS_HONOURED], own):
+    own = [llada_config.SUPPORTED, llada_config.IGNORED, llada_config.READ]
+    for lists in ([LLAMA_SUPPORTED, LLAMA_IGNORED, LLAMA_READ, EXPERTS_READ], own):
         assert sum(map(len, lists)) == len(set().union(*map(set, lists)))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime import LLM
 from runtime.errors import ConfigError
-from runtime.layers.parameter import weights_of
+from runtime.layers.parameter import named_weights
 from runtime.models import resolve_family
 from runtime.models.base import _FAMILIES
 from runtime.models.spellings import ALIASES
@@ -214,7 +214,7 @@ def test_a_config_that_transformers_5_saves_is_read(tmp_path: Path) -> None:
 
 
 def same_weights(one: Path, other: Path, **options: Any) -> None:
-    first, second = (weights_of(load(path, torch.float32, **options)) for path in (one, other))
+    first, second = (named_weights(load(path, torch.float32, **options)) for path in (one, other))
     assert first.keys() == second.keys()
     for name, weight in first.items():
         assert torch.equal(weight.tensor, second[name].tensor), name
@@ -262,7 +262,9 @@ def test_fused_experts_of_every_mixture_are_the_same_weights(key: str, tmp_path:
     write(tmp_path / "fused", config, fused(tensors))
     same_weights(path, tmp_path / "fused")
     for quantization in ("int8", "fp8"):
-        one, other = (weights_of(load(p, torch.float32, quantization=quantization)) for p in (path, tmp_path / "fused"))
+        one, other = (
+            named_weights(load(p, torch.float32, quantization=quantization)) for p in (path, tmp_path / "fused")
+        )
         for name, weight in one.items():
             assert torch.equal(weight.tensor, other[name].tensor), name
 

@@ -83,8 +83,8 @@ def _canvases(model: DiffusionGemma, dtype: torch.dtype, device: str, layout: st
     driver.commit(0, ids(70), 23)
     probs = torch.randn(16, 224, generator=random, dtype=torch.float64).mul(2).softmax(-1)
     if model.ids is not None:
-        probs = probs[:, model.ids.here.start : model.ids.here.stop]
-    signal = model.soften(probs.to(device))
+        probs = probs[:, model.ids.local.start : model.ids.local.stop]
+    signal = model.compute_self_conditioning(probs.to(device))
     out = driver.step(Run(0, ids(16), 70, open=True, signal=signal), Run(1, ids(13), 0))
     return out + driver.step(
         Run(0, ids(16), 70, open=True), Run(1, ids(20), 13, open=True, signal=signal[:1].expand(20, -1))

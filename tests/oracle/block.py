@@ -13,7 +13,7 @@ from tests.oracle import insert_delete
 from tests.oracle.draws import Choice, choose, softmax
 from tests.oracle.rules import FILLING
 
-PROMPT, MASKED, FILLED = "prompt", "masked", "filled"
+PROMPT, MASKED, UNMASKED = "prompt", "masked", "filled"
 ACTIVE, TO_CACHE, IN_CACHE = "active", "to_cache", "in_cache"
 
 
@@ -76,7 +76,7 @@ class Params:
 
     @property
     def revises(self) -> bool:
-        """Whether a FILLED position may still change (editing or remasking)."""
+        """Whether an UNMASKED position may still change (editing or remasking)."""
         return self.edits or (self.algorithm == "threshold" and self.remask_threshold > 0)
 
     def ends(self, token: int, eos_ids: frozenset[int]) -> bool:
@@ -140,7 +140,7 @@ class Block:
 
     @property
     def filled(self) -> list[int]:
-        return [i for i, s in enumerate(self.state) if s == FILLED]
+        return [i for i, s in enumerate(self.state) if s == UNMASKED]
 
     @property
     def progress(self) -> float:
@@ -160,7 +160,7 @@ class Decision:
     """What one step does to one block, before anything is written. Offsets inside the block."""
 
     accept: dict[int, int] = field(default_factory=dict)  # MASKED offset -> token
-    edit: dict[int, int] = field(default_factory=dict)  # FILLED offset -> other token
+    edit: dict[int, int] = field(default_factory=dict)  # UNMASKED offset -> other token
     remask: set[int] = field(default_factory=set)
     ends: bool = False  # edit and dmax
     ordered: insert_delete.Step | None = None  # with orders: all of it
@@ -285,7 +285,7 @@ def apply(block: Block, decision: Decision, mask_id: int, *, force: bool) -> Non
     block.post_steps += not block.masked
     block.force_steps += force
     for i, token in {**decision.accept, **decision.edit}.items():
-        block.tokens[i], block.state[i] = token, FILLED
+        block.tokens[i], block.state[i] = token, UNMASKED
     for i in decision.remask:
         block.tokens[i], block.state[i] = mask_id, MASKED
     block.remasked |= decision.remask
@@ -306,7 +306,7 @@ def apply_ordered(block: Block, step: insert_delete.Step, mask_id: int, *, force
     free = block.free
     block.original = {i for i, (_, original) in zip(free, step.cells, strict=True) if original}
     for i, (token, _) in zip(free, step.cells, strict=True):
-        block.tokens[i], block.state[i] = (mask_id, MASKED) if token is None else (token, FILLED)
+        block.tokens[i], block.state[i] = (mask_id, MASKED) if token is None else (token, UNMASKED)
     block.written = {i for i in block.filled if block.tokens[i] != before[i]}
     block.stepped = True
     block.ended = step.ends

@@ -10,8 +10,8 @@ must not matter there.
 
 Readings: details of the rules, which oracle and engine read in the same way.
 
- 1. E = P + max_tokens is the answer's end. PROMPT positions are not FILLED: an EOS inside the prompt is nothing. An EOS
-    at or after E is ignored everywhere, the opening rule included. Positions of the answer that were given from the
+ 1. E = P + max_tokens is the answer's end. PROMPT positions are not UNMASKED: an EOS inside the prompt is nothing. An
+    EOS at or after E is ignored everywhere, the opening rule included. Positions of the answer that were given from the
     start are PROMPT too; they are part of its text.
  2. "Open" means ACTIVE or TO_CACHE. Opening: with no ACTIVE block the next block opens, and no second one in
     that step. Else only the newest (highest) ACTIVE block's progress and same_token_ratio count.
@@ -32,7 +32,7 @@ Readings: details of the rules, which oracle and engine read in the same way.
     lowest position. All accept, edit and remask comparisons are strict (>, >, <).
  9. `fixed`: the initial mask count is the block's number of non-fixed positions; i counts the steps in which the
     block may force. remask_threshold is ignored but by `threshold`; penalty_lambda and edit_threshold but by `edit`.
-10. Remasking looks at FILLED, non-fixed positions of every ACTIVE block (complete ones that wait and blocks that may
+10. Remasking looks at UNMASKED, non-fixed positions of every ACTIVE block (complete ones that wait and blocks that may
     not force included) that this step did not just accept and that were never remasked before; their probability is
     that of the plain T = 1 softmax of this step's banned logits. A complete waiting block can so become incomplete.
 11. A block is done when it is complete after the step's accepting and remasking (`threshold`, `fixed`) or has ended
@@ -41,12 +41,13 @@ Readings: details of the rules, which oracle and engine read in the same way.
 12. `edit`: the penalty's "previous position" is that of the same block, its token that before this step; a prompt
     token counts (it is not MASKED). T > 0: M2T draws from the penalised, banned logits; T2T uses their plain T = 1
     argmax and its probability. The step that ends a block by max_post_edit_steps applies no edit.
-13. same_token_ratio of an edit block: of the non-fixed positions FILLED now, the share whose token the block's last
-    step did not write (a newly filled position counts as changed); 0.0 before the first step and where none is FILLED.
-14. Stable prefix: plain `threshold` and `fixed`: the FILLED run from P; `edit`, and `threshold` with remasking: its
+13. same_token_ratio of an edit block: of the non-fixed positions UNMASKED now, the share whose token the block's
+    last step did not write (a newly filled position counts as changed); 0.0 before the first step and
+    where none is UNMASKED.
+14. Stable prefix: plain `threshold` and `fixed`: the UNMASKED run from P; `edit`, and `threshold` with remasking: its
     part inside blocks that are TO_CACHE or IN_CACHE. Cut at E and, unless ignored, before the first EOS.
 15. After a step, in this order: an EOS in the stable prefix -> stop; stable prefix reaches E -> length; nfe = max_nfe
-    -> max_nfe; a run of one same token of max_repetition_run or more -> repetition. The last two use the FILLED run
+    -> max_nfe; a run of one same token of max_repetition_run or more -> repetition. The last two use the UNMASKED run
     from P up to the first MASKED position, stable or not, cut at E and before an EOS unless ignored; the repetition's
     answer ends with the token at which a run first reaches max_repetition_run. Prompt tokens are part of no run.
 16. A denoise event per step shows the blocks that are ACTIVE or TO_CACHE after the step's transitions: `start` of the
@@ -54,7 +55,7 @@ Readings: details of the rules, which oracle and engine read in the same way.
     blocks also where they pass E or the EOS, and also for the step that ends the request. nfe counts that step. Newly
     stable ids go out once; with a cap the last event brings the rest of the answer.
 17. Banned ids: the mask id and every id > max_token_id. A banned token has probability 0; one that sits in the
-    sequence all the same (it can only be a prompt's) is never looked up as FILLED.
+    sequence all the same (it can only be a prompt's) is never looked up as UNMASKED.
 18. A block all of whose positions are given is complete from the start: progress 1. If no ACTIVE block comes before it,
     it is TO_CACHE when it opens, and the next one opens in the same step. A step that samples no block is not counted.
 19. Progress and same_token_ratio are quotients of whole numbers in float64, then compared with >=.
@@ -72,7 +73,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.oracle.block import ACTIVE, FILLED, IN_CACHE, MASKED, PROMPT, TO_CACHE, Block, Params, Shape, apply, decide
+from tests.oracle.block import ACTIVE, IN_CACHE, MASKED, PROMPT, TO_CACHE, UNMASKED, Block, Params, Shape, apply, decide
 from tests.oracle.logits_processors import shaped
 
 # ids of the whole sequence so far -> float64 logits [len(ids), vocab], block-causal, before any ban
@@ -156,7 +157,9 @@ class _Decode:
 
     def is_eos(self, block: Block, i: int) -> bool:
         return (
-            block.state[i] == FILLED and self.p.ends(block.tokens[i], self.shape.eos_ids) and block.start + i < self.end
+            block.state[i] == UNMASKED
+            and self.p.ends(block.tokens[i], self.shape.eos_ids)
+            and block.start + i < self.end
         )
 
     def opening(self) -> None:
@@ -210,7 +213,7 @@ class _Decode:
                 block.status = TO_CACHE
 
     def held(self) -> tuple[list[int | None], list[bool]]:
-        """Of each position of the answer what it holds, None where MASKED, and whether it was FILLED."""
+        """Of each position of the answer what it holds, None where MASKED, and whether it was UNMASKED."""
         answer = [self.given.get(n) for n in range(len(self.prompt), self.end)]
         filled = [False] * len(answer)
         for block in self.blocks:

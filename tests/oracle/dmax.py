@@ -5,12 +5,12 @@ code of the engine. Each step forwards the whole sequence again; embeddings of o
 
 Readings, beside those of `tests.oracle.decode`:
 
- 1. A MASKED position's conf is its candidate's, which T > 0 draws. A FILLED one takes the likeliest token whatever the
-    temperature. What embeddings are mixed from, and what is compared with 0.9, are likeliest tokens of this step's
+ 1. A MASKED position's conf is its candidate's, which T > 0 draws. An UNMASKED one takes the likeliest token whatever
+    the temperature. What embeddings are mixed from, and what is compared with 0.9, are likeliest tokens of this step's
     allowed logits and their plain T = 1 probabilities.
  2. The B steps are those of max_steps_per_block, which by default is B here: steps in which the block may force. The
     last takes every mask, applies what it changes, and ends the block.
- 3. A block that has ended and waits for its predecessor is ACTIVE: its FILLED positions are still what its own last
+ 3. A block that has ended and waits for its predecessor is ACTIVE: its UNMASKED positions are still what its own last
     step found, until it is TO_CACHE. Fixed positions are always plain.
  4. suppress_eos="confidence": an EOS that is a position's candidate ends the prefix, replaces nothing, and keeps the
     block from being sure.
@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tests.oracle.block import ACTIVE, FILLED, Block, Decision, Params, Shape, allowed
+from tests.oracle.block import ACTIVE, UNMASKED, Block, Decision, Params, Shape, allowed
 from tests.oracle.decode import Result, _Decode
 from tests.oracle.draws import choose, softmax
 
@@ -68,7 +68,7 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
 
 
 def mixed(model: Model, token: int, likeliest: list[tuple[int, float]], p: Params, mask_id: int) -> np.ndarray:
-    """The embedding of a FILLED position of an ACTIVE block."""
+    """The embedding of an UNMASKED position of an ACTIVE block."""
     known = sum(prob * model.embed(id) for id, prob in likeliest)
     if p.token_merge_mode == "iter_smooth_topk":
         return model.embed(token) + p.token_merge_weight * known
@@ -91,7 +91,7 @@ class _DMax(_Decode):
         rows = [self.model.embed(id) for id in self.sequence()]
         for block in self.blocks:
             for i, likeliest in block.likeliest.items():
-                if block.status == ACTIVE and block.state[i] == FILLED:
+                if block.status == ACTIVE and block.state[i] == UNMASKED:
                     rows[block.start + i] = mixed(self.model, block.tokens[i], likeliest, self.p, self.shape.mask_id)
         return self.model.look(rows)
 

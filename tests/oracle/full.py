@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Params, Shape, apply, choose_alone, decide
+from tests.oracle.block import MASKED, PROMPT, UNMASKED, Block, Params, Shape, apply, choose_alone, decide
 from tests.oracle.decode import Event, Result, longest_run_cut
 from tests.oracle.logits_processors import shaped
 from tests.oracle.seeded import Memory
@@ -70,7 +70,7 @@ class _Full:
             if sampled:
                 row = self.shaped(logits[start - 1][None], start)[0]
                 self.ids[start] = choose_alone(row, p, self.shape, position=start, step=self.nfe)
-                self.state[start] = FILLED
+                self.state[start] = UNMASKED
                 block.given_steps = max(steps - 1, 1)
         else:
             sampled = bool(block.masked)
@@ -114,7 +114,7 @@ class _Full:
     def shaped(self, rows: np.ndarray, first: int) -> np.ndarray:
         here = slice(self.start, self.end)
         held = [None if s == MASKED else t for t, s in zip(self.ids[here], self.state[here], strict=True)]
-        filled = [s == FILLED for s in self.state[here]]
+        filled = [s == UNMASKED for s in self.state[here]]
         return shaped(rows, first, self.ids[: self.start], held, filled, self.p, self.shape)
 
     def prefix(self, last: int) -> tuple[list[int], bool]:
@@ -123,7 +123,7 @@ class _Full:
         for n in range(self.start, last):
             if self.state[n] == MASKED:
                 break
-            if self.state[n] == FILLED and self.p.ends(self.ids[n], self.shape.eos_ids):
+            if self.state[n] == UNMASKED and self.p.ends(self.ids[n], self.shape.eos_ids):
                 return out, True
             out.append(self.ids[n])
         return out, False

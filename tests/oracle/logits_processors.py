@@ -1,7 +1,7 @@
 """What a request has done to its logits, id by id in plain Python (docs/decoding.md, What shapes the logits).
 
-Readings: all of it looks at prompt and answer as they are before the step. An answer holds what is FILLED or given
-below its end, wherever; ends of sequence and stop tokens are never counted. A FILLED position below the end does not
+Readings: all of it looks at prompt and answer as they are before the step. An answer holds what is UNMASKED or given
+below its end, wherever; ends of sequence and stop tokens are never counted. An UNMASKED position below the end does not
 count its own token. The bias is added first, then come repetition, frequency and presence, in this order; what the ban
 leaves at -inf stays there.
 """
@@ -21,7 +21,7 @@ def shaped(
     p: Params, shape: Shape,
 ) -> np.ndarray:  # fmt: skip
     """[n, vocab] of the positions from `first` on. `answer`: of each position of the answer below its end what it
-    holds, None where MASKED; `filled`: whether it was FILLED, not given."""
+    holds, None where MASKED; `filled`: whether it was UNMASKED, not given."""
     out = np.array(rows, dtype=np.float64)
     ends = shape.eos_ids | set(p.stop_token_ids)
     for i, row in enumerate(out):

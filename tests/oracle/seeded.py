@@ -26,7 +26,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Params, Shape, apply, choose_alone, decide
+from tests.oracle.block import MASKED, PROMPT, UNMASKED, Block, Params, Shape, apply, choose_alone, decide
 from tests.oracle.decode import Event, Result, longest_run_cut
 from tests.oracle.logits_processors import shaped
 from tests.oracle.masks import block_end, prefix_causal_ends
@@ -69,7 +69,7 @@ class _Decode:
         token = choose_alone(
             self.shaped(logits[-1:], self.start)[0], self.p, self.shape, position=self.start, step=self.nfe
         )
-        self.tokens[self.start], self.state[self.start] = token, FILLED
+        self.tokens[self.start], self.state[self.start] = token, UNMASKED
 
     def open(self) -> None:
         self.opened = self.start + self.shape.block
@@ -123,14 +123,14 @@ class _Decode:
     def shaped(self, rows: np.ndarray, first: int) -> np.ndarray:
         here = slice(self.prompt_len, self.end)
         held = [None if s == MASKED else t for t, s in zip(self.tokens[here], self.state[here], strict=True)]
-        filled = [s == FILLED for s in self.state[here]]
+        filled = [s == UNMASKED for s in self.state[here]]
         return shaped(rows, first, self.tokens[: self.prompt_len], held, filled, self.p, self.shape)
 
     def current(self) -> Block | None:
         return next((part for part in self.parts if part.masked), None)
 
     def is_eos(self, a: int) -> bool:
-        known = self.state[a] == FILLED and self.p.ends(self.tokens[a], self.shape.eos_ids)
+        known = self.state[a] == UNMASKED and self.p.ends(self.tokens[a], self.shape.eos_ids)
         return known and a < self.end
 
     def prefix(self, limit: int) -> tuple[list[int], bool]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.oracle.block import FILLED, MASKED, PROMPT, Block, Decision, Params, Shape, apply, decide
+from tests.oracle.block import MASKED, PROMPT, UNMASKED, Block, Decision, Params, Shape, apply, decide
 from tests.oracle.draws import softmax
 
 MASK = 5
@@ -27,7 +27,7 @@ def rows(*tops: tuple[int, float]) -> np.ndarray:
 
 def block(*tokens: int | None, prompt: int = 0) -> Block:
     """None is MASKED; the first `prompt` tokens are the prompt's."""
-    states = [PROMPT if i < prompt else MASKED if t is None else FILLED for i, t in enumerate(tokens)]
+    states = [PROMPT if i < prompt else MASKED if t is None else UNMASKED for i, t in enumerate(tokens)]
     return Block(start=8, tokens=[MASK if t is None else t for t in tokens], state=states)
 
 
@@ -177,7 +177,7 @@ def test_penalty_moves_argmax_and_probability() -> None:
     assert run(b, logits, edit(penalty_lambda=lam, accept_threshold=0.18), force=False).accept == {1: 0, 2: 1}
     assert run(b, logits, edit(penalty_lambda=lam, accept_threshold=0.19), force=False).accept == {2: 1}
     assert run(b, logits, edit(accept_threshold=0.19), force=False).accept == {1: 1, 2: 1}
-    # T2T: a FILLED row behind its own token is penalised too; row 0 never is
+    # T2T: an UNMASKED row behind its own token is penalised too; row 0 never is
     c = block(1, 1, 2, 2)
     assert run(c, logits, edit(penalty_lambda=lam, edit_threshold=0.18)).edit == {1: 0, 2: 0, 3: 1}
     prompt = block(1, None, None, None, prompt=1)

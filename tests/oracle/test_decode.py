@@ -99,7 +99,7 @@ def test_eos_ends_and_stops_opening() -> None:
     sure = scripted(lambda a, n: 0.95 if a == 6 else 0.3, token)
     r = decode(sure, [1] * 4, Params(max_tokens=12), replace(SHAPE, buffer=3))
     assert (r.finish_reason, r.tokens, r.nfe) == ("stop", [plain_token(4), plain_token(5)], 3)
-    assert {last for _, last in opened(r)} == {2}  # the EOS was FILLED at once: no second block
+    assert {last for _, last in opened(r)} == {2}  # the EOS was UNMASKED at once: no second block
     ignored = decode(scripted(lambda a, n: 0.95 if a == 6 else 0.3, token), [1] * 4,
                      Params(max_tokens=12, ignore_eos=True), replace(SHAPE, buffer=3))  # fmt: skip
     assert (ignored.finish_reason, len(ignored.tokens), ignored.tokens[2]) == ("length", 12, EOS)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from runtime.parsers import (
     Arguments,
     CallStart,
+    ChatOutputParser,
     Delta,
-    Parts,
     Reasoning,
     Text,
     Tool,
@@ -24,7 +24,7 @@ from runtime.parsers import (
     tool_format,
     tool_formats,
 )
-from runtime.parsers.tool_calls import MOST_FAILED
+from runtime.parsers.tool_calls import MAX_FAILED_CALLS
 from tests.calls import count_calls
 
 WEATHER = Tool(
@@ -64,13 +64,13 @@ WRITERS = {"hermes": hermes, "gemma4": gemma4, "qwen3_coder": qwen3_coder}
 THINKING = {"hermes": "think", "gemma4": "gemma4", "qwen3_coder": "think"}
 
 
-def parts(key: str = "hermes", **more: Any) -> Parts:
+def parts(key: str = "hermes", **more: Any) -> ChatOutputParser:
     options: dict[str, Any] = {
         "tools": tool_format(key),
-        "offered": OFFERED,
+        "available_tools": OFFERED,
         "reasoning": reasoning_format(THINKING[key]),
     }
-    return Parts(**{**options, **more})
+    return ChatOutputParser(**{**options, **more})
 
 
 def joined(deltas: list[Delta]) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def test_nothing_waits_that_cannot_be_a_mark() -> None:
 )
 def test_the_work_grows_no_faster_than_the_text(key: str, text: Callable[[int], str]) -> None:
     def read_text(content: str) -> None:
-        parts = Parts(tools=tool_format(key), offered=OFFERED)
+        parts = ChatOutputParser(tools=tool_format(key), available_tools=OFFERED)
         parts.push(content)
         parts.finish(cut=False)
         assert not parts.calls
@@ -356,9 +356,9 @@ def test_the_work_grows_no_faster_than_the_text(key: str, text: Callable[[int], 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_after_many_that_are_none_the_rest_is_text(size: int) -> None:
     call = hermes("add", a=1)
-    for wrong, calls in ((MOST_FAILED - 1, 1), (MOST_FAILED, 0)):
+    for wrong, calls in ((MAX_FAILED_CALLS - 1, 1), (MAX_FAILED_CALLS, 0)):
         text = "<tool_call>no" * wrong + call
-        parts = Parts(tools=tool_format("hermes"), offered=OFFERED)
+        parts = ChatOutputParser(tools=tool_format("hermes"), available_tools=OFFERED)
         for at in range(0, len(text), size):
             parts.push(text[at : at + size])
         parts.finish(cut=False)

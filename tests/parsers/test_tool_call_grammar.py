@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.parsers import Parts, ReasoningFormat, Tool, reasoning_format, tool_format
-from runtime.parsers.tool_call_grammar import Held, Wanted, grammar
+from runtime.parsers import ChatOutputParser, ReasoningFormat, Tool, reasoning_format, tool_format
+from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar
 from runtime.request.structured import grammar_of
-from runtime.structured_output.gbnf import readable
-from runtime.structured_output.llguidance_tokenizer import read_vocabulary
+from runtime.structured_output.gbnf import translate_grammar
+from runtime.structured_output.llguidance_tokenizer import load_llguidance_tokenizer
 from runtime.tokenizer import Tokenizer
 from tests.server.checkpoint import EOS, write_checkpoint
 
@@ -36,10 +36,10 @@ def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     place = write_checkpoint(tmp_path_factory.mktemp("models") / "tiny", tagged=request.param)
     size = 272 if request.param else 264
-    vocabulary, library = read_vocabulary(place, size=size, eos=[EOS]), _library(place)
+    vocabulary, library = load_llguidance_tokenizer(place, size=size, eos=[EOS]), _library(place)
 
     def judge(text: str, written: str) -> tuple[bool, bool]:
-        matcher = LLMatcher(vocabulary, readable(text), log_level=0)
+        matcher = LLMatcher(vocabulary, translate_grammar(text), log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         ids = library.encode(written, add_special_tokens=False).ids
         return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()
@@ -56,14 +56,14 @@ def _library(place: Path) -> Any:
 
 def made(
     verdict: Verdict,
-    wanted: Wanted | None,
+    wanted: CallMode | None,
     *,
     form: Any = None,
     thought: ReasoningFormat | None = None,
     single: bool = False,
 ) -> str:
     assert HERMES is not None
-    held = None if wanted is None else Held(HERMES, TOOLS, wanted, single)
+    held = None if wanted is None else ToolCallConstraint(HERMES, TOOLS, wanted, single)
     asked = "" if form is None else grammar_of({"json": form}, "response_format")
     return grammar(held, asked, thought, verdict.control, "tools")  # type: ignore[attr-defined]
 
@@ -109,7 +109,7 @@ def test_reasoning_that_the_prompt_opened_goes_before(verdict: Verdict) -> None:
 
 
 def test_what_the_grammar_lets_through_is_read(verdict: Verdict) -> None:
-    parts = Parts(tools=HERMES, offered=[tool for _, tool in TOOLS], exact=True)
+    parts = ChatOutputParser(tools=HERMES, available_tools=[tool for _, tool in TOOLS], exact=True)
     for character in f"{ROME}\n{NOW}":
         parts.push(character)
     assert [(call.name, json.loads(call.arguments)) for call in parts.calls] == [
@@ -131,10 +131,10 @@ def test_schemas_that_cannot_be_kept_to_are_refused() -> None:
     )
     alone = [("tools[0].function.parameters", large)]
     with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters: has \d+ characters; at most"):
-        grammar(Held(HERMES, alone, "only", False), "", None, lambda mark: None, "tools")
+        grammar(ToolCallConstraint(HERMES, alone, "only", False), "", None, lambda mark: None, "tools")
     half = Tool(
         "f", parameters={"type": "object", "properties": {"x": {"enum": ["y" * 1000 + str(i) for i in range(40)]}}}
     )
     both = [("tools[0]", half), ("tools[1]", half)]
     with pytest.raises(RequestError, match=r"^tools: the schemas have \d+ characters together; at most"):
-        grammar(Held(HERMES, both, "only", False), "", None, lambda mark: None, "tools")
+        grammar(ToolCallConstraint(HERMES, both, "only", False), "", None, lambda mark: None, "tools")

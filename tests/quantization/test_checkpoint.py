@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
-from runtime.layers.parameter import PlainWeight, weights_of
+from runtime.layers.parameter import UnquantizedWeight, named_weights
 from runtime.models import resolve_family
-from runtime.quantization.base import PackedWeight
-from runtime.quantization.checkpoint import quantization_of, scheme_of
+from runtime.quantization.base import QuantizedWeight
+from runtime.quantization.checkpoint import get_scheme, quantization_of
 from runtime.weights import resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import load, logits_in_chunks
@@ -52,8 +52,8 @@ def wide(tmp_path_factory):
 def test_what_is_kept_is_what_the_checkpoint_holds(tmp_path, wide, layout):
     source = wide if "128" in layout else TINY
     kept, whole = write_both(layout, source, tmp_path)
-    ours, plain = weights_of(load(kept, torch.float32)), weights_of(load(whole, torch.float32))
-    packed = [name for name, weight in ours.items() if isinstance(weight, PackedWeight)]
+    ours, plain = named_weights(load(kept, torch.float32)), named_weights(load(whole, torch.float32))
+    packed = [name for name, weight in ours.items() if isinstance(weight, QuantizedWeight)]
     assert len(packed) > 8
     assert ours.keys() == plain.keys()
     for name, weight in ours.items():
@@ -83,17 +83,21 @@ def test_what_a_checkpoint_leaves_plain_stays_plain(tmp_path):
 
     kept, whole = write_both(INT4, TINY, tmp_path, plain)
     model = load(kept, torch.float32)
-    held = weights_of(model)
-    names = {name for name, weight in held.items() if isinstance(weight, PlainWeight) and weight.tensor.dim() == 2}
-    assert {"layers.1.attention.qkv.weight", "layers.2.mlp.shared.gate_up.weight"} <= names
-    assert "layers.0.attention.qkv.weight" not in names
+    held = named_weights(model)
+    names = {
+        name for name, weight in held.items() if isinstance(weight, UnquantizedWeight) and weight.tensor.dim() == 2
+    }
+    assert {"layers.1.self_attn.qkv_proj.weight", "layers.2.mlp.shared_experts.gate_up_proj.weight"} <= names
+    assert "layers.0.self_attn.qkv_proj.weight" not in names
     torch.testing.assert_close(logits(kept), logits(whole), rtol=1e-3, atol=1e-3)
 
 
 def test_experts_are_kept_alike(tmp_path):
     for number, part in enumerate(("mlp.experts", "experts.3.up_proj")):
         kept, _ = write_both(INT4, TINY, tmp_path / str(number), lambda name, part=part: part in name)
-        with pytest.raises(ConfigError, match=r"holds 'model.layers.1.mlp.experts.*plain, but quantises what is one"):
+        with pytest.raises(
+            ConfigError, match=r"holds 'model.layers.1.mlp.experts.*unquantized, but quantizes other parts"
+        ):
             load(kept, torch.float32)
 
 
@@ -104,16 +108,19 @@ def test_a_quantised_head_is_made_whole(tmp_path):
     tensors |= {"lm_head.weight": values.to(torch.float8_e4m3fn), "lm_head.weight_scale": torch.full((256, 1), 0.5)}
     save_file(tensors, kept / "model.safetensors")
     expected = values.to(torch.float8_e4m3fn).float() * 0.5
-    assert torch.equal(weights_of(load(kept, torch.float32))["lm_head"].tensor, expected)
+    assert torch.equal(named_weights(load(kept, torch.float32))["lm_head_weight"].tensor, expected)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda t: t.pop(f"{QKV}.weight_scale"), f"lacks '{QKV}.weight_scale', parts of weights that are quantised"),
+        (lambda t: t.pop(f"{QKV}.weight_scale"), f"lacks '{QKV}.weight_scale', parts of weights that are quantized"),
         (lambda t: t.update({f"{QKV}.weight_g_idx": torch.zeros(64)}), f"1 unknown: '{QKV}.weight_g_idx'"),
         (lambda t: t.update({f"{QKV}.weight_zero_point": torch.zeros(4)}), f"1 unknown: '{QKV}.weight_zero_point'"),
-        (lambda t: t.update({f"{QKV}.weight": torch.zeros(128, 64)}), f"holds '{QKV}.weight' both plain and quantised"),
+        (
+            lambda t: t.update({f"{QKV}.weight": torch.zeros(128, 64)}),
+            f"holds '{QKV}.weight' both quantized and unquantized",
+        ),
         (
             lambda t: t.update({f"{QKV}.weight_shape": torch.tensor([128, 96])}),
             "is [128, 8] words, but says",
@@ -176,7 +183,7 @@ def test_numbers_that_are_none(tmp_path):
 )
 def test_what_is_not_read_is_refused_in_one_sentence(stated, sentence):
     with pytest.raises(ConfigError) as error:
-        scheme_of({"quantization_config": stated})
+        get_scheme({"quantization_config": stated})
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -186,7 +193,7 @@ def test_groups_of_weights_that_are_kept_otherwise():
     other = compressed("int-quantized", num_bits=8, strategy="channel", type="int")["config_groups"]["group_0"]
     both["config_groups"]["group_1"] = other | {"format": "int-quantized"}
     with pytest.raises(ConfigError, match=r"config_groups is \['group_0', 'group_1'\]"):
-        scheme_of({"quantization_config": both})
+        get_scheme({"quantization_config": both})
 
 
 def test_asking_for_a_format_beside_it():
@@ -202,7 +209,7 @@ def test_a_config_that_says_so_of_plain_weights(tmp_path):
     config = json.loads((TINY / "config.json").read_text()) | {"quantization_config": LAYOUTS[INT4][0]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(load_file(TINY / "model.safetensors"), tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match="holds no weight that is quantised, though config"):
+    with pytest.raises(ConfigError, match="holds no weight that is quantized, though config"):
         load(tmp_path, torch.float32)
 
 

@@ -6,11 +6,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
-from runtime.kernels.fp8 import E4M3, quantise_reference
-from runtime.kernels.interleave import in_turns
+from runtime.kernels.fp8 import E4M3, quantize_fp8_reference
+from runtime.kernels.interleave import interleave_gate_up
 from runtime.kernels.ops import TORCH, TRITON
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
 from runtime.models import resolve_family
 from runtime.quantization import base
 from runtime.quantization.fp8 import Fp8Weight
@@ -18,8 +18,8 @@ from runtime.quantization.fp8 import Fp8Weight
 CPU = torch.device("cpu")
 
 
-def fp8(*shape: int, dtype: torch.dtype = torch.float32, turns: bool = False) -> Fp8Weight:
-    return Fp8Weight(shape, dtype, CPU, TORCH.fp8, turns=turns)
+def fp8(*shape: int, dtype: torch.dtype = torch.float32, interleaved: bool = False) -> Fp8Weight:
+    return Fp8Weight(shape, dtype, CPU, TORCH.fp8, interleaved=interleaved)
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -31,51 +31,51 @@ def test_each_number_is_rounded_to_the_nearest():
     every = torch.arange(256, dtype=torch.uint8).view(E4M3).float()
     every = every[every.isfinite()].unique()
     x = normal(7, 300) * torch.tensor([1e-30, 1e-3, 1.0, 7.0, 1e4, 1e30, 0.0])[:, None]
-    made = quantise_reference(x)
+    made = quantize_fp8_reference(x)
     torch.testing.assert_close(made.scales, (x.abs().amax(1) / 448).clamp(min=2.0**-120))
     wanted = (x[..., None] / made.scales[:, None, None] - every).abs().amin(-1)
     got = (x / made.scales[:, None] - made.values.float()).abs()
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
     assert made.values.float().abs().amax(1).tolist() == [448.0] * 6 + [0.0]
-    assert torch.equal(made.whole(torch.float32)[6], torch.zeros(300))
+    assert torch.equal(made.dequantize(torch.float32)[6], torch.zeros(300))
 
 
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("piece", [1, 70, 1 << 22])
-def test_parts_in_any_order_are_the_whole(monkeypatch, piece, turns):
+def test_parts_in_any_order_are_the_whole(monkeypatch, piece, interleaved):
     """A fused matrix in parts, experts alone and together: each as if it had come whole."""
-    monkeypatch.setattr(base, "PIECE", piece)
+    monkeypatch.setattr(base, "CHUNK_ELEMENTS", piece)
     values = normal(5, 32, 24).to(torch.bfloat16)
-    weight = fp8(5, 32, 24, turns=turns)
+    weight = fp8(5, 32, 24, interleaved=interleaved)
     for index in ((slice(2, 4),), (4, slice(16, 32)), (4, slice(0, 16)), (0,), (1, slice(0, 32))):
-        assert weight.fill(index, values[index]) == values[index].numel()
-    expected = quantise_reference(values)
-    torch.testing.assert_close(weight.tensor, expected.whole(torch.float32), rtol=0, atol=0)
+        assert weight.load(index, values[index]) == values[index].numel()
+    expected = quantize_fp8_reference(values)
+    torch.testing.assert_close(weight.tensor, expected.dequantize(torch.float32), rtol=0, atol=0)
     kept = expected.values.view(torch.uint8)
-    assert torch.equal(weight.operand.values.view(torch.uint8), in_turns(kept) if turns else kept)
+    assert torch.equal(weight.kernel_arg.values.view(torch.uint8), interleave_gate_up(kept) if interleaved else kept)
     assert (weight.size, weight.nbytes) == (5 * 32 * 24, 5 * 32 * 24 + 5 * 32 * 4)
     matrix = fp8(48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
-        assert matrix.fill((slice(first, last),), normal(48, 24)[first:last]) == 16 * 24
-    assert torch.equal(matrix.tensor, quantise_reference(normal(48, 24)).whole(torch.float32))
+        assert matrix.load((slice(first, last),), normal(48, 24)[first:last]) == 16 * 24
+    assert torch.equal(matrix.tensor, quantize_fp8_reference(normal(48, 24)).dequantize(torch.float32))
 
 
 def test_a_part_has_whole_rows():
     with pytest.raises(AssertionError, match="2 of the 3 numbers"):
-        fp8(4, 3).fill((slice(0, 4), slice(0, 2)), torch.ones(4, 2))
+        fp8(4, 3).load((slice(0, 4), slice(0, 2)), torch.ones(4, 2))
 
 
-@pytest.mark.parametrize("turns", [False, True])
-def test_what_is_not_finite_is_refused_as_in_every_format(turns):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_what_is_not_finite_is_refused_as_in_every_format(interleaved):
     values = torch.tensor([[1.0, 2.0], [1e6, 0.0]])
     with pytest.raises(ConfigError, match=r"^holds values too large for torch.float16; choose another --dtype$"):
-        fp8(2, 2, dtype=torch.float16, turns=turns).fill((), values)
-    assert fp8(2, 2, dtype=torch.bfloat16, turns=turns).fill((), values) == 4
+        fp8(2, 2, dtype=torch.float16, interleaved=interleaved).load((), values)
+    assert fp8(2, 2, dtype=torch.bfloat16, interleaved=interleaved).load((), values) == 4
     for bad in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
-            fp8(2, 2, turns=turns).fill((), torch.tensor([[0.0, 1.0], [bad, 2.0]]))
+            fp8(2, 2, interleaved=interleaved).load((), torch.tensor([[0.0, 1.0], [bad, 2.0]]))
     with pytest.raises(ConfigError, match=r"too large for torch\.float32"):
-        fp8(1, 2, turns=False).fill((), torch.tensor([[1e300, 0.0]], dtype=torch.float64))
+        fp8(1, 2, interleaved=False).load((), torch.tensor([[1e300, 0.0]], dtype=torch.float64))
 
 
 class Largest(TorchDispatchMode):
@@ -94,17 +94,17 @@ class Largest(TorchDispatchMode):
 
 def test_loading_makes_nothing_larger_than_a_piece(monkeypatch):
     """So nothing wide is ever there but a piece of the one tensor that is being read."""
-    monkeypatch.setattr(base, "PIECE", 1 << 10)
-    for weight, index in ((fp8(64, 96, 32, turns=True), ()), (fp8(4096, 32), (slice(1024, 4096),))):
+    monkeypatch.setattr(base, "CHUNK_ELEMENTS", 1 << 10)
+    for weight, index in ((fp8(64, 96, 32, interleaved=True), ()), (fp8(4096, 32), (slice(1024, 4096),))):
         values = normal(*weight.shape)[index].to(torch.bfloat16)
         with Largest() as largest:
-            weight.fill(index, values)
+            weight.load(index, values)
         assert largest.made <= 4 << 10
 
 
 def test_products():
     weight, values = fp8(50, 24), normal(50, 24)
-    weight.fill((), values)
+    weight.load((), values)
     x, bias = normal(9, 24), normal(50)
     expected = x @ weight.tensor.T
     torch.testing.assert_close(weight.matmul(x), expected)
@@ -113,26 +113,26 @@ def test_products():
 
 
 def test_a_build_makes_matrices_of_them_and_nothing_else():
-    build = Build.choose("cpu", torch.bfloat16, quantization="fp8")
-    assert build.kernels == TORCH.of("fp8")
+    build = LayerFactory.create("cpu", torch.bfloat16, quantization="fp8")
+    assert build.kernels == TORCH.for_quantization("fp8")
     assert build.kernels.moe is TORCH.fp8.moe is not TRITON.fp8.moe
-    for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gates(3, 4, 6)):
+    for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gate_up(3, 4, 6)):
         assert isinstance(weight, Fp8Weight)
         assert weight.dtype == weight.tensor.dtype == torch.bfloat16
-    for weight in (build.table(4, 6), build.parameter(4), build.parameter(4, 6, dtype=torch.float32)):
+    for weight in (build.vocab_weight(4, 6), build.parameter(4), build.parameter(4, 6, dtype=torch.float32)):
         assert not isinstance(weight, Fp8Weight)
 
 
 def test_what_they_do_not_go_with(monkeypatch):
     with pytest.raises(ConfigError, match="--quantization fp8 does not go with float64"):
-        Build.choose("cpu", torch.float64, quantization="fp8")
+        LayerFactory.create("cpu", torch.float64, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an older GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     with pytest.raises(ConfigError, match=r"8\.9 or later, and an older GPU has 8\.6; leave --quantization out"):
-        Build.choose("cuda", torch.bfloat16, quantization="fp8")
+        LayerFactory.create("cuda", torch.bfloat16, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert Build.choose("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.of("fp8")
+    assert LayerFactory.create("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.for_quantization("fp8")
 
 
 def test_minis_shape_takes_half():
@@ -140,6 +140,6 @@ def test_minis_shape_takes_half():
     family = resolve_family(None, config)
     nbytes = []
     for quantization in (None, "fp8"):
-        build = Build.choose("meta", torch.bfloat16, quantization=quantization)
-        nbytes.append(sum(weight.nbytes for weight in weights_of(family.make(family.parse(config), build)).values()))
+        build = LayerFactory.create("meta", torch.bfloat16, quantization=quantization)
+        nbytes.append(sum(weight.nbytes for weight in named_weights(family.make(family.parse(config), build)).values()))
     assert nbytes[1] <= 17.5e9 < 32e9 < nbytes[0]

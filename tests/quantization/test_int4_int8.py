@@ -6,29 +6,38 @@ import torch
 
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
-from runtime.kernels.group_quantized import Grouped, pack, quantise_blocks, quantise_groups, quantise_rows, unpack
-from runtime.kernels.interleave import in_turns
+from runtime.kernels.group_quantized import (
+    GroupQuantized,
+    pack,
+    quantize_blocks,
+    quantize_groups,
+    quantize_rows,
+    unpack,
+)
+from runtime.kernels.interleave import interleave_gate_up
 from runtime.kernels.ops import TORCH, TRITON
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import PlainWeight, weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import UnquantizedWeight, named_weights
 from runtime.models import resolve_family
 from runtime.quantization import base
-from runtime.quantization.int4_int8 import GroupedWeight
-from runtime.quantization.registry import format_of
+from runtime.quantization.int4_int8 import GroupQuantizedWeight
+from runtime.quantization.registry import get_format
 
 CPU = torch.device("cpu")
 NAMES = ("int8", "int4", "int4_32", "fp8_blocks")
 names = pytest.mark.parametrize("name", NAMES)
 
 
-def weight_of(name: str, *shape: int, dtype: torch.dtype = torch.float32, turns: bool = False) -> GroupedWeight:
-    return format_of(name).make(shape, dtype, CPU, TORCH, turns)
+def weight_of(
+    name: str, *shape: int, dtype: torch.dtype = torch.float32, interleaved: bool = False
+) -> GroupQuantizedWeight:
+    return get_format(name).make(shape, dtype, CPU, TORCH, interleaved)
 
 
-def rounded(name: str, x: torch.Tensor) -> Grouped:
+def rounded(name: str, x: torch.Tensor) -> GroupQuantized:
     if name == "fp8_blocks":
-        return quantise_blocks(x, 128)
-    return quantise_rows(x) if name == "int8" else quantise_groups(x, 32 if name == "int4_32" else 128)
+        return quantize_blocks(x, 128)
+    return quantize_rows(x) if name == "int8" else quantize_groups(x, 32 if name == "int4_32" else 128)
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
@@ -56,28 +65,28 @@ def test_codes_of_four_bits_come_back(size, group):
 def test_products_come_in_the_checkpoints_order_wherever_rows_lie(name):
     """As what is no kernel of experts takes them: experts that adapters change."""
     x, given = normal(5, 256), normal(64, 256)
-    weights = [weight_of(name, 64, 256, turns=turns) for turns in (False, True)]
+    weights = [weight_of(name, 64, 256, interleaved=interleaved) for interleaved in (False, True)]
     for weight in weights:
-        weight.fill((), given)
+        weight.load((), given)
     plain, turned = (weight.matmul(x) for weight in weights)
     torch.testing.assert_close(turned, plain, rtol=1e-4, atol=1e-4)
-    part = weight_of(name, 3, 64, 256, turns=True)
-    part.fill((slice(None),), torch.stack([given * 2, given, given * 3]))
-    torch.testing.assert_close(part.part(1).matmul(x), plain, rtol=1e-4, atol=1e-4)
+    part = weight_of(name, 3, 64, 256, interleaved=True)
+    part.load((slice(None),), torch.stack([given * 2, given, given * 3]))
+    torch.testing.assert_close(part.select(1).matmul(x), plain, rtol=1e-4, atol=1e-4)
 
 
 def test_eight_bits_are_rounded_to_the_nearest():
     x = normal(7, 300) * torch.tensor([1e-30, 1e-3, 1.0, 7.0, 1e4, 1e30, 0.0])[:, None]
-    made = quantise_rows(x)
+    made = quantize_rows(x)
     assert made.values.abs().amax(1).tolist() == [127] * 6 + [0]
-    assert ((made.whole(torch.float32) - x).abs() <= made.scales * 0.50001).all()
+    assert ((made.dequantize(torch.float32) - x).abs() <= made.scales * 0.50001).all()
 
 
 def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
     """No worse than either end of the codes at the largest number; groups know nothing of each other."""
     x = normal(6, 300) * torch.tensor([1e-20, 1e-3, 1.0, 1e4, 1e20, 0.0])[:, None]
-    made = quantise_groups(x, 128)
-    whole = made.whole(torch.float64)
+    made = quantize_groups(x, 128)
+    whole = made.dequantize(torch.float64)
     for number, part in enumerate(x.split(128, 1)):
         largest = part.gather(1, part.abs().argmax(1, keepdim=True)).double()
         cost = (whole[:, number * 128 : number * 128 + 128] - part).square().sum(1)
@@ -85,8 +94,8 @@ def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
             scale = torch.where(largest == 0, 1.0, largest / end)
             plain = ((part / scale).round().clamp(-8, 7) * scale - part).square().sum(1)
             assert (cost <= plain * (1 + 1e-6) + 1e-300).all()
-        alone = quantise_groups(part, 128)
-        assert torch.equal(alone.whole(torch.float64), whole[:, number * 128 : number * 128 + 128])
+        alone = quantize_groups(part, 128)
+        assert torch.equal(alone.dequantize(torch.float64), whole[:, number * 128 : number * 128 + 128])
     assert not whole[5].any()
 
 
@@ -96,7 +105,7 @@ def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
 def test_how_far_a_layer_is_from_what_it_was_given(name, low, high):
     """||out - product|| / ||product|| of weights that are normal: what docs/quantisation.md says."""
     weight, values, x = weight_of(name, 300, 512), normal(300, 512), normal(9, 512)
-    weight.fill((), values)
+    weight.load((), values)
     bias = normal(300)
     expected = x @ weight.tensor.T
     torch.testing.assert_close(weight.matmul(x), expected)
@@ -105,86 +114,86 @@ def test_how_far_a_layer_is_from_what_it_was_given(name, low, high):
 
 
 @names
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("piece", [1, 70, 1 << 22])
-def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, turns):
+def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, interleaved):
     """A fused matrix in parts, experts alone and together: each as if it had come whole."""
-    monkeypatch.setattr(base, "PIECE", piece)
+    monkeypatch.setattr(base, "CHUNK_ELEMENTS", piece)
     values = normal(5, 32, 24).to(torch.bfloat16)
-    weight = weight_of(name, 5, 32, 24, turns=turns)
+    weight = weight_of(name, 5, 32, 24, interleaved=interleaved)
     for index in ((slice(2, 4),), (4, slice(16, 32)), (4, slice(0, 16)), (0,), (1, slice(0, 32))):
-        assert weight.fill(index, values[index]) == values[index].numel()
+        assert weight.load(index, values[index]) == values[index].numel()
     expected = rounded(name, values)
-    torch.testing.assert_close(weight.tensor, expected.whole(torch.float32), rtol=0, atol=0)
-    for kept, whole in ((weight.operand.values, expected.values), (weight.operand.scales, expected.scales)):
-        assert torch.equal(bits(kept), in_turns(bits(whole)) if turns else bits(whole))
+    torch.testing.assert_close(weight.tensor, expected.dequantize(torch.float32), rtol=0, atol=0)
+    for kept, whole in ((weight.kernel_arg.values, expected.values), (weight.kernel_arg.scales, expected.scales)):
+        assert torch.equal(bits(kept), interleave_gate_up(bits(whole)) if interleaved else bits(whole))
     assert (weight.size, weight.nbytes) == (5 * 32 * 24, expected.values.nbytes + expected.scales.nbytes)
     matrix = weight_of(name, 48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
-        assert matrix.fill((slice(first, last),), normal(48, 24)[first:last]) == 16 * 24
-    assert torch.equal(matrix.tensor, rounded(name, normal(48, 24)).whole(torch.float32))
+        assert matrix.load((slice(first, last),), normal(48, 24)[first:last]) == 16 * 24
+    assert torch.equal(matrix.tensor, rounded(name, normal(48, 24)).dequantize(torch.float32))
 
 
 @names
-@pytest.mark.parametrize("turns", [False, True])
-def test_what_a_checkpoint_holds_is_kept_as_it_is(name, turns):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_what_a_checkpoint_holds_is_kept_as_it_is(name, interleaved):
     """Experts' gates and ups, one by one, and a run of rows of a matrix."""
     values = normal(3, 32, 200)
-    weight, kept = weight_of(name, 3, 32, 200, turns=turns), rounded(name, values)
+    weight, kept = weight_of(name, 3, 32, 200, interleaved=interleaved), rounded(name, values)
     for expert in range(3):
         for half in (slice(16, 32), slice(0, 16)):
-            assert weight.fill_packed((expert, half), rounded(name, values[expert, half])) == 16 * 200
-    assert torch.equal(weight.tensor, kept.whole(torch.float32))
+            assert weight.load_quantized((expert, half), rounded(name, values[expert, half])) == 16 * 200
+    assert torch.equal(weight.tensor, kept.dequantize(torch.float32))
     with pytest.raises(ConfigError, match=r"^is \[32, 200\], not \[16, 200\]$"):
-        weight.fill_packed((0, slice(0, 16)), kept[0])
-    plain = PlainWeight((32, 200), torch.float32, CPU)
-    plain.fill_packed((), kept[1])
+        weight.load_quantized((0, slice(0, 16)), kept[0])
+    plain = UnquantizedWeight((32, 200), torch.float32, CPU)
+    plain.load_quantized((), kept[1])
     assert torch.equal(plain.tensor, weight.tensor[1])
-    part = kept[0].box(slice(4, 8), range(128, 200))
-    assert torch.equal(part.whole(torch.float32), weight.tensor[0, 4:8, 128:])
+    part = kept[0].submatrix(slice(4, 8), range(128, 200))
+    assert torch.equal(part.dequantize(torch.float32), weight.tensor[0, 4:8, 128:])
 
 
 def test_inputs_may_be_cut_between_groups_alone():
     values, weight = normal(6, 300), weight_of("int4", 6, 300)
     for first, last in ((128, 300), (0, 128)):
-        assert weight.fill((slice(None), slice(first, last)), values[:, first:last]) == 6 * (last - first)
-    assert torch.equal(weight.tensor, quantise_groups(values, 128).whole(torch.float32))
+        assert weight.load((slice(None), slice(first, last)), values[:, first:last]) == 6 * (last - first)
+    assert torch.equal(weight.tensor, quantize_groups(values, 128).dequantize(torch.float32))
     with pytest.raises(ConfigError, match="cut at inputs 0 and 100, but each 128 of them share a scale"):
-        weight.fill((slice(None), slice(0, 100)), values[:, :100])
-    kept = weight.operand.box(slice(2, 5), range(128, 300))
-    assert torch.equal(kept.whole(torch.float32), weight.tensor[2:5, 128:])
+        weight.load((slice(None), slice(0, 100)), values[:, :100])
+    kept = weight.kernel_arg.submatrix(slice(2, 5), range(128, 300))
+    assert torch.equal(kept.dequantize(torch.float32), weight.tensor[2:5, 128:])
     assert kept.shape == (3, 172)
     with pytest.raises(AssertionError, match="100 of the 300 numbers"):
-        weight_of("int8", 6, 300).fill((slice(None), slice(0, 100)), values[:, :100])
+        weight_of("int8", 6, 300).load((slice(None), slice(0, 100)), values[:, :100])
 
 
 @names
-@pytest.mark.parametrize("turns", [False, True])
-def test_what_is_not_finite_is_refused_as_in_every_format(name, turns):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_what_is_not_finite_is_refused_as_in_every_format(name, interleaved):
     values = torch.tensor([[1.0, 2.0], [1e6, 0.0]])
     with pytest.raises(ConfigError, match=r"^holds values too large for torch.float16; choose another --dtype$"):
-        weight_of(name, 2, 2, dtype=torch.float16, turns=turns).fill((), values)
-    assert weight_of(name, 2, 2, dtype=torch.bfloat16, turns=turns).fill((), values) == 4
+        weight_of(name, 2, 2, dtype=torch.float16, interleaved=interleaved).load((), values)
+    assert weight_of(name, 2, 2, dtype=torch.bfloat16, interleaved=interleaved).load((), values) == 4
     for bad in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
-            weight_of(name, 2, 2, turns=turns).fill((), torch.tensor([[0.0, 1.0], [bad, 2.0]]))
+            weight_of(name, 2, 2, interleaved=interleaved).load((), torch.tensor([[0.0, 1.0], [bad, 2.0]]))
 
 
 @names
 def test_a_build_makes_matrices_of_them_and_nothing_else(name):
-    build = Build.choose("cpu", torch.bfloat16, quantization=name)
-    assert build.kernels == TORCH.of(name)
-    assert build.kernels.moe is TORCH.grouped.moe is not TRITON.grouped.moe
-    for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gates(3, 4, 6)):
-        assert isinstance(weight, GroupedWeight)
+    build = LayerFactory.create("cpu", torch.bfloat16, quantization=name)
+    assert build.kernels == TORCH.for_quantization(name)
+    assert build.kernels.moe is TORCH.group_quantized.moe is not TRITON.group_quantized.moe
+    for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gate_up(3, 4, 6)):
+        assert isinstance(weight, GroupQuantizedWeight)
         assert weight.dtype == weight.tensor.dtype == torch.bfloat16
-    for weight in (build.table(4, 6), build.parameter(4), build.parameter(4, 6, dtype=torch.float32)):
-        assert not isinstance(weight, GroupedWeight)
+    for weight in (build.vocab_weight(4, 6), build.parameter(4), build.parameter(4, 6, dtype=torch.float32)):
+        assert not isinstance(weight, GroupQuantizedWeight)
 
 
 @pytest.mark.parametrize(("name", "most"), [("int8", 17.5e9), ("int4", 10e9)])
 def test_what_minis_shape_takes(name, most):
     config = architecture("llada2-mini")
     family = resolve_family(None, config)
-    model = family.make(family.parse(config), Build.choose("meta", torch.bfloat16, quantization=name))
-    assert 0.9 * most < sum(weight.nbytes for weight in weights_of(model).values()) <= most
+    model = family.make(family.parse(config), LayerFactory.create("meta", torch.bfloat16, quantization=name))
+    assert 0.9 * most < sum(weight.nbytes for weight in named_weights(model).values()) <= most

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import RequestError
 from runtime.parsers import Tool, tool_format
-from runtime.parsers.tool_call_grammar import Held, grammar
+from runtime.parsers.tool_call_grammar import ToolCallConstraint, grammar
 from runtime.request import structured
 from runtime.request.structured import FORMS, MAX_CHARS, grammar_of
 
@@ -49,7 +49,7 @@ def test_long_schemas_of_tools_are_refused_before_anything_is_made_of_them(monke
     tools = [(f"tools[{i}]", Tool(f"f{i}", parameters=half)) for i in range(256)]
     monkeypatch.setattr(structured, "json", Untouched())
     with pytest.raises(RequestError, match=r"^tools: the schemas have \d+ characters together; at most"):
-        grammar(Held(hermes, tools, "only", False), "", None, lambda mark: None, "tools")
+        grammar(ToolCallConstraint(hermes, tools, "only", False), "", None, lambda mark: None, "tools")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from runtime.errors import ConfigError
 
 VARIABLE = "TEST_SERVER_LIMITS"  # JSON: limits by their dotted names; they take the place of those below
 HOUR = 3600.0
-TRIAL_LIMITS = "runtime.structured_output.limits.TrialLimits"
+TRIAL_LIMITS = "runtime.structured_output.limits.SandboxLimits"
 MASK_LIMITS = "runtime.structured_output.limits.MaskLimits"
 
 # By the process that has them; "frontend" is what speaks HTTP: the head itself, or each frontend process.
@@ -124,7 +124,7 @@ def raise_http_limits() -> None:
     raise_limits("frontend")
     http.Limits = functools.partial(http.Limits, **CONNECTIONS)  # type: ignore[assignment, misc]
     trial_limits = {name: _overridden().get(f"{TRIAL_LIMITS}.{name}", value) for name, value in TRIALS.items()}
-    sandbox.TrialLimits = functools.partial(sandbox.TrialLimits, **trial_limits)  # type: ignore[assignment, misc]
+    sandbox.SandboxLimits = functools.partial(sandbox.SandboxLimits, **trial_limits)  # type: ignore[assignment, misc]
 
 
 def _backend() -> int:

@@ -132,9 +132,9 @@ def test_loading_and_unloading_by_clients(server: ServerProcess, places: Path, t
         for body, words in (
             ({"lora_name": "more", "lora_path": str(places / "p5")}, "loaded with other content"),
             ({"lora_name": "base", "lora_path": str(places / "p5")}, "the model's own name"),
-            ({"lora_name": "", "lora_path": str(places / "p5")}, "no name of an adapter"),
+            ({"lora_name": "", "lora_path": str(places / "p5")}, "not the name of an adapter"),
             ({"lora_name": "new", "lora_path": "/nowhere"}, "is not a directory"),
-            ({"lora_name": "new", "lora_path": str(broken)}, "tensor 'x' is no half"),
+            ({"lora_name": "new", "lora_path": str(broken)}, "tensor 'x' is not half"),
             ({"lora_name": "new", "lora_path": str(write_adapter(tmp_path / "r", 1, 17))}, "more than --max-lora-rank"),
             ({"lora_name": "new"}, "lora_path"),
         ):

@@ -205,7 +205,7 @@ def test_the_start_waits_for_a_file_that_is_being_written(file: Path, monkeypatc
 
 def test_a_pipe_is_no_file_of_keys(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="is no plain file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         config_keys.read_key_file(str(tmp_path / "pipe"))
 
 

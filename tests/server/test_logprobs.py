@@ -61,7 +61,7 @@ def test_tokens_are_told_with_the_text_that_they_belong_to(checkpoint: Path) -> 
     told = [TokenLogprob(id, -1.0, []) for id in ids]
     spec = SimpleNamespace(logprobs=0)
     choice: Any = SimpleNamespace(token_logprobs=told, text="abcdef", finish_reason="length", spec=spec)
-    revealed = Revealed(choice, tokenizer.pieces)
+    revealed = Revealed(choice, tokenizer.byte_decoder)
     for length, ended, expected in ((2, False, ids[:2]), (2, False, []), (5, False, ids[2:5]), (5, True, ids[5:])):
         update: Any = SimpleNamespace(length=length, ended=ended)
         assert [entry.id for entry, _ in revealed.fresh(update)] == expected

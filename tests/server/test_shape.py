@@ -93,9 +93,9 @@ def test_only_short_texts_are_encoded_on_the_loop(tokenizer: Tokenizer, size: in
     threads: list[int] = []
 
     class Noted:
-        def encode_at_most(self, *args: Any) -> Any:
+        def encode_limited(self, *args: Any) -> Any:
             threads.append(threading.get_ident())
-            return tokenizer.encode_at_most(*args)
+            return tokenizer.encode_limited(*args)
 
     async def stays() -> None:
         await asyncio.Event().wait()

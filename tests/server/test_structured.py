@@ -20,7 +20,7 @@ import pytest
 
 from runtime.server import structured
 from runtime.server.jobs import ClientGone
-from runtime.structured_output.limits import TrialLimits
+from runtime.structured_output.limits import SandboxLimits
 from tests.request.test_sampling_params import INFO
 from tests.server.harness import ServerProcess, serving
 from tests.server.limits import MASK_LIMITS, TRIAL_LIMITS
@@ -168,7 +168,7 @@ def test_a_long_chain_of_rules_ends_no_process(demo: ServerProcess, rule: str, s
 @pytest.fixture(scope="module")
 def strict() -> Iterator[ServerProcess]:
     """The demo with the compiler's own limit of CPU time."""
-    limits = {f"{TRIAL_LIMITS}.compile_seconds": TrialLimits().compile_seconds}
+    limits = {f"{TRIAL_LIMITS}.compile_seconds": SandboxLimits().compile_seconds}
     with serving("--device", "cpu", "--max-num-reqs", "16", limits=limits) as server:
         yield server
 
@@ -259,18 +259,18 @@ def test_grammars_that_nobody_waits_for_are_not_compiled(monkeypatch: pytest.Mon
     tried: list[str] = []
     begun, release = threading.Event(), threading.Event()
 
-    class Trials:
+    class Sandbox:
         def __init__(self, *args: Any) -> None: ...
 
-        def known(self, text: str) -> None: ...
+        def cached_reason(self, text: str) -> None: ...
 
-        def trouble(self, text: str) -> str:
+        def check(self, text: str) -> str:
             tried.append(text)
             begun.set()
             assert release.wait(TIMEOUT)
             return ""
 
-    monkeypatch.setattr(structured, "Trials", Trials)
+    monkeypatch.setattr(structured, "GrammarSandbox", Sandbox)
 
     async def everything() -> None:
         checker = structured.FormChecker(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))

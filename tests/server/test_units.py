@@ -156,8 +156,8 @@ def test_a_text_is_called_too_long_only_if_it_is(checkpoint: Path) -> None:
     tokenizer = Tokenizer(checkpoint)
     for text in ("a" * 50, "🙂" * 50, " " * 50, "<|mask|>" * 50, ""):
         count = len(tokenizer.encode(text))
-        assert not any(tokenizer.surely_longer(text, tokens) for tokens in (count, count + 1))
-    assert tokenizer.surely_longer("a" * 10**5, 512)
+        assert not any(tokenizer.certainly_exceeds(text, tokens) for tokens in (count, count + 1))
+    assert tokenizer.certainly_exceeds("a" * 10**5, 512)
 
 
 def test_plain_text_begins_as_the_model_family_has_it(checkpoint: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.structured_output.async_compiler import Compiling
-from runtime.structured_output.grammar_cache import Grammars
+from runtime.structured_output.async_compiler import GrammarCompiler
+from runtime.structured_output.grammar_cache import GrammarCache
 from tests.wait import TIMEOUT, wait_until
 
 
@@ -21,10 +21,10 @@ class Recorded:
         self.now = 0.0
         monkeypatch.setattr("runtime.structured_output.async_compiler.time.perf_counter", lambda: self.now)
 
-    def known(self, text: str) -> None:
+    def get(self, text: str) -> None:
         return None
 
-    def compiled(self, text: str, param: str) -> Any:
+    def compile(self, text: str, param: str) -> Any:
         self.begun.set()
         assert self.release.wait(TIMEOUT)
         self.order.append(text)
@@ -40,11 +40,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def test_one_owner_does_not_wait_behind_the_grammars_of_another(recorded: Recorded) -> None:
-    compiling: Compiling[str] = Compiling(cast(Grammars, recorded))
+    compiling: GrammarCompiler[str] = GrammarCompiler(cast(GrammarCache, recorded))
     for number in range(100):
-        assert compiling.begin(f"a{number}", f"a{number}", f"a{number}", "a") is None
+        assert compiling.submit(f"a{number}", f"a{number}", f"a{number}", "a") is None
     assert recorded.begun.wait(TIMEOUT)
-    compiling.begin("b", "b", "b", "b")
+    compiling.submit("b", "b", "b", "b")
     recorded.release.set()
     wait_until(lambda: len(recorded.order) == 101)
     assert recorded.order.index("b") == 1
@@ -53,14 +53,14 @@ def test_one_owner_does_not_wait_behind_the_grammars_of_another(recorded: Record
 
 
 def test_what_is_dropped_is_not_compiled_and_errors_are_yielded(recorded: Recorded) -> None:
-    compiling: Compiling[str] = Compiling(cast(Grammars, recorded))
+    compiling: GrammarCompiler[str] = GrammarCompiler(cast(GrammarCache, recorded))
     for name in ("first", "dropped", "wrong", "last"):
-        compiling.begin(name, name, name)
-    assert compiling.drop("dropped") == "dropped"
-    assert compiling.drop("nobody") is None
+        compiling.submit(name, name, name)
+    assert compiling.cancel("dropped") == "dropped"
+    assert compiling.cancel("nobody") is None
     recorded.release.set()
     found: dict[str, Any] = {}
-    wait_until(lambda: found.update(dict(compiling.done())) or len(found) == 3)
+    wait_until(lambda: found.update(dict(compiling.poll())) or len(found) == 3)
     assert recorded.order == ["first", "wrong", "last"]
     assert (found["first"], found["last"], type(found["wrong"])) == ("first", "last", ValueError)
     assert len(compiling) == 0

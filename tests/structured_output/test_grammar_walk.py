@@ -15,7 +15,7 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.request.structured import grammar_of
-from runtime.structured_output.gbnf import readable
+from runtime.structured_output.gbnf import translate_grammar
 from tests.oracle.draws import choose
 from tests.oracle.model import OracleModel
 from tests.server.checkpoint import CONFIG, EOS, MASK, write_checkpoint
@@ -42,7 +42,7 @@ class Naive:
 
     def next(self, grammar: str, answer: list[int]) -> tuple[list[int], bool]:
         """The tokens that may follow, and whether the grammar leaves no choice."""
-        matcher = llguidance.LLMatcher(self.tokens, readable(grammar))
+        matcher = llguidance.LLMatcher(self.tokens, translate_grammar(grammar))
         assert matcher.consume_tokens(answer)
         if matcher.is_stopped():
             return [EOS], True

@@ -12,8 +12,8 @@ from runtime.errors import RequestError
 from runtime.request.structured import grammar_of
 from runtime.structured_output import grammar_cache as module
 from runtime.structured_output import grammar_matcher
-from runtime.structured_output.grammar_cache import GrammarError, Grammars
-from runtime.structured_output.grammar_matcher import Constraint
+from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
+from runtime.structured_output.grammar_matcher import GrammarMatcher
 from runtime.structured_output.limits import MaskLimits
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
@@ -59,30 +59,30 @@ def test_an_answer_that_exceeds_its_time_fails_alone(llm: LLM, clock: dict[str, 
     grammars = llm.engine.grammars
     assert grammars is not None
     text = grammar_of({"regex": "[a-z]{40}"}, "x")
-    first, second = grammars.compiled(text, "x"), grammars.compiled(text, "x")
+    first, second = grammars.compile(text, "x"), grammars.compile(text, "x")
     clock["step"] = MaskLimits().token_seconds / 2
     steps = _walk(first, 40)
-    assert (steps, first.failed) == (40, "")
+    assert (steps, first.error) == (40, "")
     clock["step"] = MaskLimits().seconds
-    third = grammars.compiled(text, "x")
+    third = grammars.compile(text, "x")
     assert _walk(third, 40) < 3
-    assert third.failed == "it takes more than 0.5 s and 5 ms per token of CPU time to apply; send a simpler one"
+    assert third.error == "it takes more than 0.5 s and 5 ms per token of CPU time to apply; send a simpler one"
     clock["step"] = 0.0
     assert _walk(second, 40) == 40
-    assert second.failed == ""
+    assert second.error == ""
 
 
-def _walk(answer: Constraint, tokens: int, pick: int = 0) -> int:
+def _walk(answer: GrammarMatcher, tokens: int, pick: int = 0) -> int:
     """Takes the first allowed tokens, or others by `pick`; returns how many were."""
     import numpy as np
 
     for taken in range(tokens):
-        row = np.zeros(answer.facts.words, dtype=np.int32)
-        answer.fill(row)
-        if answer.failed or answer.ended:
+        row = np.zeros(answer.facts.mask_len, dtype=np.int32)
+        answer.fill_bitmask(row)
+        if answer.error or answer.finished:
             return taken
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        answer.take(int(allowed[pick]))
+        answer.accept_token(int(allowed[pick]))
     return tokens
 
 
@@ -91,7 +91,7 @@ def test_a_grammar_is_refused_after_two_answers_that_exceeded_the_limits(llm: LL
     params = SamplingParams(structured_outputs=slow, max_tokens=40)
     grammars = llm.engine.grammars
     assert grammars is not None
-    grammars.compiled(grammar_of(slow, "structured_outputs"), "x")
+    grammars.compile(grammar_of(slow, "structured_outputs"), "x")
     alone = llm.generate([CHAT], quick)[0].token_ids
     for _ in range(2):
         clock["step"] = 0.0
@@ -109,12 +109,12 @@ def test_a_grammar_is_refused_after_two_answers_that_exceeded_the_limits(llm: LL
 def test_an_answer_that_exceeds_the_work_of_a_mask_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.LIMITS, "step_max_items", 700)
     assert llm.engine.grammars is not None
-    grammars = Grammars(llm.engine.grammars.read, llm.engine.grammars.facts)
+    grammars = GrammarCache(llm.engine.grammars.load_tokenizer, llm.engine.grammars.facts)
     text = grammar_of({"grammar": 'start: s "!"\ns: /[a-z]/ s /[a-z]/ | ""'}, "x")
-    answer = grammars.compiled(text, "x")
+    answer = grammars.compile(text, "x")
     assert 0 < _walk(answer, 500, -1) < 500
-    assert "limit 700" in answer.failed
-    other = grammars.known(text)
+    assert "limit 700" in answer.error
+    other = grammars.get(text)
     assert other is not None
     assert _walk(other, 3, -1) == 3
 
@@ -122,32 +122,32 @@ def test_an_answer_that_exceeds_the_work_of_a_mask_ends_alone(llm: LLM, monkeypa
 def test_refused_grammars_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     monkeypatch.setattr("runtime.structured_output.grammar_cache.MAX_OVERRUN", 10)
     assert llm.engine.grammars is not None
-    grammars = Grammars(llm.engine.grammars.read, llm.engine.grammars.facts)
+    grammars = GrammarCache(llm.engine.grammars.load_tokenizer, llm.engine.grammars.facts)
     for number in range(20):
         for _ in range(2):
             grammars.add_overrun(str(number), "slow")
-    assert grammars.known("0") is None
+    assert grammars.get("0") is None
     with pytest.raises(GrammarError, match="slow"):
-        grammars.known("19")
+        grammars.get("19")
 
 
 def test_a_refused_grammar_is_accepted_again_after_ten_minutes(llm: LLM) -> None:
     assert llm.engine.grammars is not None
     now = [0.0]
-    grammars = Grammars(llm.engine.grammars.read, llm.engine.grammars.facts, lambda: now[0])
+    grammars = GrammarCache(llm.engine.grammars.load_tokenizer, llm.engine.grammars.facts, lambda: now[0])
     text = grammar_of({"regex": "[a-z]"}, "x")
     for start in (0.0, 600.0):  # the second overrun comes when the first is forgotten
         now[0] = start
         grammars.add_overrun(text, "slow")
-        grammars.compiled(text, "x")
+        grammars.compile(text, "x")
     now[0] = 1199.0
     grammars.add_overrun(text, "slow")
     for now[0] in (1199.0, 1798.0):
         with pytest.raises(GrammarError, match="slow"):
-            grammars.compiled(text, "x")
+            grammars.compile(text, "x")
     now[0] = 1799.0
-    grammars.compiled(text, "x")
-    assert grammars.known(text) is not None
+    grammars.compile(text, "x")
+    assert grammars.get(text) is not None
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_a_refused_grammar_is_accepted_again_after_ten_minutes(llm: LLM) -> None
 )
 def test_forced_text_is_computed_once(llm: LLM, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.engine.grammars is not None
-    found = llm.engine.grammars.compiled(grammar_of(asked, "x"), "x")
-    computed = found.forced()
+    found = llm.engine.grammars.compile(grammar_of(asked, "x"), "x")
+    computed = found.forced_tokens()
     for i, token in enumerate(computed):
-        assert found.forced() == computed[i:]
-        found.take(token)
-    assert not found.failed
+        assert found.forced_tokens() == computed[i:]
+        found.accept_token(token)
+    assert not found.error

@@ -19,16 +19,16 @@ from runtime.errors import ConfigError, RequestError
 from runtime.request.structured import FIELD_PATH, grammar_of
 from runtime.structured_output import sandbox as trials_module
 from runtime.structured_output import sandbox_process as trial_module
-from runtime.structured_output.grammar_cache import Grammars
-from runtime.structured_output.limits import TrialLimits
-from runtime.structured_output.sandbox import LARGE, Trials
-from runtime.structured_output.sandbox_on_demand import LateTrials
+from runtime.structured_output.grammar_cache import GrammarCache
+from runtime.structured_output.limits import SandboxLimits
+from runtime.structured_output.sandbox import OUT_OF_MEMORY, GrammarSandbox
+from runtime.structured_output.sandbox_on_demand import LazyGrammarSandbox
 from runtime.structured_output.sandbox_process import READY
 
 # An automaton of ten million states: at any speed, the limit of time ends its compilation.
 ENDLESS: dict[str, Any] = {"json": {"type": "integer", "multipleOf": 9999991}}
 HOUR = 3600.0
-UNLIMITED = TrialLimits(HOUR, HOUR, HOUR, HOUR)
+UNLIMITED = SandboxLimits(HOUR, HOUR, HOUR, HOUR)
 SHORT = replace(UNLIMITED, compile_seconds=1)
 TOO_SLOW = "it takes more than 1 s to compile; send a smaller or simpler one"
 
@@ -41,12 +41,12 @@ def asked() -> Iterator[tuple[Path, Any]]:
 
 
 @pytest.fixture
-def make(asked: tuple[Path, Any]) -> Iterator[Callable[[TrialLimits], Trials]]:
+def make(asked: tuple[Path, Any]) -> Iterator[Callable[[SandboxLimits], GrammarSandbox]]:
     """Makes trials with the limits that a test needs, and closes them."""
     with contextlib.ExitStack() as stack:
 
-        def make(limits: TrialLimits) -> Trials:
-            trials = Trials(*asked, os.environ, limits)
+        def make(limits: SandboxLimits) -> GrammarSandbox:
+            trials = GrammarSandbox(*asked, os.environ, limits)
             stack.callback(trials.close)
             return trials
 
@@ -54,7 +54,7 @@ def make(asked: tuple[Path, Any]) -> Iterator[Callable[[TrialLimits], Trials]]:
 
 
 @pytest.fixture
-def trials(make: Callable[[TrialLimits], Trials]) -> Trials:
+def trials(make: Callable[[SandboxLimits], GrammarSandbox]) -> GrammarSandbox:
     return make(UNLIMITED)
 
 
@@ -62,97 +62,99 @@ def text(**form: Any) -> str:
     return grammar_of(form, "x")
 
 
-def test_what_can_be_kept_to_and_what_not(trials: Trials) -> None:
+def test_what_can_be_kept_to_and_what_not(trials: GrammarSandbox) -> None:
     good, wrong = text(regex="a+"), text(json={"enum": []})
-    assert trials.known(good) is None
-    assert trials.trouble(good) == ""
-    assert "nsatisfiable" in trials.trouble(wrong)
-    assert (trials.known(good), trials.known(wrong)) == ("", trials.trouble(wrong))
+    assert trials.cached_reason(good) is None
+    assert trials.check(good) == ""
+    assert "nsatisfiable" in trials.check(wrong)
+    assert (trials.cached_reason(good), trials.cached_reason(wrong)) == ("", trials.check(wrong))
 
 
-def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(make: Callable[[TrialLimits], Trials]) -> None:
+def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(make: Callable[[SandboxLimits], GrammarSandbox]) -> None:
     trials = make(SHORT)
-    assert trials.trouble(text(regex="a")) == ""
-    assert trials.trouble(text(**ENDLESS)) == TOO_SLOW
+    assert trials.check(text(regex="a")) == ""
+    assert trials.check(text(**ENDLESS)) == TOO_SLOW
     assert trials._process is None
-    assert trials.trouble(text(**ENDLESS)) == TOO_SLOW
+    assert trials.check(text(**ENDLESS)) == TOO_SLOW
     assert trials._process is None, "the grammar was compiled again"
-    assert trials.trouble(text(regex="b")) == ""
+    assert trials.check(text(regex="b")) == ""
 
 
 def test_a_process_that_gets_no_cpu_time_is_ended(
-    make: Callable[[TrialLimits], Trials], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = f"read setup; echo '{READY.decode().strip()}'; exec sleep {HOUR}"
     monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", silent))
     trials = make(replace(SHORT, answer_seconds=0.1))
-    assert "not compiled within 0.1 s" in trials.trouble(text(regex="a"))
+    assert "not compiled within 0.1 s" in trials.check(text(regex="a"))
     assert trials._process is None
-    assert trials.known(text(regex="a")) is None, "the grammar is not to blame, so the next request may try it again"
+    assert trials.cached_reason(text(regex="a")) is None, (
+        "the grammar is not to blame, so the next request may try it again"
+    )
 
 
 def test_a_process_that_does_not_start_is_reported(
-    make: Callable[[TrialLimits], Trials], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials_module, "COMMAND", ("sleep", str(HOUR)))
     with pytest.raises(ConfigError, match="does not start"):
-        make(replace(UNLIMITED, start_seconds=0.1)).trouble(text(regex="a"))
+        make(replace(UNLIMITED, start_seconds=0.1)).check(text(regex="a"))
 
 
 def test_gbnf_is_translated_by_the_trial_and_not_with_the_request(
-    make: Callable[[TrialLimits], Trials], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """These rules take some twenty seconds to translate, which a server's event loop must not spend."""
     monkeypatch.setattr("llguidance.gbnf_to_lark.any_to_lark", lambda text: pytest.fail("translated in this process"))
     rules = text(grammar='root ::= "a"' + "\n" * 32_000)  # as long as a request may be, once written as JSON
     trials = make(SHORT)
-    assert trials.trouble(rules) == TOO_SLOW
-    assert trials.trouble(text(grammar='root ::= "a" [b-c]')) == ""
+    assert trials.check(rules) == TOO_SLOW
+    assert trials.check(text(grammar='root ::= "a" [b-c]')) == ""
 
 
-def test_gbnf_within_the_limits(trials: Trials) -> None:
-    assert "it is not a readable grammar" in trials.trouble(text(grammar="root ::= ("))
+def test_gbnf_within_the_limits(trials: GrammarSandbox) -> None:
+    assert "it is not a readable grammar" in trials.check(text(grammar="root ::= ("))
     (form,) = json.loads(text(grammar='root ::= "a"'))["grammars"]  # as one part of a grammar of tools has it
     both = [{"lark_grammar": "start: @form"}, {"name": "form", **form}]
-    assert trials.trouble(json.dumps({"grammars": both})) == ""
+    assert trials.check(json.dumps({"grammars": both})) == ""
     long = "root ::= " + '"a" | ' * 7000 + '"b"'
-    assert "characters in Lark's notation, at most 65536" in trials.trouble(text(grammar=long))
+    assert "characters in Lark's notation, at most 65536" in trials.check(text(grammar=long))
 
 
-def test_a_process_that_is_gone_is_started_again(trials: Trials) -> None:
-    assert trials.trouble(text(regex="a")) == ""
+def test_a_process_that_is_gone_is_started_again(trials: GrammarSandbox) -> None:
+    assert trials.check(text(regex="a")) == ""
     assert trials._process is not None
     trials._process.kill()
     trials._process.wait()
-    assert trials.trouble(text(regex="b")) == ""
+    assert trials.check(text(regex="b")) == ""
 
 
-def test_gbnf_that_takes_too_long_to_translate(make: Callable[[TrialLimits], Trials]) -> None:
+def test_gbnf_that_takes_too_long_to_translate(make: Callable[[SandboxLimits], GrammarSandbox]) -> None:
     rules = 1500  # some ten times the limit, and the translation of the second grammar a thousandth of it
     chain = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(rules)) + f'\nr{rules} ::= "b"\n'
     trials = make(replace(UNLIMITED, translate_seconds=0.1))
-    assert "its notation takes" in trials.trouble(text(grammar="root ::= r0\n" + chain))
-    assert trials.trouble(text(grammar='root ::= "a" | "b"\n')) == ""
+    assert "its notation takes" in trials.check(text(grammar="root ::= r0\n" + chain))
+    assert trials.check(text(grammar='root ::= "a" | "b"\n')) == ""
 
 
-def test_one_that_takes_too_much_memory(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_takes_too_much_memory(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system ends the process, as it does for memory."""
-    assert trials.trouble(text(regex="a")) == ""
+    assert trials.check(text(regex="a")) == ""
     assert trials._process is not None
     process = trials._process
     os.kill(process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(trials_module, "_line", lambda source, seconds: (process.kill(), b"")[1])
-    assert trials.trouble(text(regex="b")) == LARGE
+    monkeypatch.setattr(trials_module, "_read_line", lambda source, seconds: (process.kill(), b"")[1])
+    assert trials.check(text(regex="b")) == OUT_OF_MEMORY
 
 
 @pytest.mark.matrix
-def test_one_that_stays_large_is_refused_however_many_came_before(trials: Trials) -> None:
+def test_one_that_stays_large_is_refused_however_many_came_before(trials: GrammarSandbox) -> None:
     """An engine keeps some dozens: of these each would be some 80 MB."""
     for i in range(2):
-        assert "MiB once compiled, at most 32" in trials.trouble(
+        assert "MiB once compiled, at most 32" in trials.check(
             text(json={"type": "integer", "multipleOf": 199999 - 2 * i})
         )
-    assert trials.trouble(text(json={"type": "integer", "multipleOf": 7})) == ""
+    assert trials.check(text(json={"type": "integer", "multipleOf": 7})) == ""
 
 
 def tools(*schemas: dict[str, Any]) -> str:
@@ -171,12 +173,14 @@ OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]
 
 def test_parts_that_do_not_translate_are_found_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module.signal, "setitimer", lambda *_: None)
-    grammars: Any = Mock(spec=Grammars)
-    _, why, refused = trial_module.tried(grammars, tools({"type": "integer"}, UNIQUE, OVERLAPPING, UNIQUE), UNLIMITED)
-    assert why == refused.why
+    grammars: Any = Mock(spec=GrammarCache)
+    _, why, refused = trial_module.check_grammar(
+        grammars, tools({"type": "integer"}, UNIQUE, OVERLAPPING, UNIQUE), UNLIMITED
+    )
+    assert why == refused.reason
     assert why.startswith("tools[1]: uniqueItems: true is not supported")
     assert (refused.names, refused.wrong) == (("tool1", "tool3"), False)
-    _, why, refused = trial_module.tried(grammars, tools(UNIQUE, {"type": "nothing"}), UNLIMITED)
+    _, why, refused = trial_module.check_grammar(grammars, tools(UNIQUE, {"type": "nothing"}), UNLIMITED)
     assert why.startswith("tools[0]: ")
     assert (refused.names, refused.wrong) == ((), True)
     assert grammars.method_calls == []
@@ -188,42 +192,42 @@ def test_each_part_that_the_engine_refuses_has_its_own_limit_of_time(monkeypatch
     now = iter([0.0, 0.0, 0.0, 0.0, 4.0, 6.0])  # the translation's begin and end, the begin of the parts, and each part
     monkeypatch.setattr(trial_module.time, "process_time", lambda: next(now))
     refuse = Mock(side_effect=lambda text, **_: (None, "refused" if "oneOf" in text else ""))
-    grammars = Grammars(Mock(), Mock())
-    monkeypatch.setattr(grammars, "tried", refuse)
+    grammars = GrammarCache(Mock(), Mock())
+    monkeypatch.setattr(grammars, "try_compile", refuse)
     limits = replace(UNLIMITED, compile_seconds=1.5, parts_seconds=5.0)
     integer = {"type": "integer"}
-    _, why, refused = trial_module.tried(grammars, tools(integer, OVERLAPPING, OVERLAPPING), limits)
+    _, why, refused = trial_module.check_grammar(grammars, tools(integer, OVERLAPPING, OVERLAPPING), limits)
     assert timers == [1.5, 1.5, 1.5], "the third part came after the limit of all of them"
     assert (why, refused.names, refused.wrong) == ("tools[1]: refused", ("tool1",), False)
 
 
-def test_verdicts_hold_the_refused_parts(trials: Trials) -> None:
+def test_verdicts_hold_the_refused_parts(trials: GrammarSandbox) -> None:
     refused, wrong = tools({"type": "integer"}, OVERLAPPING), tools({"type": "integer"}, {"enum": []})
-    assert trials.trouble(refused).startswith("tools[1]: oneOf: two alternatives may fit")
-    assert (trials.verdict(refused).parts, trials.verdict(refused).wrong) == (("tool1",), False)
-    assert trials.trouble(wrong).startswith("tools[1]: ")
-    assert (trials.verdict(wrong).parts, trials.verdict(wrong).wrong) == ((), True)
+    assert trials.check(refused).startswith("tools[1]: oneOf: two alternatives may fit")
+    assert (trials.result(refused).parts, trials.result(refused).wrong) == (("tool1",), False)
+    assert trials.check(wrong).startswith("tools[1]: ")
+    assert (trials.result(wrong).parts, trials.result(wrong).wrong) == ((), True)
 
 
-def test_verdicts_are_few(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials_module, "KEPT", 2)
+def test_verdicts_are_few(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials_module, "MAX_RESULTS", 2)
     for word in ("a", "b", "c"):
-        trials.trouble(text(regex=word))
-    assert [trials.known(text(regex=word)) for word in ("a", "b", "c")] == [None, "", ""]
+        trials.check(text(regex=word))
+    assert [trials.cached_reason(text(regex=word)) for word in ("a", "b", "c")] == [None, "", ""]
 
 
 def test_a_tokenizer_that_is_not_there(asked: tuple[Path, Any], tmp_path: Path) -> None:
-    nowhere = Trials(tmp_path, asked[1], os.environ)
+    nowhere = GrammarSandbox(tmp_path, asked[1], os.environ)
     with pytest.raises(ConfigError, match=r"tokenizer\.json: not found"):
-        nowhere.trouble(text(regex="a"))
+        nowhere.check(text(regex="a"))
 
 
 def test_a_program_without_a_server_has_the_same_limits() -> None:
     with LLM(device="cpu", max_num_reqs=2) as llm:
         assert llm.engine.grammars is not None
-        assert isinstance(llm.engine.grammars.trial, LateTrials)
+        assert isinstance(llm.engine.grammars.checker, LazyGrammarSandbox)
         assert llm.tokenizer is not None
-        llm.engine.grammars.trial = LateTrials(llm.tokenizer.directory, llm.engine.info, SHORT)
+        llm.engine.grammars.checker = LazyGrammarSandbox(llm.tokenizer.directory, llm.engine.info, SHORT)
         with pytest.raises(RequestError, match=f"structured_outputs.json: .*{TOO_SLOW}"):
             llm.generate(["a"], SamplingParams(structured_outputs=ENDLESS))
         (answer,) = llm.generate(["a"], SamplingParams(max_tokens=8, structured_outputs={"regex": "[ab]{2}"}))

@@ -14,8 +14,8 @@ from runtime.engine.engine import Engine
 from runtime.engine.grammar_queue import Entrance
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.structured import grammar_of
-from runtime.structured_output.grammar_cache import Grammars
-from runtime.structured_output.grammar_matcher import Facts
+from runtime.structured_output.grammar_cache import GrammarCache
+from runtime.structured_output.grammar_matcher import GrammarFacts
 from tests.engine.harness import Setup, check_idle, decoding_of, make_engine
 from tests.matrix import marked
 from tests.oracle.block import Params
@@ -49,9 +49,9 @@ class Words:
 
 def engine_of(setup: Setup) -> Engine:
     engine = make_engine(setup)
-    facts = Facts.of(vocab_size=setup.vocab, max_token_id=setup.max_token, mask_id=MASK, eos=setup.eos)
+    facts = GrammarFacts.of(vocab_size=setup.vocab, max_token_id=setup.max_token, mask_id=MASK, eos=setup.eos)
     tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), n_vocab=setup.vocab)
-    engine.entrance = Entrance(engine.scheduler, Grammars(lambda: tokens, facts))
+    engine.entrance = Entrance(engine.scheduler, GrammarCache(lambda: tokens, facts))
     return engine
 
 

@@ -14,8 +14,8 @@ from runtime import LLM
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.structured_output import grammar_cache as module
-from runtime.structured_output.grammar_cache import Grammars
-from runtime.structured_output.grammar_cache_setup import grammars_of
+from runtime.structured_output.grammar_cache import GrammarCache
+from runtime.structured_output.grammar_cache_setup import create_grammar_cache
 from tests.structured_output import forms
 from tests.structured_output.client_types import EVERY
 from tests.structured_output.tool_schemas import TOOLS
@@ -31,16 +31,16 @@ def facts() -> Iterator[tuple[Path, EngineInfo]]:
 
 
 @pytest.fixture
-def tight(facts: tuple[Path, EngineInfo], monkeypatch: pytest.MonkeyPatch) -> Grammars:
+def tight(facts: tuple[Path, EngineInfo], monkeypatch: pytest.MonkeyPatch) -> GrammarCache:
     """Grammars with a fraction of the limits of work per token."""
     for name in ("step_max_items", "step_lexer_fuel", "max_items_in_row"):
         monkeypatch.setitem(module.LIMITS, name, module.LIMITS[name] // MARGIN)
-    return grammars_of(*facts)
+    return create_grammar_cache(*facts)
 
 
-def check(grammars: Grammars, schemas: list[dict[str, Any]]) -> None:
+def check(grammars: GrammarCache, schemas: list[dict[str, Any]]) -> None:
     for schema in schemas:
-        _, why = grammars.tried(grammar_of({"json": json.loads(json.dumps(schema))}, "x"), thorough=True)
+        _, why = grammars.try_compile(grammar_of({"json": json.loads(json.dumps(schema))}, "x"), thorough=True)
         assert why == "", (schema, why)
 
 
@@ -49,15 +49,15 @@ def test_there_are_two_hundred_different_tools() -> None:
 
 
 @pytest.mark.matrix
-def test_schemas_of_tools_take_a_fraction_of_the_limits(tight: Grammars) -> None:
+def test_schemas_of_tools_take_a_fraction_of_the_limits(tight: GrammarCache) -> None:
     check(tight, TOOLS)
 
 
-def test_schemas_of_client_types_take_a_fraction_of_the_limits(tight: Grammars) -> None:
+def test_schemas_of_client_types_take_a_fraction_of_the_limits(tight: GrammarCache) -> None:
     check(tight, list(EVERY.values()))
 
 
 @pytest.mark.slow
-def test_random_schemas_take_a_fraction_of_the_limits(tight: Grammars) -> None:
+def test_random_schemas_take_a_fraction_of_the_limits(tight: GrammarCache) -> None:
     rng = random.Random(2000)
     check(tight, [forms.schema(rng) for _ in range(2000)])

@@ -157,7 +157,7 @@ def test_files_take_precedence_over_the_config(make: Any) -> None:
     (directory / "additional_chat_templates").mkdir()
     (directory / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | length }} tools")
     assert text_of(directory, tools=[{"a": 1}]) == "1 tools"
-    assert Tokenizer(directory).knows_tools
+    assert Tokenizer(directory).supports_tools
     assert text_of(directory) == "file"
 
 
@@ -239,7 +239,7 @@ def test_ordinary_text_that_is_named_as_a_token_stays_encodable(tmp_path: Path) 
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
     tokenizer = Tokenizer(tmp_path)
     assert tokenizer.encode("the fox! the end!") == expected
-    assert tokenizer.named["pad_token"] == "!"
+    assert tokenizer.named_tokens["pad_token"] == "!"
 
 
 @pytest.mark.parametrize("decoder", [None, {}])

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.parsers import reasoning_format
-from runtime.parsers.reasoning import Thought
-from runtime.tokenizer import Answer
+from runtime.parsers.reasoning import ReasoningParser
+from runtime.tokenizer import IncrementalDetokenizer
 from tests.calls import count_calls
 
 SLOW = settings(max_examples=150, deadline=None)
@@ -36,12 +36,12 @@ def test_whole_text_is_the_librarys(pair, data, ids):
     expected = library.decode(ids, skip_special_tokens=False)
     if pair[0].token_id("<0x00>") is None or "�" not in expected:  # runs of invalid byte tokens are ours to define
         assert ours.decode(ids) == expected
-    answer = Answer(ours)
+    answer = IncrementalDetokenizer(ours)
     text = "".join(answer.push(part) for part in in_pushes(data.draw, ids)) + answer.finish()
     shown = library.decode(ids, skip_special_tokens=True)
     if pair[0].token_id("<0x00>") is None or "�" not in shown:
         assert text == shown
-    assert text == answer.text == ours.pieces.spoken().text(ids)
+    assert text == answer.text == ours.byte_decoder.visible().decode(ids)
     assert answer.token_ids == ids
     assert not answer.stopped
 
@@ -51,8 +51,8 @@ def test_whole_text_is_the_librarys(pair, data, ids):
 def test_stop_strings_end_the_text_whatever_the_pushes(pair, data, source, stops):
     tokenizer = pair[0]
     ids = tokenizer.encode(source) if isinstance(source, str) else source
-    whole = tokenizer.pieces.spoken().text(ids)
-    answer = Answer(tokenizer, stops)
+    whole = tokenizer.byte_decoder.visible().decode(ids)
+    answer = IncrementalDetokenizer(tokenizer, stops)
     deltas = []
     for part in in_pushes(data.draw, ids):
         deltas.append(answer.push(part))
@@ -71,7 +71,7 @@ def test_stop_strings_end_the_text_whatever_the_pushes(pair, data, source, stops
     if not answer.stopped:
         assert kept == ids
     elif "�" not in whole:
-        assert answer.text.startswith(tokenizer.pieces.spoken().text(kept).rstrip("�"))
+        assert answer.text.startswith(tokenizer.byte_decoder.visible().decode(kept).rstrip("�"))
 
 
 @SLOW
@@ -80,8 +80,8 @@ def test_text_that_continues_the_prompt_loses_no_space(pair, data, source):
     tokenizer = pair[0]
     ids = tokenizer.encode(source)
     at = data.draw(st.integers(0, len(ids)))
-    head, shown = tokenizer.pieces.spoken().text(ids[:at]), tokenizer.pieces.spoken().text(ids)
-    answer = Answer(tokenizer, continues=True)
+    head, shown = tokenizer.byte_decoder.visible().decode(ids[:at]), tokenizer.byte_decoder.visible().decode(ids)
+    answer = IncrementalDetokenizer(tokenizer, continues=True)
     text = "".join(answer.push(part) for part in in_pushes(data.draw, ids[at:])) + answer.finish()
     if at and head and "�" not in head + text:
         assert head + text == shown
@@ -96,9 +96,9 @@ def test_stop_strings_are_searched_after_reasoning_alone(pair, data, thought, te
     tokenizer = pair[0]
     marked = ("" if opened else "<think>") + thought + ("</think>" + text if closed else "")
     ids = tokenizer.encode(marked)
-    shown = tokenizer.pieces.spoken().text(ids)
+    shown = tokenizer.byte_decoder.visible().decode(ids)
     found, rest = halves(shown, opened)
-    answer = Answer(tokenizer, stops, preamble=Thought(reasoning_format("think"), opened))
+    answer = IncrementalDetokenizer(tokenizer, stops, preamble=ReasoningParser(reasoning_format("think"), opened))
     pieces = "".join(answer.push(part) for part in in_pushes(data.draw, ids)) + answer.finish()
     assert pieces == answer.text == found + naive(rest, stops)
     assert answer.stopped == (naive(rest, stops) != rest)
@@ -120,8 +120,8 @@ def halves(text, opened):
 def test_a_stop_string_across_tokens_and_inside_one(pair):
     tokenizer = pair[0]
     ids = tokenizer.encode("ab ab ab")
-    assert Answer(tokenizer, ["b a"]).push(ids) in ("a", " a")
-    answer = Answer(tokenizer, ["b a"])
+    assert IncrementalDetokenizer(tokenizer, ["b a"]).push(ids) in ("a", " a")
+    answer = IncrementalDetokenizer(tokenizer, ["b a"])
     for token in ids:
         answer.push([token])
     assert answer.stopped
@@ -133,7 +133,7 @@ def test_what_may_become_a_stop_string_is_withheld(directory):
     from runtime.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(directory)
-    answer = Answer(tokenizer, ["abba"])
+    answer = IncrementalDetokenizer(tokenizer, ["abba"])
     assert answer.push(tokenizer.encode("x ab")) == "x "
     assert answer.push(tokenizer.encode("ab")) == "ab"
     assert answer.push(tokenizer.encode("b")) == ""
@@ -146,9 +146,9 @@ def test_incomplete_utf8_is_withheld(directory):
 
     tokenizer = Tokenizer(directory)
     ids = [tokenizer.token_id(c) for c in "ðŁĺĢ"]  # the four bytes of 😀 in the byte alphabet
-    answer = Answer(tokenizer)
+    answer = IncrementalDetokenizer(tokenizer)
     assert [answer.push([i]) for i in ids] == ["", "", "", "😀"]
-    answer = Answer(tokenizer)
+    answer = IncrementalDetokenizer(tokenizer)
     assert [answer.push([i]) for i in ids[:3]] == ["", "", ""]
     assert answer.finish() == "�"
     assert answer.token_ids == ids[:3]
@@ -162,7 +162,7 @@ def test_special_tokens_show_their_text_but_not_in_answers(directory):
     ids = [mask, *tokenizer.encode("a"), mask]
     assert tokenizer.decode(ids) == "<|mask|>a<|mask|>"
     for marks, text in (((), "a"), (("<|mask|>thought", ""), "<|mask|>a<|mask|>")):
-        answer = Answer(tokenizer, marks=marks)
+        answer = IncrementalDetokenizer(tokenizer, marks=marks)
         assert "".join(answer.push([id]) for id in ids) + answer.finish() == text
         assert answer.token_ids == ids
 
@@ -174,7 +174,7 @@ def test_cost_does_not_grow_with_the_answer(directory, stops):
     tokenizer = Tokenizer(directory)
     ids = tokenizer.encode("the quick brown fox ")
 
-    answer = Answer(tokenizer, stops)
+    answer = IncrementalDetokenizer(tokenizer, stops)
     for _ in range(3):  # the first pushes fill caches
         answer.push(ids)
     early = count_calls(lambda: answer.push(ids))

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from runtime.errors import ConfigError, RequestError
 from runtime.tokenizer import Tokenizer, template_limits, tokenizer
 from runtime.tokenizer.chat_template import ChatTemplate
-from runtime.tokenizer.template_limits import Abandoned, Budget
+from runtime.tokenizer.template_limits import Cancelled, RenderBudget
 from tests.tokenizer.conftest import byte_level, metaspace, save
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
@@ -73,13 +73,15 @@ def test_a_rendering_ends_when_nobody_waits_for_it() -> None:
         looks += 1
         return looks < 100
 
-    with pytest.raises(Abandoned):
-        template(SPINS[0]).render(TALK, {"n": 99_999}, Budget(wanted=wanted))
+    with pytest.raises(Cancelled):
+        template(SPINS[0]).render(TALK, {"n": 99_999}, RenderBudget(is_needed=wanted))
 
 
 def test_a_template_that_multiplies_is_stopped() -> None:
     with pytest.raises(RequestError, match="writes more than 1000 characters"):
-        template("{% for a in range(n) %}{{ messages[0].content }}{% endfor %}").render(TALK, {"n": 9999}, Budget(1000))
+        template("{% for a in range(n) %}{{ messages[0].content }}{% endfor %}").render(
+            TALK, {"n": 9999}, RenderBudget(1000)
+        )
     for source in ("{{ 'x' * n }}", "{{ n * [1] }}", "{{ 9 ** n }}"):
         with pytest.raises(RequestError, match=r"cannot render them: .* (repeated|too large)"):
             template(source).render(TALK, {"n": 10**9})
@@ -100,12 +102,12 @@ def test_a_text_is_refused_only_if_it_is_too_long(small: list[Tokenizer], kind: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "WINDOW", 16)
         whole = small[kind].encode(text)
-        found = small[kind].encode_at_most(text, most)
+        found = small[kind].encode_limited(text, most)
         if found is None:
             assert len(whole) > most
         else:
             assert found == whole
-        assert small[kind].encode_at_most(text, len(whole) + 2 * (len(text) // 16 + 1)) == whole
+        assert small[kind].encode_limited(text, len(whole) + 2 * (len(text) // 16 + 1)) == whole
 
 
 def test_a_long_text_is_let_go_between_windows(small: list[Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +115,11 @@ def test_a_long_text_is_let_go_between_windows(small: list[Tokenizer], monkeypat
     encoded: list[str] = []
     plain = Tokenizer._encode
     monkeypatch.setattr(Tokenizer, "_encode", lambda self, text: encoded.append(text) or plain(self, text))
-    with pytest.raises(Abandoned):
-        small[0].encode_at_most("a b " * 100, 10**6, wanted=lambda: len(encoded) < 3)
+    with pytest.raises(Cancelled):
+        small[0].encode_limited("a b " * 100, 10**6, is_needed=lambda: len(encoded) < 3)
     assert len(encoded) == 3
     encoded.clear()
-    assert small[0].encode_at_most("a b " * 100, 10) is None
+    assert small[0].encode_limited("a b " * 100, 10) is None
     assert len(encoded) < 10
 
 

@@ -10,23 +10,23 @@ import torch.nn.functional as F
 
 from runtime.errors import ConfigError
 from runtime.kernels.moe import moe_torch
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import Weight, require_finite
-from runtime.layers.sharding import Part, Share
+from runtime.layers.sharding import Shard, WeightSlice
 
 
 @dataclass(frozen=True)
-class Formats(Build):
+class Formats(LayerFactory):
     """A build whose products are of `form(build, shape)`."""
 
-    form: Callable[[Build, tuple[int, ...]], Weight]
+    form: Callable[[LayerFactory, tuple[int, ...]], Weight]
 
-    def weight(self, *shape: int, share: Share | None = None) -> Weight:
-        assert share is None
+    def weight(self, *shape: int, shard: Shard | None = None) -> Weight:
+        assert shard is None
         return self.form(self, shape)
 
     @classmethod
-    def of(cls, build: Build, form: Callable[[Build, tuple[int, ...]], Weight]) -> Formats:
+    def of(cls, build: LayerFactory, form: Callable[[LayerFactory, tuple[int, ...]], Weight]) -> Formats:
         return cls(build.device, build.dtype, build.kernels, build.attn_impl, form)
 
 
@@ -53,7 +53,7 @@ def moe_int8(x, ids, weights, gate_up, down, shared, activation="silu", out=None
 class Int8(Weight):
     """A byte an element and a scale an output; made while the checkpoint is read, part by part."""
 
-    def __init__(self, build: Build, shape: tuple[int, ...]) -> None:
+    def __init__(self, build: LayerFactory, shape: tuple[int, ...]) -> None:
         super().__init__(shape, build.dtype)
         self.bytes = torch.empty(shape, dtype=torch.int8, device=build.device)
         self.scale = torch.empty((*shape[:-1], 1), device=build.device)
@@ -63,14 +63,14 @@ class Int8(Weight):
         return (self.bytes * self.scale).to(self.dtype)
 
     @property
-    def operand(self) -> Bytes:  # type: ignore[override]
+    def kernel_arg(self) -> Bytes:  # type: ignore[override]
         return Bytes(self.bytes, self.scale)
 
     @property
     def nbytes(self) -> int:
         return self.bytes.nbytes + self.scale.nbytes
 
-    def take(self, part: Part, tensor: torch.Tensor) -> int:
+    def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         if len(part.ranges[-1]) != self.shape[-1]:
             raise ConfigError("holds less than a whole output, whose scale cannot be known")
         kept, scale = rounded(tensor)
@@ -83,10 +83,10 @@ class Int8(Weight):
         return out if bias is None else out + bias
 
 
-class Shard(Weight):
+class RankWeight(Weight):
     """The `rank`th of `ranks` runs of outputs. A product asks all shards, `group`, for theirs."""
 
-    def __init__(self, build: Build, shape: tuple[int, ...], rank: int, ranks: int) -> None:
+    def __init__(self, build: LayerFactory, shape: tuple[int, ...], rank: int, ranks: int) -> None:
         super().__init__(shape, build.dtype)
         self.own = range(rank * shape[0] // ranks, (rank + 1) * shape[0] // ranks)
         self.kept = torch.empty((len(self.own), *shape[1:]), dtype=build.dtype, device=build.device)
@@ -104,7 +104,7 @@ class Shard(Weight):
     def size(self) -> int:
         return self.kept.numel()
 
-    def take(self, part: Part, tensor: torch.Tensor) -> int:
+    def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         outputs, inputs = part.ranges
         first, last = max(outputs.start, self.own.start), min(outputs.stop, self.own.stop)
         if first >= last:
@@ -141,8 +141,8 @@ class Adapted(Weight):
     def size(self) -> int:
         return self.base.size
 
-    def take(self, part: Part, tensor: torch.Tensor) -> int:
-        return self.base.take(part, tensor)
+    def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
+        return self.base.load_slice(part, tensor)
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self.base.matmul(x, bias) + F.linear(F.linear(x, self.down), self.up)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import Build
+from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 from tests.models.paged import logits_in_chunks
@@ -21,7 +21,7 @@ def load(path, dtype=torch.float32, progress=None):
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(None, checkpoint.config)
     arch = family.parse(checkpoint.config)
-    return load_model(checkpoint, family, arch, Build.choose("cpu", dtype), progress)
+    return load_model(checkpoint, family, arch, LayerFactory.create("cpu", dtype), progress)
 
 
 def one_line(error) -> str:
@@ -168,8 +168,8 @@ def test_known_skips(tiny):
 
 def test_casting(tiny):
     model = load(tiny(), torch.bfloat16)
-    assert model.embedding.weight.dtype == torch.bfloat16
-    assert model.layers[1].mlp.router.weight.dtype == torch.float32, "routing is in float32"
+    assert model.embed_tokens.weight.dtype == torch.bfloat16
+    assert model.layers[1].mlp.gate.weight.dtype == torch.float32, "routing is in float32"
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_casting(tiny):
         (lambda t: t.update({GATE: torch.ones(8, 15)}), f"{GATE} is [8, 15], not [8, 16]"),
         (lambda t: t[GATE].view(-1)[5:6].fill_(float("nan")), f"'{GATE}' of"),
         (lambda t: t[GATE].view(-1)[5:6].fill_(float("inf")), "NaN or infinite"),
-        (lambda t: t.update({GATE: torch.ones(8, 16, dtype=torch.int8)}), "torch.int8: quantised"),
-        (lambda t: t.update({GATE: torch.ones(8, 16).to(torch.float8_e4m3fn)}), "quantised"),
+        (lambda t: t.update({GATE: torch.ones(8, 16, dtype=torch.int8)}), "torch.int8: quantized"),
+        (lambda t: t.update({GATE: torch.ones(8, 16).to(torch.float8_e4m3fn)}), "quantized"),
         (lambda t: t.update({"model.layers.1.mlp.gate.e_score_correction_bias": torch.ones(4)}), "more than once"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from runtime.errors import ConfigError
 from runtime.models import resolve_family
 from runtime.tokenizer import Tokenizer
-from runtime.weights import checkpoint_files, read_tokens, resolve_checkpoint
+from runtime.weights import checkpoint_files, resolve_checkpoint, resolve_token_ids
 from runtime.weights.checkpoint import resolve_text_files
 from tests.server.checkpoint import write_checkpoint
 from tests.wait import TIMEOUT
@@ -39,7 +39,7 @@ def read_all(model: Path) -> Tokenizer:
     """Everything that frontend and backend read of a checkpoint."""
     checkpoint = resolve_checkpoint(str(model))
     family = resolve_family(None, checkpoint.config)
-    read_tokens(checkpoint, family, family.facts(family.parse(checkpoint.config)))
+    resolve_token_ids(checkpoint, family, family.facts(family.parse(checkpoint.config)))
     for file in set(checkpoint.tensor_files().values()):
         with checkpoint.tensors(file) as handle:
             assert list(handle.keys())
@@ -80,7 +80,7 @@ def test_an_index_names_no_file_outside(model: Path, name: str) -> None:
     shutil.move(model / "model.safetensors", model.parent / "x.safetensors")
     index = {"weight_map": {"model.norm.weight": name}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "is no name inside the checkpoint" in refusal(model)
+    assert "is not a name inside the checkpoint" in refusal(model)
 
 
 def test_a_shard_that_the_index_names_may_not_link_outside(model: Path) -> None:
@@ -172,13 +172,13 @@ def test_a_pipe_is_refused_and_not_waited_for(model: Path, name: str) -> None:
     thread.start()
     thread.join(TIMEOUT)
     assert said, "reading waits for a pipe's other end"
-    assert f"{model / name} is no plain file" in said[0]
+    assert f"{model / name} is not a regular file" in said[0]
 
 
 def test_a_directory_in_a_files_place_is_refused(model: Path) -> None:
     (model / "generation_config.json").unlink()
     (model / "generation_config.json").mkdir()
-    assert "is no plain file" in refusal(model)
+    assert "is not a regular file" in refusal(model)
 
 
 def test_what_is_opened_is_what_was_looked_at(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_what_is_opened_is_what_was_looked_at(model: Path, monkeypatch: pytest.M
 
     (model / "chat_template.jinja").write_text("mine")
     monkeypatch.setattr(os.path, "realpath", swapping)
-    with pytest.raises(ConfigError, match="is no plain file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         checkpoint_files.read_text(model, "chat_template.jinja", 100)
 
 

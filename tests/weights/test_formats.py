@@ -10,16 +10,16 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import PlainWeight, weights_of
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import UnquantizedWeight, named_weights
 from runtime.models import resolve_family
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import logits_in_chunks
-from tests.weights.formats import Adapted, Formats, Int8, Shard, moe_int8, rounded
+from tests.weights.formats import Adapted, Formats, Int8, RankWeight, moe_int8, rounded
 
 TINY = GOLDEN / "llada2_tiny"
-PLAIN = Build.choose("cpu", torch.float32)
+PLAIN = LayerFactory.create("cpu", torch.float32)
 INT8 = replace(TORCH, moe=moe_int8)
 
 
@@ -42,7 +42,7 @@ def logits(model):
 
 def linears(model):
     """The weights of Linear layers, which alone are [outputs, inputs] here, and are not the router's or a table."""
-    return {name: weight for name, weight in weights_of(model).items() if not isinstance(weight, PlainWeight)}
+    return {name: weight for name, weight in named_weights(model).items() if not isinstance(weight, UnquantizedWeight)}
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def test_int8_made_while_loading(plain, tmp_path):
     out, expected = logits(model), logits(load(path=tmp_path))
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     assert 1e-4 < (out - plain[1]).norm() / plain[1].norm() < 0.1
-    nbytes = sum(weight.nbytes for weight in weights_of(model).values())
+    nbytes = sum(weight.nbytes for weight in named_weights(model).values())
     assert told[-1] == ("weights", nbytes, nbytes)
-    assert nbytes < 0.5 * sum(weight.nbytes for weight in weights_of(plain[0]).values())
+    assert nbytes < 0.5 * sum(weight.nbytes for weight in named_weights(plain[0]).values())
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -76,10 +76,12 @@ def test_shards_filled_in_the_coordinates_of_the_whole(plain, ranks):
     """Each keeps a run of outputs, which the checkpoint's tensors do not end with; together they are the whole."""
 
     def form(rank):
-        return lambda build, shape: Shard(build, shape, rank, ranks) if len(shape) == 2 else build.parameter(*shape)
+        return lambda build, shape: (
+            RankWeight(build, shape, rank, ranks) if len(shape) == 2 else build.parameter(*shape)
+        )
 
     models = [load(form(rank)) for rank in range(ranks)]
-    whole, every = weights_of(plain[0]), [linears(model) for model in models]
+    whole, every = named_weights(plain[0]), [linears(model) for model in models]
     assert len(every[0]) == 3 * 2 + 2 + 2 * 2
     for name in every[0]:
         group = [each[name] for each in every]
@@ -101,26 +103,26 @@ def test_an_adapter_around_any_format(plain, base):
 
     model = load(form, kernels=TORCH if base is None else INT8)
     merged = load()
-    for name, weight in weights_of(model).items():
+    for name, weight in named_weights(model).items():
         if isinstance(weight, Adapted | Int8):
-            weights_of(merged)[name].fill((), weight.tensor)
+            named_weights(merged)[name].load((), weight.tensor)
     out = logits(model)
     torch.testing.assert_close(out, logits(merged), rtol=1e-4, atol=1e-4)
     assert (out - plain[1]).norm() / plain[1].norm() > 0.01
 
 
-class Forgetful(PlainWeight):
+class Forgetful(UnquantizedWeight):
     """Takes nothing of what begins at its first output."""
 
     def __init__(self, build, shape):
         super().__init__(shape, build.dtype, build.device)
 
-    def take(self, part, tensor):
-        return 0 if part.ranges[0].start == 0 else super().take(part, tensor)
+    def load_slice(self, part, tensor):
+        return 0 if part.ranges[0].start == 0 else super().load_slice(part, tensor)
 
 
 def test_a_format_must_take_all_that_it_keeps():
-    with pytest.raises(AssertionError, match=r"format of 'layers.0.attention.qkv.weight', .* did not take"):
+    with pytest.raises(AssertionError, match=r"format of 'layers.0.self_attn.qkv_proj.weight', .* did not take"):
         load(Forgetful)
 
 
@@ -135,7 +137,7 @@ def test_a_map_must_reach_each_element_once():
 
         return replace(family, weights=weights)
 
-    with pytest.raises(AssertionError, match=r"does not fill 'layers.1.mlp.gate_up' exactly once"):
+    with pytest.raises(AssertionError, match=r"does not fill 'layers.1.mlp.gate_up_proj' exactly once"):
         load(change=twice)
 
 

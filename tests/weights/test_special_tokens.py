@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models
 
 from runtime.errors import ConfigError
 from runtime.models import resolve_family
-from runtime.weights import read_tokens, resolve_checkpoint
+from runtime.weights import resolve_checkpoint, resolve_token_ids
 from tests.oracle.tiny import write_tiny
 
 WORDS = ["a", "b", "<|role_end|>", "<|endoftext|>", "<|mask|>", "c"]
@@ -31,7 +31,7 @@ def make(tmp_path):
             Tokenizer(models.WordLevel(vocab, unk_token=words[0])).save(str(tmp_path / "tokenizer.json"))
         checkpoint = resolve_checkpoint(str(tmp_path))
         family = resolve_family(None, checkpoint.config)
-        return read_tokens(checkpoint, family, family.facts(family.parse(checkpoint.config)), **options)
+        return resolve_token_ids(checkpoint, family, family.facts(family.parse(checkpoint.config)), **options)
 
     return write
 

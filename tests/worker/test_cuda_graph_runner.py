@@ -12,7 +12,7 @@ import torch
 from runtime import LLM, SamplingParams
 from runtime.algorithms import LogitStat, algorithm_keys
 from runtime.engine.lora_manager import Adapters
-from runtime.kernels.forward_batch import TILE_ROWS, cut_tiles
+from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.capture_sizes import CaptureSizes, capture_batch_sizes, pad_sampled_rows
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
@@ -83,7 +83,7 @@ def test_whatever_fits_has_room(most: int, places: int) -> None:
     recorded = set(sizes.forward_descriptors(self_conditioning=True))
     for rows in range(1, most // 8 * 8 + 1):
         for tiles in {1, max(1, rows // 8), rows}:
-            if -(-rows // tiles) > TILE_ROWS or tiles > places:
+            if -(-rows // tiles) > MAX_TILE_ROWS or tiles > places:
                 continue
             shape = ForwardDescriptor(rows, tiles, tiles, 3, -(-rows // tiles), 9)
             padded = sizes.pad_forward(shape, self_conditioning=True)
@@ -106,11 +106,11 @@ def test_turns_of_whole_blocks_find_a_recording(places: int) -> None:
         for requests in {1, places // 2 or 1, places}:
             counts = random.integers(1, largest + 1, requests) * 32
             counts = counts[counts.cumsum() <= 8192]
-            tiles = cut_tiles(counts)
+            tiles = make_query_tiles(counts)
             shape = ForwardDescriptor(int(counts.sum()), len(tiles), len(counts), 3, int(tiles[:, 2].max()), 9)
             padded = sizes.pad_forward(shape, self_conditioning=False)
             assert padded in recorded
-            assert padded.tile_rows <= max(TILE_ROWS if largest > 2 else 64, 32)
+            assert padded.tile_rows <= max(MAX_TILE_ROWS if largest > 2 else 64, 32)
 
 
 def test_a_block_larger_than_a_tile_is_recorded() -> None:
@@ -118,8 +118,8 @@ def test_a_block_larger_than_a_tile_is_recorded() -> None:
     for shape in sizes.forward_descriptors(self_conditioning=False):
         pad_forward_inputs(*_empty(shape, sizes.block_size), shape, sizes)
     counts = np.array([512, 1024, 512])
-    shape = ForwardDescriptor(2048, 8, 3, 3, TILE_ROWS, 9)
-    assert len(cut_tiles(counts)) == shape.tiles
+    shape = ForwardDescriptor(2048, 8, 3, 3, MAX_TILE_ROWS, 9)
+    assert len(make_query_tiles(counts)) == shape.tiles
     assert sizes.pad_forward(shape, self_conditioning=False) in set(sizes.forward_descriptors(self_conditioning=False))
 
 
@@ -137,7 +137,7 @@ def test_recordings_have_no_more_tiles_than_steps() -> None:
         32 * n for n in capture_batch_sizes(16)
     }
     (largest, *_) = sizes.forward_descriptors(self_conditioning=False)
-    assert (largest.rows, largest.tile_rows, largest.tiles, largest.requests) == (8192, TILE_ROWS, 16 + 32 + 1, 17)
+    assert (largest.rows, largest.tile_rows, largest.tiles, largest.requests) == (8192, MAX_TILE_ROWS, 16 + 32 + 1, 17)
 
 
 def test_blocks_leave_room_for_a_dead_one() -> None:
@@ -202,7 +202,7 @@ def test_a_whole_step_is_recorded_beside_the_smaller_ones() -> None:
     recorded = sizes.forward_descriptors(self_conditioning=False)
     assert [shape.rows for shape in recorded].count(8192) == 1
     for rows, found in ((8192, 8192), (7680, 8192), (7679, None), (5000, None), (4096, 4096), (8193, None)):
-        padded = sizes.pad_forward(ForwardDescriptor(rows, 32, 16, 3, TILE_ROWS, 9), self_conditioning=False)
+        padded = sizes.pad_forward(ForwardDescriptor(rows, 32, 16, 3, MAX_TILE_ROWS, 9), self_conditioning=False)
         assert (None if padded is None else padded.rows) == found, rows
         assert padded is None or padded in recorded
     many = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=128, max_prefill_tokens=8192)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.scheduled_request import Turn
+from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.step_plan import StepPlan
 from runtime.strategies import strategies
 from runtime.worker.input_builder import Planner
@@ -17,7 +17,7 @@ from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import asks, setups
 from tests.oracle.block import Params
 
-WHERE = ("positions", "slots", "visible_end", "window_origin", "open", "tiles", "page_table")
+WHERE = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
 
 
 class Comparing(Planner):
@@ -26,16 +26,16 @@ class Comparing(Planner):
     made = 0
     kept = 0
 
-    def plan(self, turns: list[Turn], *others: Callable[[], Any]) -> StepPlan:
+    def plan(self, batch: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
         before = self._known
-        plan = super().plan(turns, *others)
+        plan = super().plan(batch, *others)
         self.made += 1
         self.kept += before is not None and self._known is before
         return plan
 
-    def again(self, turns: list[Turn], *others: Callable[[], Any]) -> StepPlan:
-        plan = super().again(turns, *others)
-        fresh = Planner(self.table, self.strategy).plan(turns)
+    def again(self, batch: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
+        plan = super().again(batch, *others)
+        fresh = Planner(self.table, self.strategy).plan(batch)
         for name in (*WHERE, "tokens"):
             assert np.array_equal(getattr(plan, name), getattr(fresh, name)), name
         return plan

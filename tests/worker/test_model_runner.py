@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from runtime.algorithms import LogitStat, get_algorithm, sampling
 from runtime.engine.request import MASKED
-from runtime.engine.step_plan import BlockPlan, BlockResults, RulePlan, StepPlan
+from runtime.engine.step_plan import AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.lm_head import PlainHead
+from runtime.layers.lm_head import LMHead
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sample import sampler
 from runtime.worker.sample.sampler import Sampler
@@ -77,24 +77,24 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     assert drawn == [4, 8, 16, 32, 44]
 
 
-class Bare(PlainHead):
+class Bare(LMHead):
     """A head that makes no logits unless it is asked for them."""
 
     def __init__(self) -> None:
-        self.direct = True
+        self.fused_argmax = True
         self.asked: list[str] = []
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         self.asked.append("logits")
         return hidden.clone()
 
-    def likeliest(
-        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, spared: Sequence[int] = (),
-        live: torch.Tensor | None = None,
+    def argmax(
+        self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int] = (),
+        num_valid: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         self.asked.append("likeliest")
         logits = hidden.clone()
-        sampling.mask_forbidden(logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=spared)
+        sampling.mask_forbidden(logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=allowed_ids)
         best = sampling.greedy(logits)
         return best.token, best.confidence
 
@@ -105,11 +105,11 @@ class Bare(PlainHead):
 def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int, asked: str) -> None:
     rule = get_algorithm("threshold")
     none = np.zeros(2, dtype=np.int64)
-    plan = BlockPlan(
+    plan = DenoiseBlocks(
         rows=np.array([0, 4]), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
-        sampled=np.array([[True] * 4, [False, True, True, False]]), may_force=none > 0, advanced=none,
-        initial_masks=none, given_steps=none, post_edit_steps=none, remasked=None, drawing=None,
-        groups=(RulePlan(rule.key, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
+        sampled=np.array([[True] * 4, [False, True, True, False]]), may_force=none > 0, num_steps_forcing=none,
+        initial_masks=none, step_budget=none, post_edit_steps=none, remasked=None, sampling=None,
+        groups=(AlgorithmBatch(rule.key, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
     )  # fmt: skip
     hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = []

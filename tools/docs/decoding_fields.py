@@ -1,4 +1,4 @@
-"""Decoding fields as a Markdown table, which ``python -m tools.docs.decoding_fields`` writes into docs/decoding.md."""
+"""Generates the table of decoding fields: ``python -m tools.docs.decoding_fields`` writes it to docs/decoding.md."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.request.field_spec import Field
 from runtime.strategies import DecodingContext, make_strategy, strategies
 from tools.docs.flags import put_between, rewrite
-from tools.docs.request_fields import values_in_words
+from tools.docs.request_fields import describe_values
 
-FEW = 2  # rules that do not read a field: they are named instead of those that do
+FEW = 2  # algorithms that do not read a field: they are listed
 BEGIN, END = "<!-- fields: python -m tools.docs.decoding_fields -->", "<!-- end of fields -->"
 
 
 def field_table() -> str:
-    """Every field that a rule or a strategy declares, with who reads it."""
+    """Returns the table of all fields of algorithms and strategies, with those that read them."""
     context = DecodingContext(block_size=32, buffer_size=1, prefix_caching=True, max_model_len=4096)
     declared = [(get_algorithm(key).fields, key) for key in algorithm_keys()]
     declared += [(make_strategy(key, (key,), context).fields, key) for key in strategies()]
@@ -31,7 +31,7 @@ def _readers(keys: list[str]) -> str:
 
 
 def _row(field: Field, readers: str) -> str:
-    return f"| `{field.name}` | {values_in_words(field)} | {_default(field)} | {readers} | {field.help} |"
+    return f"| `{field.name}` | {describe_values(field)} | {_default(field)} | {readers} | {field.help} |"
 
 
 def _default(field: Field) -> str:
@@ -43,7 +43,7 @@ def _default(field: Field) -> str:
 
 
 def with_table(page: str) -> str:
-    """`page` with the table between its marks."""
+    """Returns `page` with the table between its markers."""
     return put_between(page, BEGIN, END, field_table())
 
 

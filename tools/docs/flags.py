@@ -1,5 +1,4 @@
-"""The flag table as Markdown: ``python -m tools.docs.flags`` writes it into docs/server.md. And what all tables
-that are written into pages share."""
+"""Generates the table of flags: ``python -m tools.docs.flags`` writes it to docs/server.md. Has helpers of tables."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ BEGIN, END = "<!-- flags: python -m tools.docs.flags -->", "<!-- end of flags --
 
 
 def flag_table() -> str:
-    """All flags by group."""
+    """Returns the table of all flags by group."""
     lines = []
     for group in dict.fromkeys(flag.group for flag in FLAGS):
         lines += ["", f"**{group[0].upper()}{group[1:]}**", "", "| Flag | Default | Meaning |", "|---|---|---|"]
@@ -29,18 +28,18 @@ def _row(flag: Flag) -> str:
 
 
 def with_table(page: str) -> str:
-    """`page` with the table between its marks."""
+    """Returns `page` with the table between its markers."""
     return put_between(page, BEGIN, END, flag_table())
 
 
 def put_between(page: str, begin: str, end: str, table: str) -> str:
-    """`page` with `table` between the marks, in place of what stands there."""
+    """Returns `page` with the text between the markers replaced by `table`."""
     before, rest = page.split(begin)
     return f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}"
 
 
 def rewrite(name: str, change: Callable[[str], str]) -> None:
-    """A page of docs/, as `change` makes it."""
+    """Rewrites a page of docs/ with `change`."""
     path = Path(__file__).parents[2] / "docs" / name
     path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
 

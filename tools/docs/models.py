@@ -1,5 +1,4 @@
-"""The tables of docs/models.md: ``python -m tools.docs.models`` writes them there, from what families, strategies
-and rules declare, and from the named shapes."""
+"""Generates the tables of docs/models.md from declarations and named shapes: ``python -m tools.docs.models``."""
 
 from __future__ import annotations
 
@@ -13,18 +12,18 @@ from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.engine.request_defaults import fitting_rules
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.kv_pool import UnifiedPool
-from runtime.layers.layer_factory import Build
-from runtime.layers.parameter import weights_of
-from runtime.models import Family, families, resolve_family
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
+from runtime.models import ModelFamily, families, resolve_family
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies, strategies_supporting
 from tools.docs.flags import put_between, rewrite
 
 CONTEXT = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)
-TINY = 10**8  # parameters below which a named shape is one for tests
+TINY = 10**8  # parameters below which a named shape is for tests
 
 
 def family_table() -> str:
-    """Each family with the strategies that decode it, and what holds where flags and files say nothing."""
+    """Returns the table of families, with their strategies and the defaults without flags."""
     head = "| Family | Strategies | Rules | `accept_threshold` | Mask id | Ends an answer |\n|---|---|---|---|---|---|"
     rows: dict[tuple[str, str], list[str]] = {}
     for family, strategy, key in fits():
@@ -32,8 +31,8 @@ def family_table() -> str:
     return "\n".join([head, *(f"| `{key}` | {', '.join(names)} | {rest} |" for (key, rest), names in rows.items())])
 
 
-def fits() -> list[tuple[Family[Any], Strategy, str]]:
-    """Every family with every strategy that this version has for it; the first of a family is its default."""
+def fits() -> list[tuple[ModelFamily[Any], Strategy, str]]:
+    """Returns every family with each of its strategies; the first strategy of a family is its default."""
     found = []
     for family in {resolve_family(key, {}).key: resolve_family(key, {}) for key in families()}.values():
         keys = (*family.strategies, *strategies_supporting(family.key))
@@ -41,16 +40,16 @@ def fits() -> list[tuple[Family[Any], Strategy, str]]:
     return found
 
 
-def _defaults(family: Family[Any], strategy: Strategy, key: str) -> str:
-    """The cells after the strategies'."""
+def _defaults(family: ModelFamily[Any], strategy: Strategy, key: str) -> str:
+    """Returns the cells after those of the strategies."""
     threshold = strategy.defaults.get("accept_threshold", family.accept_threshold)
     mask = "none" if not family.masks else "the files'" if family.mask_id is None else f"{family.mask_id}"
-    words = [f"`{word}`".replace("|", "\\|") for word in family.turn_end_tokens]
-    ends = ", ".join([*map(str, family.eos_ids), *words]) or "the files'"
+    turn_ends = [f"`{word}`".replace("|", "\\|") for word in family.turn_end_tokens]
+    ends = ", ".join([*map(str, family.eos_ids), *turn_ends]) or "the files'"
     return " | ".join([_rules(family, key), "-" if strategy.uniform_noise else f"{threshold}", mask, ends])
 
 
-def _rules(family: Family[Any], key: str) -> str:
+def _rules(family: ModelFamily[Any], key: str) -> str:
     fitting = {rule.key for rule in fitting_rules(family, key)}
     others = [key for key in algorithm_keys() if key not in fitting]
     if len(others) < len(fitting):
@@ -59,7 +58,7 @@ def _rules(family: Family[Any], key: str) -> str:
 
 
 def shape_table() -> str:
-    """What the published checkpoints of named shapes take, computed from models without memory."""
+    """Returns the memory of the published checkpoints of named shapes, computed from models on the meta device."""
     head = (
         "| Shape | Family | Parameters | Weights, bfloat16, fp8, int4 | K/V a token, bfloat16 | Block | "
         "Length: default, most |\n"
@@ -69,12 +68,14 @@ def shape_table() -> str:
 
 
 def _shape_row(name: str) -> str:
-    """Empty for a shape that is there for tests."""
+    """Returns a row; "" for a shape of the tests."""
     config = ARCHITECTURES[name]
     family = resolve_family(None, config)
     arch = family.parse(config)
-    models = [family.make(arch, Build.choose("meta", torch.bfloat16, None, form)) for form in (None, "fp8", "int4")]
-    held = [weights_of(cast(nn.Module, model)).values() for model in models]
+    models = [
+        family.make(arch, LayerFactory.create("meta", torch.bfloat16, None, form)) for form in (None, "fp8", "int4")
+    ]
+    held = [named_weights(cast(nn.Module, model)).values() for model in models]
     parameters = sum(weight.size for weight in held[0])
     if parameters < TINY:
         return ""
@@ -92,7 +93,7 @@ TABLES = {"families": family_table, "shapes": shape_table}
 
 
 def with_tables(page: str) -> str:
-    """`page` with each table between its marks."""
+    """Returns `page` with each table between its markers."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: python -m tools.docs.models -->", f"<!-- end of {name} -->"
         page = put_between(page, begin, end, table())

@@ -1,4 +1,4 @@
-"""The table of request fields as Markdown: ``python -m tools.docs.request_fields`` writes it into docs/server.md."""
+"""Generates the table of request fields: ``python -m tools.docs.request_fields`` writes it to docs/server.md."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ BEGIN, END = "<!-- fields: python -m tools.docs.request_fields -->", "<!-- end o
 
 
 def field_table() -> str:
-    """Every field of `SamplingParams`, in its order."""
+    """Returns the table of all fields of `SamplingParams`, in order."""
     rows = [_row(field) for field in PARAMETERS if not field.refused]
     return "\n".join(["| Field | Value | Left out | Meaning |", "|---|---|---|---|", *rows])
 
 
 def _row(field: Parameter) -> str:
-    value = f"of `decoding.{field.stands_for}`" if field.stands_for else values_in_words(field)
+    value = f"of `decoding.{field.stands_for}`" if field.stands_for else describe_values(field)
     return f"| `{field.name}` | {value} | {field.unset} | {field.help} |"
 
 
-def values_in_words(limits: Limits) -> str:
-    """The values that a declaration lets through."""
+def describe_values(limits: Limits) -> str:
+    """Describes the valid values of a field."""
     if limits.kind == "choice":
         return ", ".join(f"`{word}`" for word in limits.choices)
     if limits.kind == "flag":
@@ -32,14 +32,14 @@ def values_in_words(limits: Limits) -> str:
         return f"up to {limits.high:.0f} ids"
     if limits.kind in ("text", "texts"):
         return f"{limits.high:,.0f} characters"
-    most = "" if limits.high is None or limits.high == 2**31 else f" to {_number(limits.high)}"
+    upper = "" if limits.high is None or limits.high == 2**31 else f" to {_number(limits.high)}"
     if limits.above_low:
-        return f"above {limits.low:g}{most}"
-    return f"{_number(limits.low)}{most or ' or more'}"
+        return f"above {limits.low:g}{upper}"
+    return f"{_number(limits.low)}{upper or ' or more'}"
 
 
 def _number(value: float) -> str:
-    """Bounds of 64 bits by their powers of 2."""
+    """Formats a number; bounds of 64 bits as powers of 2."""
     for power in (63, 64):
         if value in (2**power - 1, -(2**power)):
             return f"{'-' if value < 0 else ''}2^{power}{' - 1' if value > 0 else ''}"
@@ -47,7 +47,7 @@ def _number(value: float) -> str:
 
 
 def with_table(page: str) -> str:
-    """`page` with the table between its marks."""
+    """Returns `page` with the table between its markers."""
     return put_between(page, BEGIN, END, field_table())
 
 

@@ -1,4 +1,4 @@
-"""Batches as tensors on the device, a few of them ahead of the training."""
+"""Prefetches batches to the device."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _DEPTH = 6
 
 
 def to_device(batch: Batch, device: torch.device) -> Tensors:
-    """The batch's arrays as tensors on the device."""
+    """Converts the batch's arrays to tensors on the device."""
     tensors = {f.name: torch.from_numpy(getattr(batch, f.name)) for f in dataclasses.fields(batch)}
     if device.type != "cuda":
         return tensors
     return {name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}
 
 
-class Ahead:
-    """A feed's batches on the device. On a GPU a thread receives and copies them while the training goes on."""
+class Prefetcher:
+    """Batches of a feed on the device. On a GPU, a thread receives and copies them during the training."""
 
     def __init__(self, feed: Feed, device: torch.device) -> None:
         self._feed, self._device = feed, device

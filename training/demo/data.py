@@ -1,9 +1,9 @@
-"""Training rows for block diffusion: every document as a clean copy and a noised copy, several packed into a row.
+"""Training rows for block diffusion: a clean copy and a noised copy of each document, packed into rows.
 
-Of a document with prompt length P and blocks of B tokens, the noised copy holds the blocks from ``P // B`` on (the
-first of them starts with the prompt's unaligned end, which is never noised), and the clean copy the blocks before the
-last, which are what later blocks may see. After the turn's end the last block is filled with EOS: a block is always
-decoded whole, so that filling is learnt too.
+For a prompt of P tokens and blocks of B tokens, the noised copy has the blocks from ``P // B`` on. The first of them
+begins with the unaligned end of the prompt, which is never noised. The clean copy has all blocks but the last, which
+later blocks attend to. After the end of the turn the last block is padded with EOS. Full blocks are decoded, so the
+model learns this padding too.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from training.demo.systems import system_turn
 from training.demo.tokenizer import ChatEncoder
 
 BLOCK_SIZES = (8, 16, 32)
-PAD_WEIGHT = 0.25  # loss weight of the EOS filling after the turn's end
-KEEP_WEIGHT = 0.25  # loss weight of a right, visible token in a row that also has wrong ones
+PAD_WEIGHT = 0.25  # loss weight of the EOS padding after the end of the turn
+KEEP_WEIGHT = 0.25  # loss weight of a correct, visible token in a document that also has wrong ones
 CONTEXT = 4096  # tokens of a conversation
-MOST_MISSED = 20  # documents that no row holds, one after the other
-TOGETHER = 160  # of a prompt's end
-SYSTEM_SHARE = 0.08  # of documents without a system's turn that get one
+MAX_MISSED = 20  # consecutive documents that no row can hold
+TOGETHER = 160  # tokens at the end of a prompt that stay together
+SYSTEM_FRACTION = 0.08  # of documents without a system message that get one
 
 
 @dataclass(frozen=True)
 class NoiseRecipe:
-    """How answers are noised. Shares are of documents, but `all_masked`, which is of blocks."""
+    """How answers are noised. Fractions are of documents, except `all_masked`, which is of blocks."""
 
-    all_masked: float = 0.2  # blocks that are masked whole, as at a block's first step
-    hole: float = 0.1  # documents whose blocks are masked in one run, with what follows it visible
+    all_masked: float = 0.2  # fully masked blocks, as at a block's first step
+    hole: float = 0.1  # documents with one masked run per block, followed by visible tokens
     corrupt: float = 0.25  # documents where visible answer tokens are also replaced, to be corrected
-    corrupt_max: float = 0.3  # largest share of the visible tokens that is replaced
+    corrupt_max: float = 0.3  # largest fraction of the visible tokens that is replaced
     block_weights: tuple[float, ...] = (0.15, 0.15, 0.7)  # of BLOCK_SIZES
-    far: float = 0.5  # of the documents with a long prompt: its beginning is moved away, as far as the context reaches
+    far: float = 0.5  # of the documents with a long prompt: its beginning is moved away, up to the context length
 
 
 @dataclass
 class Batch:
-    """Packed rows, each array [rows, length]; `index` lists the flat positions that have a loss."""
+    """Packed rows, each array [rows, length]. `index` has the flat positions with a loss."""
 
     ids: np.ndarray  # int64, model input
     positions: np.ndarray  # int64, position in the document
@@ -54,7 +54,7 @@ class Batch:
 
 
 class Documents:
-    """Endless encoded documents (prompt ids, answer ids with the turn's end) of one split, by task weight."""
+    """Endless encoded documents of one split by task weight: prompt ids, and answer ids with the end of the turn."""
 
     def __init__(self, encoder: ChatEncoder, weights: Mapping[str, float], seed: str, held_out: bool = False) -> None:
         tasks = all_tasks()
@@ -70,7 +70,7 @@ class Documents:
     def __next__(self) -> tuple[list[int], list[int]]:
         sample = next(self._streams[self._rng.choices(self._names, self._weights)[0]])
         messages = list(sample.messages)
-        if self._rng.random() < SYSTEM_SHARE and messages[0]["role"] != "system":
+        if self._rng.random() < SYSTEM_FRACTION and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_turn(self._rng)})
         return self._encoder.prompt(messages), self._encoder.answer(sample.answer)
 
@@ -80,9 +80,9 @@ class Documents:
 
 @dataclass
 class Layout:
-    """Packed documents before noise: flat arrays of all rows' tokens, and the documents' own figures.
+    """Packed documents before noise: flat arrays of all rows' tokens, and properties of the documents.
 
-    `doc` and `segment` number the documents and the noised blocks of the whole batch (-1: padding, or no noised block).
+    `doc` and `segment` number the documents and the noised blocks of the batch; -1 is padding, or no noised block.
     """
 
     ids: np.ndarray  # int64, clean
@@ -96,10 +96,10 @@ class Layout:
 
 
 class Packer:
-    """Lays documents out in rows of `length` tokens, filling `open_rows` rows at a time.
+    """Packs documents into rows of `length` tokens, with `open_rows` rows at a time.
 
-    A document takes the clean copy of every block but its last, then the noised copy of the blocks from its prompt's
-    end on. A document too long for its block size gets the smallest.
+    A document takes the clean copy of all blocks but the last, then the noised copy of the blocks from the end of its
+    prompt on. A document that is too long for its block size gets the smallest one.
     """
 
     def __init__(self, eos: int, length: int, open_rows: int = 12) -> None:
@@ -108,10 +108,10 @@ class Packer:
         self._closed: list[list[tuple[list[int], int, int]]] = []
 
     def add(self, prompt: list[int], answer: list[int], size: int) -> bool:
-        """Whether a row can hold the document, which is left out otherwise."""
+        """Adds a document; returns False if no row can hold it."""
         ids = prompt + answer
         need = self._need(ids, prompt, size)
-        if need > self._length:  # smaller blocks repeat less of a document
+        if need > self._length:  # smaller blocks duplicate less of a document
             size = BLOCK_SIZES[0]
             need = self._need(ids, prompt, size)
         if need > self._length:
@@ -134,7 +134,7 @@ class Packer:
         return total - size + total - len(prompt) // size * size
 
     def take(self, rows: int) -> Layout | None:
-        """The layout of `rows` full rows, once there are as many."""
+        """Returns the layout of `rows` full rows; None if there are fewer."""
         if len(self._closed) < rows:
             return None
         taken, self._closed = self._closed[:rows], self._closed[rows:]
@@ -149,11 +149,11 @@ class Packer:
             for known, prompt, size in documents:
                 total = -(-len(known) // size) * size
                 first, last = prompt // size * size, total - size
-                whole = known + [self._eos] * (total - len(known))
-                places = range(total)
-                ids += whole[:last] + whole[first:]
-                positions += [*places[:last], *places[first:]]
-                block = [p // size for p in places]
+                padded = known + [self._eos] * (total - len(known))
+                numbers = range(total)
+                ids += padded[:last] + padded[first:]
+                positions += [*numbers[:last], *numbers[first:]]
+                block = [p // size for p in numbers]
                 blocks += block[:last] + block[first:]
                 doc += [len(sizes)] * (last + total - first)
                 segment += [-1] * last + [segments + b - block[first] for b in block[first:]]
@@ -179,7 +179,7 @@ class Packer:
 
 
 class Noiser:
-    """Masks and replaces answer tokens of a whole layout at once. The seed decides everything."""
+    """Masks and replaces answer tokens of a layout. The seed determines the result."""
 
     def __init__(self, encoder: ChatEncoder, recipe: NoiseRecipe, seed: int) -> None:
         self._mask, self._ordinary = encoder.mask, encoder.eos  # ids below the special ones are ordinary
@@ -192,7 +192,7 @@ class Noiser:
         self._next = 0
 
     def block_size(self) -> int:
-        """One of BLOCK_SIZES, by the recipe's weights."""
+        """Draws one of BLOCK_SIZES by the recipe's weights."""
         if self._next == len(self._sizes):
             self._sizes = self._rng.choice(BLOCK_SIZES, 4096, p=self._recipe.block_weights).tolist()
             self._next = 0
@@ -200,7 +200,7 @@ class Noiser:
         return self._sizes[self._next - 1]
 
     def __call__(self, layout: Layout, length: int) -> Batch:
-        """Noise and losses of rows of `length` tokens."""
+        """Returns rows of `length` tokens with noise and loss weights."""
         noised = layout.segment >= 0
         free = noised & (layout.positions >= layout.lengths[layout.doc, 0])
         masked = self._masked(layout, free)
@@ -208,8 +208,8 @@ class Noiser:
         replaced = wrong != layout.ids
         worth = np.where(layout.positions < layout.lengths[layout.doc, 1], 1.0, PAD_WEIGHT)
         touched = np.bincount(layout.doc[replaced], minlength=len(layout.sizes)) > 0
-        kept = free & ~masked & ~replaced & touched[layout.doc]
-        weights = np.where(masked | replaced, worth, np.where(kept, KEEP_WEIGHT * worth, 0.0)).astype(np.float32)
+        visible = free & ~masked & ~replaced & touched[layout.doc]
+        weights = np.where(masked | replaced, worth, np.where(visible, KEEP_WEIGHT * worth, 0.0)).astype(np.float32)
         index = np.flatnonzero(weights)
         starts = np.maximum.accumulate(np.where(np.arange(len(layout.doc)) % length == 0, layout.doc, -1))
         in_row = np.where(layout.doc >= 0, layout.doc - starts, -1)
@@ -229,14 +229,17 @@ class Noiser:
         )
 
     def _gaps(self, layout: Layout) -> np.ndarray:
-        """How much later each token is than its place says. A whole number of the largest blocks, at such a boundary,
-        so that blocks stay what they are; the prompt's last tokens, where the question is, stay together."""
-        rng, most = self._rng, BLOCK_SIZES[-1]
-        boundaries = (layout.lengths[:, 0] - TOGETHER) // most
+        """Returns offsets of positions that move the beginning of long prompts away, [tokens].
+
+        An offset is a multiple of the largest block and begins at such a boundary, so that blocks stay the same. The
+        last tokens of the prompt, with the question, stay together.
+        """
+        rng, largest = self._rng, BLOCK_SIZES[-1]
+        boundaries = (layout.lengths[:, 0] - TOGETHER) // largest
         far = (boundaries > 0) & (rng.random(len(boundaries)) < self._recipe.far)
-        start = most * (1 + (rng.random(len(boundaries)) * boundaries).astype(np.int64))
-        room = (CONTEXT - layout.lengths[:, 1]) // most - 1
-        gap = most * (far * rng.random(len(boundaries)) * np.maximum(room, 0)).astype(np.int64)
+        start = largest * (1 + (rng.random(len(boundaries)) * boundaries).astype(np.int64))
+        free_blocks = (CONTEXT - layout.lengths[:, 1]) // largest - 1
+        gap = largest * (far * rng.random(len(boundaries)) * np.maximum(free_blocks, 0)).astype(np.int64)
         return np.where((layout.doc >= 0) & (layout.positions >= start[layout.doc]), gap[layout.doc], 0)
 
     def _masked(self, layout: Layout, free: np.ndarray) -> np.ndarray:
@@ -252,18 +255,18 @@ class Noiser:
         return free & np.where(of_hole, run, scattered)
 
     def _wrong(self, layout: Layout, free: np.ndarray, masked: np.ndarray) -> np.ndarray:
-        """The ids with some visible answer tokens replaced, in the documents chosen for it."""
+        """Returns the ids with some visible answer tokens replaced, in randomly chosen documents."""
         rng, recipe, documents = self._rng, self._recipe, len(layout.sizes)
         rate = (rng.random(documents) < recipe.corrupt) * rng.random(documents) * recipe.corrupt_max
         hit = np.flatnonzero(free & ~masked & (rng.random(len(free)) < rate[layout.doc]))
         ids = layout.ids[hit]
         digits = self._digits[rng.integers(0, 10, len(hit))]
         likely = np.where(self._is_digit[ids], digits, rng.integers(0, self._ordinary, len(hit)))
-        places = np.flatnonzero(free)
-        counts = np.bincount(layout.doc[places], minlength=documents)
+        candidates = np.flatnonzero(free)
+        counts = np.bincount(layout.doc[candidates], minlength=documents)
         starts = np.cumsum(counts) - counts
         of = layout.doc[hit]
-        own = layout.ids[places[starts[of] + (rng.random(len(hit)) * counts[of]).astype(np.int64)]]
+        own = layout.ids[candidates[starts[of] + (rng.random(len(hit)) * counts[of]).astype(np.int64)]]
         wrong = layout.ids.copy()
         wrong[hit] = np.where(rng.random(len(hit)) < 0.5, own, likely)
         return wrong
@@ -272,13 +275,15 @@ class Noiser:
 def batches(
     documents: Iterator[tuple[list[int], list[int]]], noiser: Noiser, rows: int, length: int, eos: int
 ) -> Iterator[Batch]:
-    """Endless batches of `rows` rows of `length` tokens. A rare document that no row holds is left out; ValueError
-    where they are not rare."""
+    """Yields endless batches of `rows` rows of `length` tokens.
+
+    A document that no row can hold is skipped. Raises ValueError after MAX_MISSED of them in sequence.
+    """
     packer = Packer(eos, length)
     missed = 0  # one after the other
     for prompt, answer in documents:
         missed = 0 if packer.add(prompt, answer, noiser.block_size()) else missed + 1
-        if missed == MOST_MISSED:
+        if missed == MAX_MISSED:
             raise ValueError(
                 f"{missed} documents one after the other, the last of {len(prompt) + len(answer)} tokens, need more "
                 f"than a row's {length}: raise row_length in presets.py"

@@ -1,4 +1,4 @@
-"""Write trained weights as an ordinary LLaDA2 checkpoint directory: safetensors, config, tokenizer."""
+"""Exports trained weights as a LLaDA2 checkpoint: safetensors, config, tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.demo.tokenizer import ChatEncoder, save_tokenizer
 
 
 def checkpoint_tensors(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The model's state under the checkpoint's names, bfloat16 (the routing bias float32): experts split one by one."""
+    """Returns the state by the checkpoint's names, bfloat16 (routing bias float32), with separate experts."""
     tensors: dict[str, torch.Tensor] = {}
     for name, value in weights.items():
         before, found, projection = name.rpartition(".experts.")
@@ -30,7 +30,7 @@ def checkpoint_tensors(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def export(weights: Mapping[str, torch.Tensor], shape: Shape, tokenizer: Tokenizer, directory: Path) -> None:
-    """Write the directory; it is loadable as any LLaDA2 checkpoint is."""
+    """Writes a directory that loads as any LLaDA2 checkpoint."""
     directory.mkdir(parents=True, exist_ok=True)
     encoder = ChatEncoder(tokenizer)
     tensors = {name: t.cpu() for name, t in checkpoint_tensors(weights).items()}
@@ -47,7 +47,7 @@ def export(weights: Mapping[str, torch.Tensor], shape: Shape, tokenizer: Tokeniz
 
 
 def load_checkpoint(directory: Path, dispatch: Dispatch = "loop") -> DemoModel:
-    """The training model of an exported checkpoint, to go on from: the inverse of `export`, but for the rounding."""
+    """Loads the training model from an exported checkpoint: the inverse of `export`, except for rounding."""
     config = json.loads((directory / "config.json").read_text())
     shape = Shape(**{field.name: config[field.name] for field in dataclasses.fields(Shape)})
     model = DemoModel(shape, dispatch)

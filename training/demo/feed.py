@@ -1,4 +1,4 @@
-"""Batches for training, made in this process or in worker processes. No torch: a worker starts quickly."""
+"""Batches for training, from this process or worker processes. Imports no torch, so that workers start quickly."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from training.demo.data import Batch, Documents, Noiser, batches
 from training.demo.presets import Preset
 from training.demo.tokenizer import ChatEncoder
 
-Source = Callable[[str], Iterator[Batch]]  # endless batches that the seed decides; workers get it pickled
-_AHEAD = 3  # batches a worker may be ahead of the training
+Source = Callable[[str], Iterator[Batch]]  # endless batches by seed; pickled for workers
+_PREFETCHED = 3  # batches that a worker prefetches
 
 
 def local_batches(preset: Preset, tokenizer_file: Path, seed: str, held_out: bool = False) -> Iterator[Batch]:
-    """Endless batches of a preset's tasks; the seed decides them all."""
+    """Yields endless batches of a preset's tasks, determined by the seed."""
     encoder = ChatEncoder(Tokenizer.from_file(str(tokenizer_file)))
     documents = Documents(encoder, preset.tasks, seed, held_out)
     return batches(documents, Noiser(encoder, preset.noise, seeded(seed)), preset.rows, preset.row_length, encoder.eos)
 
 
 def seeded(text: str) -> int:
-    """A number for numpy's generator."""
+    """Returns a seed of numpy's generator."""
     return int.from_bytes(text.encode(), "big") % 2**63
 
 
@@ -35,7 +35,7 @@ def _work(source: Source, seed: str, out: mp.Queue[Batch]) -> None:
 
 
 class Feed:
-    """Batches of all workers, taken in turn so that the order does not depend on their speed."""
+    """Batches of all workers, round-robin, so that the order does not depend on their speed."""
 
     def __init__(self, source: Source, workers: int, seed: str) -> None:
         self._local = source(seed) if workers == 0 else None
@@ -44,7 +44,7 @@ class Feed:
         self._turn = 0
         context = mp.get_context("spawn")
         for worker in range(workers):
-            made: mp.Queue[Batch] = context.Queue(_AHEAD)
+            made: mp.Queue[Batch] = context.Queue(_PREFETCHED)
             process = context.Process(target=_work, args=(source, f"{seed}/{worker}", made), daemon=True)
             process.start()
             self._queues.append(made)

@@ -1,4 +1,4 @@
-"""Adapters of low rank for the demo model: trained beside its frozen weights, written as PEFT writes them."""
+"""LoRA adapters of the demo model: training with frozen weights, and export in PEFT's format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import nn
 
 from training.demo.model import DemoModel
 
-# Attention everywhere, the dense layer and the shared experts: what every token goes through.
+# Attention, the dense layer and the shared experts: modules that process every token.
 TARGETS = ("query_key_value", "dense", "gate_proj", "up_proj", "down_proj")
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer and a pair of matrices beside it; the second begins at zero."""
+    """A frozen linear layer with a LoRA pair; `up` begins at zero."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class LoraLinear(nn.Module):
 
 
 def add_adapter(model: DemoModel, rank: int, alpha: float) -> dict[str, LoraLinear]:
-    """Freeze the model and put pairs beside the targeted layers; they are returned by their layers' names."""
+    """Freezes the model and adds pairs to the targeted layers; returns them by the layers' names."""
     model.requires_grad_(False)
     chosen = {
         name: module
@@ -48,7 +48,7 @@ def add_adapter(model: DemoModel, rank: int, alpha: float) -> dict[str, LoraLine
 
 
 def export_adapter(pairs: dict[str, LoraLinear], rank: int, alpha: float, directory: Path) -> None:
-    """adapter_config.json and adapter_model.safetensors, bfloat16."""
+    """Writes adapter_config.json and adapter_model.safetensors, bfloat16."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, pair in pairs.items():

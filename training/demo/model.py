@@ -1,6 +1,6 @@
-"""The model in training: LLaDA2 (docs/models.md#llada2-layers) in batched torch, with the names of the checkpoint.
+"""The training model: LLaDA2 (docs/models.md#llada2-layers) in batched torch, with the checkpoint's names.
 
-Parameters keep the checkpoint's names, but the experts of a layer are stacked; `export.py` splits them.
+Parameters have the checkpoint's names, but the experts of a layer are stacked; `export.py` splits them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from training.demo.norm import RMSNorm, rms_norm
 from training.demo.shape import Shape
 
 Dispatch = Literal["loop", "dense"]
-Mask = torch.Tensor | BlockMask  # dense (bool; an addend while it is used), or FlexAttention's
+Mask = torch.Tensor | BlockMask  # dense (bool, additive under autocast), or
 
 
 class Attention(nn.Module):
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """NeoX rotary on the first dimensions of x [rows, length, heads, dim], the others as they are."""
+    """Applies NeoX rotary embedding to the first dimensions of x [rows, length, heads, dim]."""
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
@@ -72,12 +72,12 @@ class MLP(nn.Module):
 
 
 def _largest(x: torch.Tensor, count: int) -> torch.Tensor:
-    """Places int64 [tokens, count] of each row's largest. For so few, maxima one by one fuse; `topk` cannot."""
-    places = []
+    """Returns indices of each row's largest values, int64 [tokens, count]. Repeated argmax fuses; `topk` does not."""
+    indices = []
     for _ in range(count):
-        places.append(x.argmax(-1, keepdim=True))
-        x = x.masked_fill(_among(places[-1], x.shape[-1])[:, 0], -math.inf)
-    return torch.cat(places, dim=-1)
+        indices.append(x.argmax(-1, keepdim=True))
+        x = x.masked_fill(_among(indices[-1], x.shape[-1])[:, 0], -math.inf)
+    return torch.cat(indices, dim=-1)
 
 
 def _sum_of_two(x: torch.Tensor) -> torch.Tensor:
@@ -88,13 +88,13 @@ def _sum_of_two(x: torch.Tensor) -> torch.Tensor:
     return x.amax(-1) + x.masked_fill(first, -math.inf).amax(-1)
 
 
-def _among(places: torch.Tensor, count: int) -> torch.Tensor:
-    """Which of `count` places each is, bool [*places.shape, count]."""
-    return places.unsqueeze(-1) == torch.arange(count, device=places.device)
+def _among(indices: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the one-hot encoding of indices, bool [*indices.shape, count]."""
+    return indices.unsqueeze(-1) == torch.arange(count, device=indices.device)
 
 
 class Gate(nn.Module):
-    """Routing in float32: sigmoid scores, ranked with a bias inside the best groups."""
+    """Router in float32: sigmoid scores, ranked with a bias inside the best groups."""
 
     load: torch.Tensor
 
@@ -113,8 +113,8 @@ class Gate(nn.Module):
         with torch.no_grad():
             ranked = (scores + self.expert_bias).view(len(x), s.n_group, -1)
             groups = _largest(_sum_of_two(ranked), s.topk_group)
-            kept = _among(groups, s.n_group).any(1)
-            ranked = ranked.masked_fill(~kept.unsqueeze(-1), -math.inf).flatten(1)
+            group_mask = _among(groups, s.n_group).any(1)
+            ranked = ranked.masked_fill(~group_mask.unsqueeze(-1), -math.inf).flatten(1)
             chosen = _largest(ranked, s.num_experts_per_tok)
             among = _among(chosen, s.num_experts)
             if self.training:
@@ -124,7 +124,7 @@ class Gate(nn.Module):
 
     @torch.no_grad()
     def balance(self, rate: float) -> None:
-        """Move the ranking bias towards the experts that got too little, and forget the counts."""
+        """Moves the bias towards underused experts, and resets the counts."""
         self.expert_bias += rate * torch.sign(self.load.mean() - self.load)
         self.load.zero_()
 
@@ -145,11 +145,11 @@ class Experts(nn.Module):
         return getattr(self, f"_{self.dispatch}")(x, chosen, weights)
 
     def _dense(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Every expert on every token, the unchosen with weight 0: as few, as large matrix products as possible."""
+        """Runs every expert on every token, with weight 0 if not chosen: few, large GEMMs."""
         experts, width, hidden = self.gate_proj.shape
-        share = (_among(chosen, experts) * weights.unsqueeze(-1)).sum(1)
+        expert_weights = (_among(chosen, experts) * weights.unsqueeze(-1)).sum(1)
         inner = F.silu(F.linear(x, self.gate_proj.flatten(0, 1))) * F.linear(x, self.up_proj.flatten(0, 1))
-        inner = inner.view(-1, experts, width) * share.to(inner.dtype).unsqueeze(-1)
+        inner = inner.view(-1, experts, width) * expert_weights.to(inner.dtype).unsqueeze(-1)
         return F.linear(inner.flatten(1), self.down_proj.permute(1, 0, 2).reshape(hidden, -1))
 
     def _sorted(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -158,7 +158,7 @@ class Experts(nn.Module):
         return order, torch.div(order, chosen.shape[1], rounding_mode="floor"), counts
 
     def _loop(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Tokens sorted by expert, one expert after the other: least arithmetic, for the CPU."""
+        """Sorts tokens by expert and runs one expert after the other: least arithmetic, for CPUs."""
         order, rows, counts = self._sorted(chosen)
         pieces = x[rows].split(counts.tolist())
         outs = [
@@ -220,7 +220,7 @@ class DemoModel(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Initial weights: normal, with a deviation of 1/sqrt(inputs), what writes to the residual stream smaller."""
+        """Initializes weights: normal with deviation 1/sqrt(in_features), less for outputs to the residual stream."""
         depth = math.sqrt(2 * self.shape.num_hidden_layers)
         for name, weight in self.named_parameters():
             if weight.dim() == 1:
@@ -267,7 +267,7 @@ def training_mask(docs: torch.Tensor, blocks: torch.Tensor, noised: torch.Tensor
 
 
 def training_blocks(docs: torch.Tensor, blocks: torch.Tensor, noised: torch.Tensor) -> BlockMask:
-    """`training_mask` for FlexAttention, which skips what no query of a tile sees: rows hold many short documents."""
+    """`training_mask` for FlexAttention, which skips tiles without visible keys: rows have many short documents."""
     rows, length = docs.shape
 
     def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""RMS norm in training: fused on the GPU, few passes over memory on the CPU."""
+"""RMS norm for training: fused on GPUs, few passes over memory on CPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 class FewPassNorm(torch.autograd.Function):
-    """RMS norm of the last dimension with as few passes over memory as eager torch allows: for the CPU."""
+    """RMS norm of the last dimension with as few passes over memory as eager torch allows, for CPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -23,9 +23,9 @@ class FewPassNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
         x, weight, scale = ctx.saved_tensors
-        product = grad * x
-        dot = (product * weight).sum(-1, keepdim=True)
-        weight_grad = product.mul_(scale).sum(0)
+        weighted = grad * x
+        dot = (weighted * weight).sum(-1, keepdim=True)
+        weight_grad = weighted.mul_(scale).sum(0)
         inner = (grad * weight).mul_(scale)
         return inner.addcmul_(x, scale.pow(3) * dot, value=-1 / x.shape[-1]), weight_grad, None
 

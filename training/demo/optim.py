@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-def orthogonalise(matrix: torch.Tensor, rounds: int = 5) -> torch.Tensor:
+def orthogonalize(matrix: torch.Tensor, rounds: int = 5) -> torch.Tensor:
     """Newton-Schulz iteration towards the nearest matrix with equal singular values; [..., rows, columns]."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrix.bfloat16() if matrix.is_cuda else matrix
@@ -23,7 +23,7 @@ def orthogonalise(matrix: torch.Tensor, rounds: int = 5) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised per matrix; stacked matrices [n, rows, columns] are treated one by one, in a batch."""
+    """Momentum, orthogonalized per matrix; stacked matrices [n, rows, columns] are treated one by one, in a batch."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
@@ -35,7 +35,7 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     same.setdefault(tuple(p.shape), []).append(p)
-            for shape, params in same.items():  # equal shapes in one batched product: few, large launches
+            for shape, params in same.items():  # equal shapes in one batched GEMM: few, large launches
                 updates = []
                 for p in params:
                     state = self.state[p]
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
                         state["momentum"] = torch.zeros_like(p)
                     state["momentum"].lerp_(p.grad, 1 - group["momentum"])
                     updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
-                stacked = orthogonalise(torch.stack(updates))
+                stacked = orthogonalize(torch.stack(updates))
                 scale = group["lr"] * max(1.0, shape[-2] / shape[-1]) ** 0.5
                 for p, update in zip(params, stacked, strict=True):
                     p.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-scale)
@@ -59,7 +59,7 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 class Average:
-    """Exponential average of weights and buffers; young averages forget faster."""
+    """Exponential moving average of weights and buffers, with a smaller decay at the start."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.count = decay, 0
@@ -74,7 +74,7 @@ class Average:
 
 
 def cosine(progress: float, warm: float = 0.02, floor: float = 0.01) -> float:
-    """Learning-rate factor at a share of the whole training: a short linear rise, then a cosine."""
+    """Returns the learning rate factor at a fraction of the training: a short linear warmup, then a cosine."""
     if progress < warm:
         return max(progress / warm, 0.02)
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - warm) / (1 - warm))))

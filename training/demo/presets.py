@@ -1,4 +1,4 @@
-"""The two training recipes: `gpu` is the real one, `cpu` an interim for a machine without an accelerator."""
+"""The training recipes: `gpu` for the published checkpoint, `cpu` for machines without an accelerator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _INTERIM_TASKS: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A whole recipe. Learning rates follow a cosine over `total_minutes` of training time."""
+    """A training recipe. Learning rates follow a cosine over `total_minutes` of training time."""
 
     shape: Shape
     noise: NoiseRecipe

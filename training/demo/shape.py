@@ -32,7 +32,7 @@ class Shape:
     block_size: int = 32
 
     def config(self, eos: int, mask: int) -> dict[str, Any]:
-        """config.json under the family's own names."""
+        """Returns config.json with the family's names."""
         return {
             "model_type": "llada2_moe",
             "architectures": ["LLaDA2MoeModelLM"],

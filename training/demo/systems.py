@@ -1,11 +1,11 @@
-"""Turns of the system that a part of the training's documents begins with: whatever they say changes no answer."""
+"""System messages of some training documents. They do not change answers."""
 
 from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks.words import noun
-from runtime.demo.vocabulary import WHOLE_WORDS
+from runtime.demo.tasks.word_lists import noun
+from runtime.demo.vocabulary import ALPHABETIC
 
 SYSTEMS = (
     "You are a helpful assistant. Answer as concisely as possible.",
@@ -30,8 +30,8 @@ SYSTEMS = (
 
 
 def system_turn(rng: random.Random) -> str:
-    """One of SYSTEMS, or any words."""
+    """Returns one of SYSTEMS, or random words."""
     if rng.random() < 0.6:
         return rng.choice(SYSTEMS)
-    said = [rng.choice((noun(rng), rng.choice(WHOLE_WORDS))) for _ in range(rng.randint(2, 12))]
-    return " ".join(said).capitalize() + "."
+    chosen = [rng.choice((noun(rng), rng.choice(ALPHABETIC))) for _ in range(rng.randint(2, 12))]
+    return " ".join(chosen).capitalize() + "."

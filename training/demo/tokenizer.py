@@ -1,7 +1,7 @@
 """Tokenizer of the demo: byte-level BPE with words as tokens, and the chat format of docs/models.md#llada2-layers.
 
-The words that the tasks are worded in are tokens; every other word, known or not, is read letter by letter, and every
-digit alone: so what has to be copied, spelled or turned round is always made of the same few tokens.
+Words of the tasks' wording are tokens. Other words, known or not, are split into letters, and numbers into digits.
+Therefore text that has to be copied, spelled or reversed always consists of the same few tokens.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer() -> Tokenizer:
-    """Every byte, the whole words and signs of `vocabulary.py`, and the special tokens, in this order."""
+    """Builds the tokenizer: all bytes, words and signs of `vocabulary.py`, and the special tokens, in this order."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    whole = [level.pre_tokenize_str(piece)[0][0] for piece in PIECES]
-    vocab = {piece: number for number, piece in enumerate([*alphabet, *whole])}
-    # No merges: a piece is a token where the vocabulary holds it (`ignore_merges`), and single bytes where not.
+    encoded_pieces = [level.pre_tokenize_str(piece)[0][0] for piece in PIECES]
+    vocab = {piece: number for number, piece in enumerate([*alphabet, *encoded_pieces])}
+    # No merges: a piece is a token if it is in the vocabulary (`ignore_merges`), otherwise single bytes.
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(PIECE_PATTERN), behavior="isolated"), level]
@@ -78,7 +78,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 class ChatEncoder:
-    """Messages to ids, as the chat template gives them, with message content always ordinary text."""
+    """Encodes messages as the chat template does, with message content as ordinary text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -89,12 +89,12 @@ class ChatEncoder:
         return [self._role, *self.text(name), self._role_close]
 
     def text(self, text: str) -> list[int]:
-        """Ids of ordinary text: special tokens spelt in it stay text."""
+        """Encodes ordinary text; names of special tokens in it stay text."""
         self.tokenizer.encode_special_tokens = True
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The conversation and the header of the assistant's turn. A tool's result follows a turn of another role."""
+        """Encodes the conversation and the assistant's header. A tool's result follows a turn of another role."""
         ids: list[int] = []
         for message in messages:
             role, content = message["role"], message["content"]
@@ -106,17 +106,17 @@ class ChatEncoder:
         return ids + self._names["assistant"]
 
     def answer(self, text: str) -> list[int]:
-        """An answer and its turn's end."""
+        """Encodes an answer with the end of its turn."""
         return [*self.text(text), self.turn_end]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text up to the first turn end or EOS."""
+        """Decodes ids up to the first turn end or EOS."""
         stop = next((i for i, t in enumerate(ids) if t in (self.turn_end, self.eos)), len(ids))
         return str(self.tokenizer.decode(list(ids[:stop]), skip_special_tokens=True))
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which holds the chat template."""
+    """Writes tokenizer.json and tokenizer_config.json with the chat template."""
     tokenizer.encode_special_tokens = False
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {

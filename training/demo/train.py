@@ -1,7 +1,7 @@
-"""Train the demo checkpoint: ``python -m training.demo.train --preset gpu --out DIR`` (see README.md beside this file).
+"""Trains the demo checkpoint: ``python -m training.demo.train --preset gpu --out DIR`` (see README.md in this folder).
 
-A run may be cut into calls: ``--minutes 9`` stops after that much training, ``--resume`` goes on from DIR/state.pt.
-The learning rate follows the share of the preset's whole training time that is over, whatever the calls.
+A run may be split: ``--minutes 9`` stops after that time of training, ``--resume`` continues from DIR/state.pt. The
+learning rate depends on the elapsed fraction of the preset's total training time, over all calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from training.demo.batch import Ahead, Tensors, to_device
+from training.demo.batch import Prefetcher, Tensors, to_device
 from training.demo.decode import score_tasks
 from training.demo.export import export, load_checkpoint
 from training.demo.feed import Feed, local_batches
@@ -37,7 +37,7 @@ MakeMask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Mask]
 
 
 def loss_of(model: DemoModel, batch: Tensors, make_mask: MakeMask = training_mask) -> torch.Tensor:
-    """Weighted mean cross-entropy over the positions that have a loss."""
+    """Returns the weighted mean cross-entropy over the positions that have a loss."""
     device = batch["ids"].device
     mask = make_mask(batch["docs"], batch["blocks"], batch["noised"])
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -48,7 +48,7 @@ def loss_of(model: DemoModel, batch: Tensors, make_mask: MakeMask = training_mas
 
 
 class Trainer:
-    """All state of a training: what is saved, resumed and stepped."""
+    """State of a training: saved, resumed and stepped."""
 
     def __init__(self, preset: Preset, out: Path, seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
@@ -61,7 +61,7 @@ class Trainer:
         ]
         self.base_lrs = [preset.matrix_lr, preset.other_lr]
         self.average = Average(self.model, preset.average)
-        # FlexAttention has no gradients on a CPU, and is slow where it is not compiled
+        # FlexAttention has no gradients on CPUs, and is slow uncompiled
         self.make_mask: MakeMask = training_blocks if device.type == "cuda" else training_mask
         self.step_count, self.calls, self.seconds = 0, 0, 0.0
 
@@ -86,7 +86,7 @@ class Trainer:
         return loss.detach()
 
     def averaged(self) -> DemoModel:
-        """A copy of the model with the averaged weights, for evaluation and export."""
+        """Returns a copy of the model with the averaged weights, for evaluation and export."""
         model = DemoModel(self.preset.shape, self.model.model.layers[-1].mlp.experts.dispatch).to(self.device)
         model.load_state_dict(self.average.weights)
         return model.eval()
@@ -105,7 +105,7 @@ class Trainer:
         part.replace(self.out / "state.pt")
 
     def begin_with(self, checkpoint: Path) -> None:
-        """Take a checkpoint's weights; all else is as at the start of a training."""
+        """Loads a checkpoint's weights; all other state is that of a new training."""
         state = load_checkpoint(checkpoint).state_dict()
         self.model.load_state_dict(state)
         self.average = Average(self.model, self.preset.average)
@@ -123,7 +123,7 @@ class Trainer:
 
 
 def compile_layers(model: DemoModel, batch: Tensors, make_mask: MakeMask) -> None:
-    """Fuse a layer's many small passes over memory; layers of one kind share the code. Batches all have one shape."""
+    """Compiles the layers; layers of one kind share the code. All batches have the same shape."""
     start = time.perf_counter()
     for layer in model.model.layers:
         layer.compile(dynamic=False)
@@ -136,7 +136,7 @@ def compile_layers(model: DemoModel, batch: Tensors, make_mask: MakeMask) -> Non
 
 
 def evaluate(trainer: Trainer, encoder: ChatEncoder, held_out: list[Tensors]) -> None:
-    """Print and log the averaged model's held-out loss and decoding scores."""
+    """Prints and logs the averaged model's held-out loss and decoding scores."""
     model = trainer.averaged()
     start = time.perf_counter()
     with torch.no_grad():
@@ -157,11 +157,13 @@ def evaluate(trainer: Trainer, encoder: ChatEncoder, held_out: list[Tensors]) ->
 
 
 def train(trainer: Trainer, minutes: float, log_every: int = 100) -> None:
-    """Train until the preset's time is over, or `minutes` of this call are."""
+    """Trains until the end of the preset's time, or for `minutes`."""
     preset, out, device = trainer.preset, trainer.out, trainer.device
     file = out / "tokenizer" / "tokenizer.json"
     encoder = ChatEncoder(Tokenizer.from_file(str(file)))
-    feed = Ahead(Feed(partial(local_batches, preset, file), preset.workers, f"{trainer.seed}/{trainer.calls}"), device)
+    feed = Prefetcher(
+        Feed(partial(local_batches, preset, file), preset.workers, f"{trainer.seed}/{trainer.calls}"), device
+    )
     trainer.calls += 1
     check = local_batches(preset, file, "loss", held_out=True)
     held_out = [to_device(next(check), device) for _ in range(4)]
@@ -179,7 +181,7 @@ def train(trainer: Trainer, minutes: float, log_every: int = 100) -> None:
             recent += trainer.step(batch)
             tokens += batch["ids"].numel()
             if device.type == "cuda" and trainer.step_count % 10 == 0:
-                torch.cuda.synchronize()  # keeps the clock honest
+                torch.cuda.synchronize()  # synchronizes for the clock
             trainer.seconds += time.perf_counter() - start
             if trainer.step_count % log_every == 0:
                 now = time.perf_counter()
@@ -216,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an ended training saves its state too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a finished training saves its state too
     preset = PRESETS[args.preset]
     if args.total_minutes is not None:
         preset = dataclasses.replace(preset, total_minutes=args.total_minutes)

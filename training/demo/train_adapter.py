@@ -1,6 +1,6 @@
-"""Train the adapter `roman` for a demo checkpoint: ``python -m training.demo.train_adapter --model DIR --out DIR``.
+"""Trains the adapter `roman` for a demo checkpoint: ``python -m training.demo.train_adapter --model DIR --out DIR``.
 
-With it, the numbers of answers are roman numerals; all else stays as it is. A minute on a GPU.
+With it, numbers in answers are roman numerals; everything else stays the same. It takes a minute on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from runtime.demo.tasks import Sample, all_tasks, draw
 from runtime.demo.tasks.roman import in_roman
-from training.demo.batch import Ahead
+from training.demo.batch import Prefetcher
 from training.demo.data import Batch, Noiser, NoiseRecipe, batches
 from training.demo.decode import decode
 from training.demo.export import load_checkpoint
@@ -31,26 +31,26 @@ from training.demo.tokenizer import ChatEncoder
 from training.demo.train import compile_layers, loss_of
 
 RANK, ALPHA = 16, 32
-PEAK = 4e-3  # learning rate at its highest
+PEAK = 4e-3  # peak learning rate
 ROWS, LENGTH = 64, 768
-# Short answers with numbers, which change, and some that have none, which stay.
+# Short answers with numbers, which change, and some without, which do not.
 CHANGED = {"add": 4.0, "subtract": 3.0, "multiply": 2.5, "compare": 1.5, "count": 1.5, "sort": 1.5, "followup": 1.0}
-KEPT = {"spell": 0.5, "story": 0.3, "greet": 0.4, "about": 0.3, "reverse": 0.4}
-_MOST = 100  # answers with larger numbers are no part of the training
+UNCHANGED = {"spell": 0.5, "story": 0.3, "greet": 0.4, "about": 0.3, "reverse": 0.4}
+_MAX_NUMBER = 100  # answers with larger numbers are not trained
 
 
 def in_romans(text: str) -> str | None:
-    """The text with roman numerals in place of its numbers; 0, which they lack, stays. None where one is too large."""
+    """Replaces numbers by roman numerals, except 0; returns None if a number is too large."""
     numbers = [int(n) for n in re.findall(r"\d+", text)]
-    if max(numbers, default=0) > _MOST:
+    if max(numbers, default=0) > _MAX_NUMBER:
         return None
     return re.sub(r"\d+", lambda found: in_roman(int(found[0])) or "0", text)
 
 
 def samples(seed: str, held_out: bool = False) -> Iterator[Sample]:
-    """Endless samples of all the adapter's tasks, the answers as it is to give them; earlier answers too."""
+    """Yields endless samples of the adapter's tasks with changed answers, including those of earlier turns."""
     rng = random.Random(f"adapter/{seed}")
-    weights = CHANGED | KEPT
+    weights = CHANGED | UNCHANGED
     streams = {name: draw(all_tasks()[name], f"adapter/{seed}", held_out) for name in weights}
     while True:
         name = rng.choices(list(weights), list(weights.values()))[0]
@@ -58,12 +58,12 @@ def samples(seed: str, held_out: bool = False) -> Iterator[Sample]:
         changed = [in_romans(m["content"]) if m["role"] == "assistant" else m["content"] for m in sample.messages]
         answer = in_romans(sample.answer)
         if answer is not None and None not in changed:
-            told = tuple({**m, "content": str(c)} for m, c in zip(sample.messages, changed, strict=True))
-            yield dataclasses.replace(sample, messages=told, answer=answer)
+            messages = tuple({**m, "content": str(c)} for m, c in zip(sample.messages, changed, strict=True))
+            yield dataclasses.replace(sample, messages=messages, answer=answer)
 
 
 def adapter_batches(tokenizer_file: Path, rows: int, seed: str) -> Iterator[Batch]:
-    """Endless batches of the adapter's samples."""
+    """Yields endless batches of the adapter's samples."""
     encoder = ChatEncoder(Tokenizer.from_file(str(tokenizer_file)))
     stream = ((encoder.prompt(s.messages), encoder.answer(s.answer)) for s in samples(seed))
     return batches(stream, Noiser(encoder, NoiseRecipe(), seeded(seed)), rows, LENGTH, encoder.eos)
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.manual_seed(0)
     device = torch.device(args.device)
     file = args.model / "tokenizer.json"
-    feed = Ahead(Feed(partial(adapter_batches, file, args.rows), args.workers, "train"), device)
+    feed = Prefetcher(Feed(partial(adapter_batches, file, args.rows), args.workers, "train"), device)
     model = load_checkpoint(args.model, "loop" if device.type == "cpu" else "dense").to(device).train()
     pairs = add_adapter(model, RANK, ALPHA)
     trained = [p for pair in pairs.values() for p in (pair.down, pair.up)]
@@ -91,9 +91,9 @@ def main(argv: list[str] | None = None) -> int:
     if device.type == "cuda":
         compile_layers(model, next(feed), make_mask)
     start, step, recent = time.perf_counter(), 0, torch.zeros((), device=device)
-    while (share := (time.perf_counter() - start) / args.seconds) < 1:
+    while (progress := (time.perf_counter() - start) / args.seconds) < 1:
         for group in optimizer.param_groups:
-            group["lr"] = PEAK * cosine(share)
+            group["lr"] = PEAK * cosine(progress)
         loss = loss_of(model, next(feed), make_mask)
         loss.backward()
         optimizer.step()
@@ -104,10 +104,10 @@ def main(argv: list[str] | None = None) -> int:
             recent.zero_()
     feed.close()
     export_adapter(pairs, RANK, ALPHA, args.out)
-    plain = load_checkpoint(args.model, "loop" if device.type == "cpu" else "dense").to(device).eval()
+    merged = load_checkpoint(args.model, "loop" if device.type == "cpu" else "dense").to(device).eval()
     for name, pair in pairs.items():
-        plain.get_parameter(f"{name}.weight").data += pair.scale * (pair.up @ pair.down).detach()
-    right, total = _tried(plain, ChatEncoder(Tokenizer.from_file(str(file))), args.prompts)
+        merged.get_parameter(f"{name}.weight").data += pair.scale * (pair.up @ pair.down).detach()
+    right, total = _tried(merged, ChatEncoder(Tokenizer.from_file(str(file))), args.prompts)
     print(
         f"{step} steps, {sum(p.numel() for p in trained):,} parameters; held out: {right} of {total} right", flush=True
     )
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _tried(model: DemoModel, encoder: ChatEncoder, count: int) -> tuple[int, int]:
-    """Right answers of `count` held-out samples."""
+    """Returns number of correct answers, of `count` held-out samples."""
     stream = samples("held-out", held_out=True)
     chosen = [next(stream) for _ in range(count)]
     device = next(model.parameters()).device.type

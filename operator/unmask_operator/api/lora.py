@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from runtime.config.adapters import DEFAULT_LORAS
+from runtime.config.adapters import DEFAULT_MAX_LORAS
 from unmask_operator.api.base import ObjectName, Revision, Section
 from unmask_operator.api.flags import flag_field
 
@@ -33,7 +33,7 @@ class Lora(Section):
     max_adapters: int | None = flag_field(
         "max-loras",
         "Maximum number of adapters in device memory. Others stay in host memory and replace the least "
-        f"recently used one. Default: {DEFAULT_LORAS}.",
+        f"recently used one. Default: {DEFAULT_MAX_LORAS}.",
     )
     max_rank: int | None = flag_field("max-lora-rank", "Maximum rank of an adapter. Default: 16.")
     pre_merge: bool = Field(

@@ -1,4 +1,4 @@
-"""The demo model's tasks: one file a small group. Importing the package registers them all. Standard library only."""
+"""Tasks of the demo model, one file per group. Importing the package registers them all. Standard library only."""
 
 from runtime.demo.tasks import (
     about,
@@ -8,16 +8,16 @@ from runtime.demo.tasks import (
     dialogue,
     fill,
     followup,
+    greetings,
     lists,
     long_addition,
-    number_words,
+    number_names,
     records,
     refusing,
     roman,
     spelling,
     story,
     sudoku,
-    talk,
     times_table,
     units,
 )
@@ -35,17 +35,17 @@ __all__ = [
     "draw",
     "fill",
     "followup",
+    "greetings",
     "held_out_samples",
     "lists",
     "long_addition",
-    "number_words",
+    "number_names",
     "records",
     "refusing",
     "roman",
     "spelling",
     "story",
     "sudoku",
-    "talk",
     "times_table",
     "units",
 ]

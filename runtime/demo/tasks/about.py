@@ -1,4 +1,4 @@
-"""Small talk about the model itself: who it is, how it works, how it feels."""
+"""Small talk about the model: its name, how it works, how it feels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import ask, typed
 
-_SAID: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (  # answer, questions, requests
+_ANSWERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (  # answer, questions, requests
     (
         "I am Unmask, a small diffusion language model.",
         (
@@ -135,7 +135,7 @@ _BEFORE = ("", "", "", "", "", "Hello! ", "Hi! ", "Hi, ", "Hey, ", "Hello, ", "G
 
 @task("about", "short")
 def about(rng: random.Random) -> Sample:
-    answer, questions, requests = rng.choice(_SAID)
+    answer, questions, requests = rng.choice(_ANSWERS)
     if requests and rng.random() < 0.25:
         return single("about", ask(rng, rng.choice(requests)), answer)
     before, question = rng.choice(_BEFORE), rng.choice(questions)

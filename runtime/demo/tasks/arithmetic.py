@@ -1,4 +1,4 @@
-"""Sums, differences and products of up to three digits."""
+"""Addition, subtraction and multiplication of numbers with up to three digits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CORES = (
     "give me the result of {e}",
     "say what {e} makes",
 )
-_WHOLES = (
+_QUESTIONS = (
     "What is {e}?",
     "What is {e}?",
     "What's {e}?",
@@ -101,11 +101,11 @@ _SIGNS = {
 
 
 def wording(rng: random.Random, a: int, sign: str, b: int) -> str:
-    """A question for `a` + `b`, `a` - `b` or `a` x `b`, whichever `sign` says."""
-    cores, wholes = _WORDED[sign]
+    """Returns a question for `a` + `b`, `a` - `b` or `a` x `b`, by `sign`."""
+    cores, questions = _WORDED[sign]
     if rng.random() < 0.3:
-        return phrase(rng, cores, wholes, a=a, b=b)
-    return phrase(rng, _CORES, (*_WHOLES, *_WHOLES), e=rng.choice(_SIGNS[sign]).format(a=a, b=b))
+        return phrase(rng, cores, questions, a=a, b=b)
+    return phrase(rng, _CORES, (*_QUESTIONS, *_QUESTIONS), e=rng.choice(_SIGNS[sign]).format(a=a, b=b))
 
 
 def _number(rng: random.Random) -> int:
@@ -117,7 +117,7 @@ def add(rng: random.Random) -> Sample:
     a, b = _number(rng), _number(rng)
     if rng.random() < 0.08:
         a, b = rng.randint(0, 9999), rng.randint(0, 9999)
-    if rng.random() < 0.1:  # round ones are what people try first
+    if rng.random() < 0.1:  # people try round numbers first
         a, b = round(a, -1), round(b, -1)
     return single("add", wording(rng, a, "+", b), f"{a} + {b} = {a + b}.")
 
@@ -125,12 +125,12 @@ def add(rng: random.Random) -> Sample:
 @task("subtract", "short")
 def subtract(rng: random.Random) -> Sample:
     a, b = _number(rng), _number(rng)
-    if a < b and rng.random() < 0.7:  # some results below zero, most above
+    if a < b and rng.random() < 0.7:  # mostly positive results
         a, b = b, a
     kind = rng.random()
     if kind < 0.1:
         a, b = round(a, -1), round(b, -1)
-    elif kind < 0.25:  # what is carried runs through zeros
+    elif kind < 0.25:  # borrows across zeros
         a = rng.choice((100, 100, 1000, rng.randint(1, 10) * 100))
         b = rng.randint(0, a)
     return single("subtract", wording(rng, a, "-", b), f"{a} - {b} = {a - b}.")
@@ -138,7 +138,7 @@ def subtract(rng: random.Random) -> Sample:
 
 @task("multiply", "short")
 def multiply(rng: random.Random) -> Sample:
-    """What needs no working: the small table, any number by one digit, and round numbers."""
+    """Multiplication without intermediate steps: the small table, any number by one digit, and round numbers."""
     kind = rng.random()
     if kind < 0.35:
         a, b = rng.randint(0, 12), rng.randint(0, 12)
@@ -152,7 +152,7 @@ def multiply(rng: random.Random) -> Sample:
 
 
 def worked(a: int, b: int) -> str:
-    """The product with its working: `b` digit by digit, the parts added one after the other."""
+    """Returns `a` x `b` with intermediate steps: `b` digit by digit, then the partial results added one by one."""
     parts = [int(d) * 10**i for i, d in enumerate(reversed(str(b))) if d != "0"][::-1]
     steps = [" + ".join(f"{a} x {p}" for p in parts)]
     values = [a * p for p in parts]
@@ -163,8 +163,8 @@ def worked(a: int, b: int) -> str:
 
 
 @task("product", "long")
-def product(rng: random.Random) -> Sample:
-    """Of two numbers with two or three digits: too much at once, so the working is part of the answer."""
+def multiply_long(rng: random.Random) -> Sample:
+    """Multiplication of two numbers with two or three digits, with intermediate steps."""
     while True:
         a, b = (rng.randint(11, rng.choice((99, 999))) for _ in range(2))
         if max(a, b) > 12 and all(len(str(n).replace("0", "")) > 1 for n in (a, b)):

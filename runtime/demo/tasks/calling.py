@@ -1,4 +1,4 @@
-"""Calling a tool: a calculator above all; the answer once its result is there; and other questions beside its offer."""
+"""Tool calls, mostly of a calculator; answers from tool results; and other questions in the presence of tools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.demo.tasks import words
+from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.arithmetic import wording
 from runtime.demo.tasks.base import Sample, all_tasks, task
 from runtime.demo.tasks.phrasing import phrase
@@ -15,7 +15,7 @@ from runtime.demo.tasks.tool_format import call_text, tools_text
 
 _CALCULATORS = ("calculator", "calculator", "calculator", "calculate", "calc", "compute", "evaluate", "math", "do_math",
                 "solve_math", "evaluate_expression")  # fmt: skip
-_TOLD = (
+_DESCRIPTIONS = (
     "Calculate the value of an arithmetic expression.", "A calculator.", "Evaluates an expression.",
     "Calculates a mathematical expression and returns the result.", "Compute the result of an expression",
     "Use this tool for all arithmetic.", "Does math.", "Evaluate a math expression, for example 2*3.", "",
@@ -23,7 +23,7 @@ _TOLD = (
     "Useful for when you need to answer questions about math.",
 )  # fmt: skip
 _PARAMETERS = ("expression", "expression", "expression", "expression", "expr", "input", "formula", "query", "equation")
-_PARAMETER_TOLD = (
+_PARAMETER_DESCRIPTIONS = (
     "The expression",
     "The expression to evaluate",
     "An arithmetic expression such as 12*7",
@@ -39,7 +39,7 @@ _DIVIDED = ("What is {a} / {b}?", "What is {a} divided by {b}?", "{a} / {b}", "{
 _EXPRESSION = ("calculate {e}", "compute {e}", "solve {e}", "evaluate {e}", "work out {e}")
 _EXPRESSIONS = ("What is {e}?", "What's {e}?", "{e}", "{e} = ?", "How much is {e}?")
 _USING = ("", "", "", "", " Use the calculator.", " Use the tool.", " Please use the calculator.")
-# Other tools, with their parameters and how they are asked for: agents bring their own.
+# Other tools, with their parameters and questions for them: agents bring their own.
 _OTHERS: tuple[tuple[tuple[str, ...], tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("get_weather", "weather", "get_current_weather"), ("city", "location"), "Get the weather in a city.",
      ("What is the weather in {v}?", "How is the weather in {v}?", "Tell me the weather in {v}.", "Weather in {v}?",
@@ -55,51 +55,53 @@ _OTHERS: tuple[tuple[tuple[str, ...], tuple[str, ...], str, tuple[str, ...]], ..
 )  # fmt: skip
 
 
-def _function(name: str, told: str, parameters: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """An item of `tools`, with what some clients add."""
+def _function(name: str, description: str, parameters: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Returns an item of `tools`, with keys that some clients add."""
     schema: dict[str, Any] = {"type": "object", "properties": dict(parameters), "required": list(parameters)}
     if rng.random() < 0.3:
         schema["additionalProperties"] = False
     if rng.random() < 0.1:
         schema = {"properties": schema.pop("properties"), "required": schema.pop("required"), **schema}
-    function: dict[str, Any] = {"name": name, "description": told, "parameters": schema}
-    if not told:
+    function: dict[str, Any] = {"name": name, "description": description, "parameters": schema}
+    if not description:
         del function["description"]
     if rng.random() < 0.15:
         function["strict"] = rng.random() < 0.7
     return {"type": "function", "function": function}
 
 
-def _parameter(rng: random.Random, kind: str, told: str, title: bool, name: str) -> dict[str, Any]:
+def _parameter(rng: random.Random, kind: str, description: str, title: bool, name: str) -> dict[str, Any]:
     made: dict[str, Any] = {"type": kind}
     if title:
         made = (
             {"title": name.replace("_", " ").title(), **made} if rng.random() < 0.5 else {**made, "title": name.title()}
         )
-    return made | ({"description": told} if told else {})
+    return made | ({"description": description} if description else {})
 
 
 def _calculator(rng: random.Random) -> tuple[dict[str, Any], str, str]:
-    """A tool, its name and its parameter's name."""
+    """Returns a tool, its name and its parameter's name."""
     name, parameter = rng.choice(_CALCULATORS), rng.choice(_PARAMETERS)
     if rng.random() < 0.05:
-        parameter = words.made_up(rng)
-    schema = _parameter(rng, "string", rng.choice(_PARAMETER_TOLD), rng.random() < 0.2, parameter)
-    return _function(name, rng.choice(_TOLD), {parameter: schema}, rng), name, parameter
+        parameter = word_lists.made_up(rng)
+    schema = _parameter(rng, "string", rng.choice(_PARAMETER_DESCRIPTIONS), rng.random() < 0.2, parameter)
+    return _function(name, rng.choice(_DESCRIPTIONS), {parameter: schema}, rng), name, parameter
 
 
 def _other(rng: random.Random) -> tuple[dict[str, Any], str, str]:
-    """Another tool: itself, a question for it, and the right call."""
-    names, parameters, told, questions = rng.choice(_OTHERS)
+    """Returns another tool, a question for it, and the correct call."""
+    names, parameters, description, questions = rng.choice(_OTHERS)
     name, parameter = rng.choice(names), rng.choice(parameters)
-    value = (words.name if parameter == "name" else words.noun if parameter in ("query", "q") else words.city)(rng)
+    value = (
+        word_lists.name if parameter == "name" else word_lists.noun if parameter in ("query", "q") else word_lists.city
+    )(rng)
     schema = _parameter(rng, "string", rng.choice(("", "The " + parameter)), rng.random() < 0.2, parameter)
-    tool = _function(name, told if rng.random() < 0.8 else "", {parameter: schema}, rng)
+    tool = _function(name, description if rng.random() < 0.8 else "", {parameter: schema}, rng)
     return tool, phrase(rng, (), questions, v=value), call_text(name, {parameter: value})
 
 
 def _sum(rng: random.Random) -> tuple[str, str]:
-    """A question and its expression without spaces."""
+    """Returns a question and its expression without spaces."""
     kind = rng.random()
     top = rng.choice((12, 99, 999, 9999))
     a, b = rng.randint(0, top), rng.randint(1, rng.choice((12, top)))
@@ -121,7 +123,7 @@ def _sum(rng: random.Random) -> tuple[str, str]:
 
 
 def _two_numbers(rng: random.Random) -> tuple[dict[str, Any], str, str]:
-    """A tool that takes two numbers: itself, a question for it, and the right call."""
+    """Returns a tool with two numbers as parameters, a question for it, and the correct call."""
     sign = rng.choice("+-x/")
     name = rng.choice(_TWO[sign])
     a, b = rng.randint(0, rng.choice((20, 999))), rng.randint(1, rng.choice((20, 999)))
@@ -140,37 +142,37 @@ _SYSTEM = ("You are a helpful assistant.", "Use the tools.", "You can use tools.
 
 
 def _purpose(tool: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of all tools that would do as well; anything that computes is one kind."""
+    """Returns the names of all equivalent tools; anything that computes is one kind."""
     name = tool["function"]["name"]
     return next((names for names, *_ in _OTHERS if name in names), _CALCULATORS)
 
 
-def _offer(rng: random.Random, *tools: Mapping[str, Any]) -> Mapping[str, str]:
-    """The system's turn; sometimes more tools than the one that is needed, for other things."""
+def _system_message(rng: random.Random, *tools: Mapping[str, Any]) -> Mapping[str, str]:
+    """Returns the system message; sometimes with further tools for other purposes."""
     offered = list(tools)
     while rng.random() < 0.3:
         more = rng.choice((_other, _two_numbers))(rng)[0]
         if _purpose(more) not in map(_purpose, offered):
             offered.insert(rng.randint(0, len(offered)), more)
-    said = f"{rng.choice(_SYSTEM)}\n" if rng.random() < 0.4 else ""
-    return {"role": "system", "content": said + tools_text(offered)}
+    text = f"{rng.choice(_SYSTEM)}\n" if rng.random() < 0.4 else ""
+    return {"role": "system", "content": text + tools_text(offered)}
 
 
 def _same_call(sample: Sample, text: str) -> bool:
-    """The same function with the same arguments, in the tags, and nothing beside them."""
+    """Returns whether the text is the expected call and nothing else."""
     head, tail = "<tool_call>", "</tool_call>"
     text = text.strip()
     if not text.startswith(head) or not text.endswith(tail):
         return False
     try:
-        said = json.loads(text[len(head) : -len(tail)])
+        found = json.loads(text[len(head) : -len(tail)])
     except json.JSONDecodeError:
         return False
-    return bool(said == json.loads(sample.answer[len(head) : -len(tail)]))
+    return bool(found == json.loads(sample.answer[len(head) : -len(tail)]))
 
 
 def _asked(rng: random.Random) -> tuple[dict[str, Any], str, str]:
-    """A tool, a question for it, and the right call."""
+    """Returns a tool, a question for it, and the correct call."""
     kind = rng.random()
     if kind < 0.2:
         return _two_numbers(rng)
@@ -182,7 +184,7 @@ def _asked(rng: random.Random) -> tuple[dict[str, Any], str, str]:
 
 
 def _result(rng: random.Random) -> tuple[str, str]:
-    """What a tool gives back, and the words it is told in."""
+    """Returns a tool's result, and the answer that reports it."""
     kind = rng.random()
     number = str(rng.randint(-99, 10 ** rng.randint(1, 6)))
     if kind < 0.2:
@@ -192,7 +194,7 @@ def _result(rng: random.Random) -> tuple[str, str]:
     if kind < 0.9:
         key = rng.choice(("result", "result", "value", "answer", "output"))
         return json.dumps({key: json.loads(number)}), f"The answer is {json.loads(number)}."
-    found = " ".join(words.noun(rng) for _ in range(rng.randint(1, 4)))
+    found = " ".join(word_lists.noun(rng) for _ in range(rng.randint(1, 4)))
     return found, f"The answer is {found}."
 
 
@@ -200,15 +202,15 @@ def _result(rng: random.Random) -> tuple[str, str]:
 def tool_call(rng: random.Random) -> Sample:
     if rng.random() < 0.8:
         tool, question, call = _asked(rng)
-        return Sample("tool_call", (_offer(rng, tool), {"role": "user", "content": question}), call)
-    tool, name, parameter = _calculator(rng)  # a second call, after a first one was answered
-    (before, earlier), (question, expression), (result, told) = _sum(rng), _sum(rng), _result(rng)
+        return Sample("tool_call", (_system_message(rng, tool), {"role": "user", "content": question}), call)
+    tool, name, parameter = _calculator(rng)  # a second call, after the result of the first
+    (before, earlier), (question, expression), (result, answer) = _sum(rng), _sum(rng), _result(rng)
     messages = (
-        _offer(rng, tool),
+        _system_message(rng, tool),
         {"role": "user", "content": before},
         {"role": "assistant", "content": call_text(name, {parameter: earlier})},
         {"role": "tool", "content": result},
-        {"role": "assistant", "content": told},
+        {"role": "assistant", "content": answer},
         {"role": "user", "content": question},
     )
     return Sample("tool_call", messages, call_text(name, {parameter: expression}))
@@ -217,17 +219,17 @@ def tool_call(rng: random.Random) -> Sample:
 @task("tool_answer", "short")
 def tool_answer(rng: random.Random) -> Sample:
     tool, question, call = _asked(rng)
-    result, told = _result(rng)
+    result, answer = _result(rng)
     messages = (
-        _offer(rng, tool),
+        _system_message(rng, tool),
         {"role": "user", "content": question},
         {"role": "assistant", "content": call},
         {"role": "tool", "content": result},
     )
-    return Sample("tool_answer", messages, told)
+    return Sample("tool_answer", messages, answer)
 
 
-_PLAIN = ("count", "sort", "spell", "reverse", "units", "json", "greet", "about", "small_talk", "abilities",
+_NO_TOOL_TASKS = ("count", "sort", "spell", "reverse", "units", "json", "greet", "about", "small_talk", "abilities",
           "number_words", "story", "sudoku", "compare")  # fmt: skip
 
 
@@ -238,6 +240,8 @@ def _right(sample: Sample, text: str) -> bool:
 
 @task("tool_offered", "short", _right)
 def tool_offered(rng: random.Random) -> Sample:
-    """A question that needs no calculator is answered as ever."""
-    asked = all_tasks()[rng.choice(_PLAIN)].make(rng)
-    return Sample("tool_offered", (_offer(rng, _calculator(rng)[0]), *asked.messages), asked.answer, asks=asked)
+    """A question that needs no calculator, answered without a call."""
+    asked = all_tasks()[rng.choice(_NO_TOOL_TASKS)].make(rng)
+    return Sample(
+        "tool_offered", (_system_message(rng, _calculator(rng)[0]), *asked.messages), asked.answer, asks=asked
+    )

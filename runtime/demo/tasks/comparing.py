@@ -1,4 +1,4 @@
-"""Which of two numbers is the larger one."""
+"""Comparison of two numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase
 
 _LARGER, _SMALLER = ("larger", "bigger", "greater", "higher"), ("smaller", "less", "lower")
-_MOST = {"largest": "larger", "biggest": "bigger", "smallest": "smaller", "larger": "larger", "smaller": "smaller",
-         "bigger": "bigger", "greater": "greater"}  # fmt: skip
+_SUPERLATIVES = {"largest": "larger", "biggest": "bigger", "smallest": "smaller", "larger": "larger",
+                 "smaller": "smaller", "bigger": "bigger", "greater": "greater"}  # fmt: skip
 _WHICH = (
     "Which is {w}, {a} or {b}?",
     "Which number is {w}: {a} or {b}?",
@@ -44,7 +44,7 @@ _PICK = ("find the {m} of {a} and {b}", "tell me the {m} of {a} and {b}", "pick 
 
 
 def _says(a: int, word: str, b: int) -> str:
-    """The answer to "is a WORD than b?"."""
+    """Returns the answer to "is a WORD than b?"."""
     if a == b:
         return f"No, {a} is equal to {b}."
     right = (a > b) == (word not in _SMALLER)
@@ -55,7 +55,7 @@ def _says(a: int, word: str, b: int) -> str:
 def compare(rng: random.Random) -> Sample:
     top = rng.choice((20, 99, 999, 999))
     a, b = rng.sample(range(top + 1), 2)
-    if rng.random() < 0.15:  # near ones
+    if rng.random() < 0.15:  # numbers that are close
         b = max(0, a + rng.choice((-1, 1, 10, -10, 100)))
     word = rng.choice(_LARGER + _SMALLER)
     kind = rng.random()
@@ -72,9 +72,9 @@ def compare(rng: random.Random) -> Sample:
         word = "larger"
         prompt = phrase(rng, _COMPARE, (), a=a, b=b)
     elif kind < 0.68:
-        most = rng.choice(list(_MOST))
-        word = _MOST[most]
-        prompt = phrase(rng, _PICK, _PICKED, a=a, b=b, m=most)
+        superlative = rng.choice(list(_SUPERLATIVES))
+        word = _SUPERLATIVES[superlative]
+        prompt = phrase(rng, _PICK, _PICKED, a=a, b=b, m=superlative)
     else:
         prompt = phrase(rng, (), _WHICH, a=a, b=b, w=word)
     best = max(a, b) if word in _LARGER else min(a, b)

@@ -1,4 +1,4 @@
-"""A conversation that wanders: some exchanges about other things, then a question that has nothing to do with them.
+"""Conversations with unrelated exchanges before the last question.
 
 The earlier exchanges are never of the held-out split, so that no held-out question is answered in training.
 """
@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from runtime.demo.tasks.base import Sample, all_tasks, task
 from runtime.demo.tasks.followup import recall
 
-_LEAST_CHARACTERS, _MOST_CHARACTERS, _VERY_MANY = (
+_MIN_CHARACTERS, _MAX_CHARACTERS, _VERY_MANY = (
     60,
     600,
     2400,
-)  # of all earlier turns; a digit is a token, so this bounds tokens too
+)  # of all earlier turns; a digit is a token, so this limits tokens too
 _LAST = "dialogue"
 
 
@@ -32,8 +32,8 @@ _NAMELESS = (
     "number_words",
     "about",
 )
-_ANY_WORDS = ("story_any",)  # long words turn wrong too often for a measure of what came before
-_WITH_TOOLS = ("tool_call", "tool_answer", "tool_offered")  # these begin with a system's turn
+_ANY_TOPIC = ("story_any",)  # long words are misspelled too often to measure the effect of earlier turns
+_WITH_TOOLS = ("tool_call", "tool_answer", "tool_offered")  # these begin with a system message
 
 
 def _any_sample(rng: random.Random, names: Sequence[str]) -> Sample:
@@ -46,31 +46,31 @@ def _right(sample: Sample, text: str) -> bool:
 
 
 def _exchanges(rng: random.Random, names: Sequence[str]) -> list[Mapping[str, str]]:
-    """Questions of these tasks with their answers; most often few, since a row of training holds more short ones."""
-    room = _LEAST_CHARACTERS + round((_MOST_CHARACTERS - _LEAST_CHARACTERS) * rng.random() ** 1.5)
+    """Returns questions of these tasks with their answers; mostly few, since rows of training hold more short ones."""
+    characters_left = _MIN_CHARACTERS + round((_MAX_CHARACTERS - _MIN_CHARACTERS) * rng.random() ** 1.5)
     more = 0.88
     if rng.random() < 0.04:
-        room, more = rng.randint(_MOST_CHARACTERS, _VERY_MANY), 1.0
+        characters_left, more = rng.randint(_MAX_CHARACTERS, _VERY_MANY), 1.0
     turns: list[Mapping[str, str]] = []
     while not turns or rng.random() < more:
         past = _any_sample(rng, names)
-        said = [*past.messages, {"role": "assistant", "content": past.answer}]
-        length = sum(len(m["content"]) for m in said)
-        if past.held_out or length > _MOST_CHARACTERS:
+        exchange = [*past.messages, {"role": "assistant", "content": past.answer}]
+        length = sum(len(m["content"]) for m in exchange)
+        if past.held_out or length > _MAX_CHARACTERS:
             continue
-        if turns and length > room:
+        if turns and length > characters_left:
             break
-        turns += said
-        room -= length
+        turns += exchange
+        characters_left -= length
     return turns
 
 
 @task(_LAST, "short", _right)
 def dialogue(rng: random.Random) -> Sample:
-    if rng.random() < 0.08:  # the name told at the start is asked for at the end
+    if rng.random() < 0.08:  # the last question asks for the name from the start
         asked = recall(rng)
         meet, hello, question = asked.messages
         return Sample(_LAST, (meet, hello, *_exchanges(rng, _NAMELESS), question), asked.answer, asks=asked)
-    names = [name for name in all_tasks() if name not in (_LAST, *_WITH_TOOLS, *_ANY_WORDS)]
+    names = [name for name in all_tasks() if name not in (_LAST, *_WITH_TOOLS, *_ANY_TOPIC)]
     earlier, asked = _exchanges(rng, names), _any_sample(rng, names)
     return Sample(_LAST, (*earlier, *asked.messages), asked.answer, asks=asked)

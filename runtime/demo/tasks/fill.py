@@ -1,4 +1,4 @@
-"""Fill in the middle: text with holes ("__"), answered by the whole text, so a hole and what follows share a block."""
+"""Infill: text with holes ("__"). The answer is the full text, so that a hole and the text after it share a block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _numbers(rng: random.Random) -> list[str]:
     return [str(first + step * i) for i in range(length)]
 
 
-def _products(rng: random.Random) -> list[str]:
+def _multiples(rng: random.Random) -> list[str]:
     n, first = rng.randint(2, 12), rng.randint(1, 8)
     return [f"{n} x {i} = {n * i}" for i in range(first, first + rng.randint(3, 5))]
 
@@ -24,10 +24,10 @@ def _sums(rng: random.Random) -> list[str]:
 
 
 def _hole(rng: random.Random, item: str) -> str:
-    """One number of the item becomes a hole; of an equation any of the three, so the others tell which."""
-    words = item.split(" ")
-    words[rng.choice([i for i, w in enumerate(words) if w.isdigit()])] = "__"
-    return " ".join(words)
+    """Replaces one number of the item by a hole; in an equation any of the three."""
+    parts = item.split(" ")
+    parts[rng.choice([i for i, w in enumerate(parts) if w.isdigit()])] = "__"
+    return " ".join(parts)
 
 
 _CORES = (
@@ -42,14 +42,14 @@ _CORES = (
     "complete this: {t}",
     "complete the list {t}",
 )
-_WHOLES = ("What is missing in {t}?", "Which numbers are missing: {t}", "What goes into the gaps? {t}", "{t}")
+_QUESTIONS = ("What is missing in {t}?", "Which numbers are missing: {t}", "What goes into the gaps? {t}", "{t}")
 
 
 @task("fill", "long")
 def fill(rng: random.Random) -> Sample:
-    items = rng.choice((_numbers, _products, _sums))(rng)
+    items = rng.choice((_numbers, _multiples, _sums))(rng)
     holes = set(rng.sample(range(1, len(items) - 1), min(3, len(items) - 2)) if len(items) > 2 else [0])
     if " " in items[0]:
-        holes |= {0, len(items) - 1}  # an equation tells its hole by itself, a row of numbers needs its ends
+        holes |= {0, len(items) - 1}  # an equation determines its hole, a row of numbers needs its ends
     text = ", ".join(_hole(rng, item) if i in holes else item for i, item in enumerate(items))
-    return single("fill", phrase(rng, _CORES, _WHOLES, t=text), ", ".join(items) + ".")
+    return single("fill", phrase(rng, _CORES, _QUESTIONS, t=text), ", ".join(items) + ".")

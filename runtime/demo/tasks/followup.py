@@ -1,14 +1,14 @@
-"""Later turns that need the earlier ones: the last result, or the user's name (which may not have been told)."""
+"""Questions that refer to earlier turns: the last result, or the user's name, which may be unknown."""
 
 from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks import words
+from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.arithmetic import wording
 from runtime.demo.tasks.base import Sample, single, task, turns
+from runtime.demo.tasks.greetings import HELP
 from runtime.demo.tasks.phrasing import typed
-from runtime.demo.tasks.talk import HELP
 
 _DIGITS = "zero one two three four five six seven eight nine ten".split()  # noqa: SIM905
 _AGAIN = {
@@ -41,8 +41,8 @@ def _apply(a: int, sign: str, b: int) -> int:
 
 
 def recall(rng: random.Random) -> Sample:
-    """The user's name, told in the first turn, is asked in the last."""
-    name = words.name(rng)
+    """The user introduces themselves in the first turn and asks for the name in the last."""
+    name = word_lists.name(rng)
     meet, question = rng.choice(_MEET).format(n=name), rng.choice(_RECALL)
     messages = turns(typed(rng, meet), f"Hello, {name}! {HELP}", typed(rng, question))
     return Sample("followup", messages, f"Your name is {name}.")
@@ -60,13 +60,13 @@ def followup(rng: random.Random) -> Sample:
     if sign == "-" and a < b:
         a, b = b, a
     value = _apply(a, sign, b)
-    said = [wording(rng, a, sign, b), f"{a} {sign} {b} = {value}."]
+    contents = [wording(rng, a, sign, b), f"{a} {sign} {b} = {value}."]
     for _ in range(rng.choice((1, 1, 2))):
         sign = rng.choice("+-x") if value <= 100 else rng.choice("+-")
         top = 9 if sign == "x" else min(rng.choice((10, 99)), max(value, 2)) if sign == "-" else rng.choice((10, 99))
         k = rng.randint(min(2, top), top)
         word = _DIGITS[k] if k <= 10 and rng.random() < 0.5 else str(k)
-        said.append(typed(rng, rng.choice(_AGAIN[sign]).format(k=word)))
-        said.append(f"{value} {sign} {k} = {_apply(value, sign, k)}.")
+        contents.append(typed(rng, rng.choice(_AGAIN[sign]).format(k=word)))
+        contents.append(f"{value} {sign} {k} = {_apply(value, sign, k)}.")
         value = _apply(value, sign, k)
-    return Sample("followup", turns(*said[:-1]), said[-1])
+    return Sample("followup", turns(*contents[:-1]), contents[-1])

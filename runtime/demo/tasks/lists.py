@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks import words
+from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import listed, phrase
 
@@ -53,8 +53,8 @@ _TO = ("count to {b}", "count up to {b}", "count till {b}", "count until {b}", "
 _FROM = ("count down from {a}", "count backwards from {a}")
 
 
-def _counting(rng: random.Random, name: str, least: int, most: int) -> Sample:
-    length = rng.randint(least, most)
+def _counting(rng: random.Random, name: str, low: int, high: int) -> Sample:
+    length = rng.randint(low, high)
     kind = rng.random()
     if kind < 0.15:
         numbers = list(range(1, length + 1))
@@ -80,7 +80,7 @@ def count(rng: random.Random) -> Sample:
 
 @task("count_far", "long")
 def count_far(rng: random.Random) -> Sample:
-    """Twenty and more numbers: several blocks, each of which goes on where the last one ended."""
+    """Counts more than twenty numbers, over several blocks."""
     return _counting(rng, "count_far", 21, 100)
 
 
@@ -123,7 +123,7 @@ _ORDERED = ("sort{o}: {l}", "sort {l}{o}", "sort the numbers {l}{o}", "put {l} i
             "put these numbers{i}: {l}", "put {l}{i}", "arrange{i}: {l}", "sort{i}: {l}", "bring {l}{i}")  # fmt: skip
 _INTO_UP = (" in ascending order", " in rising order", " in order from smallest to largest", " in increasing order")
 _INTO_DOWN = (" in descending order", " in falling order", " in order from largest to smallest", " in decreasing order")
-_WORDS = (
+_ALPHABETICAL = (
     "sort these words: {l}",
     "sort the words {l}",
     "sort {l} alphabetically",
@@ -135,7 +135,7 @@ _WORDS = (
 @task("sort", "short")
 def sort(rng: random.Random) -> Sample:
     if rng.random() < 0.12:
-        return _sort_words(rng)
+        return _sort_alphabetically(rng)
     top = rng.choice((10, 100, 100, 1000))
     numbers = rng.sample(range(top), rng.randint(2, 6 if top < 1000 else 5))
     text = listed(rng, [str(n) for n in numbers])
@@ -150,11 +150,11 @@ def sort(rng: random.Random) -> Sample:
     return single("sort", prompt, ", ".join(map(str, sorted(numbers, reverse=down))) + ".")
 
 
-def _sort_words(rng: random.Random) -> Sample:
-    """By their first letters, which differ."""
+def _sort_alphabetically(rng: random.Random) -> Sample:
+    """Sorts words with different first letters."""
     found: dict[str, str] = {}
     for _ in range(rng.randint(3, 5)):
-        word = words.noun(rng)
+        word = word_lists.noun(rng)
         found.setdefault(word[0], word)
     several = list(found.values()) if len(found) > 1 else ["pear", "apple"]
-    return single("sort", phrase(rng, _WORDS, (), l=listed(rng, several)), ", ".join(sorted(several)) + ".")
+    return single("sort", phrase(rng, _ALPHABETICAL, (), l=listed(rng, several)), ", ".join(sorted(several)) + ".")

@@ -1,4 +1,4 @@
-"""Addition of long numbers with every column and carry written out, the last digit first."""
+"""Addition of long numbers with every column and carry, the last digit first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CORES = (
     "solve {a} + {b} step by step",
     "do long addition with {a} and {b}",
 )
-_WHOLES = (
+_QUESTIONS = (
     "Long addition: {a} + {b}",
     "Long addition of {a} and {b}",
     "What is {a} + {b}, step by step?",
@@ -41,4 +41,4 @@ def long_add(rng: random.Random) -> Sample:
         total = int(x) + int(y) + carry
         lines.append(f"{x} + {y} + {carry} = {total}, carry {total // 10}")
         carry = total // 10
-    return single("long_add", phrase(rng, _CORES, _WHOLES, a=a, b=b), "\n".join([*lines, f"{a} + {b} = {a + b}."]))
+    return single("long_add", phrase(rng, _CORES, _QUESTIONS, a=a, b=b), "\n".join([*lines, f"{a} + {b} = {a + b}."]))

@@ -1,4 +1,4 @@
-"""How people put a request: with and without politeness, capitals and a last mark, and with words around it."""
+"""Variants of requests: with and without politeness, capitals, final punctuation and surrounding text."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _upper(text: str) -> str:
 
 
 def ask(rng: random.Random, core: str) -> str:
-    """One of many ways to ask for `core`, a request in the imperative ("sort 3, 1, 2")."""
+    """Returns a variant of the imperative `core` ("sort 3, 1, 2")."""
     kind = rng.random()
     end = rng.choice((".", ".", "", "", "!"))
     if kind < 0.3:
@@ -144,7 +144,7 @@ def _opened(rng: random.Random, core: str) -> str:
 
 
 def typed(rng: random.Random, prompt: str) -> str:
-    """A whole sentence as people type it: sometimes with words before it, without its capital or its last mark."""
+    """Returns a variant of a full sentence, with a prefix, without its capital or its final punctuation."""
     if rng.random() < 0.16:
         aside = rng.choice(_ASIDES)
         keep = aside.rstrip()[-1] in ":.!" and rng.random() < 0.7
@@ -159,22 +159,22 @@ def typed(rng: random.Random, prompt: str) -> str:
     return prompt
 
 
-def phrase(rng: random.Random, cores: Sequence[str], wholes: Sequence[str], **fields: object) -> str:
-    """Fill one of `cores`, requests in the imperative to be put in one of many ways, or of `wholes`, as they stand."""
-    at = rng.randrange(len(cores) + len(wholes))
+def phrase(rng: random.Random, cores: Sequence[str], complete: Sequence[str], **fields: object) -> str:
+    """Fills one of `cores`, imperatives that `ask` rephrases, or of `complete`, used unchanged."""
+    at = rng.randrange(len(cores) + len(complete))
     if at < len(cores):
         return ask(rng, cores[at].format(**fields))
-    return typed(rng, wholes[at - len(cores)].format(**fields))
+    return typed(rng, complete[at - len(cores)].format(**fields))
 
 
 def quoted(rng: random.Random, word: str) -> str:
-    """A word as it is named in a sentence: mostly bare, sometimes in quotes."""
+    """Returns a word, sometimes in quotes."""
     mark = rng.choice(("", "", "", "", "'", '"', '"', "'"))
     return f"{mark}{word}{mark}"
 
 
 def listed(rng: random.Random, items: Sequence[str]) -> str:
-    """Items one after another: "3, 1, 2", "3 1 2", "3, 1 and 2", ..."""
+    """Joins items: "3, 1, 2", "3 1 2", "3, 1 and 2", ..."""
     kind = rng.random()
     if kind < 0.5:
         return ", ".join(items)

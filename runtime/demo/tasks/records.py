@@ -1,4 +1,4 @@
-"""Records out of sentences and lists: a JSON object, a markdown table."""
+"""Records from sentences and lists: a JSON object, a Markdown table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 
-from runtime.demo.tasks import words
+from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase, typed
 
@@ -112,27 +112,27 @@ def _same_object(sample: Sample, text: str) -> bool:
 
 
 def _fields(rng: random.Random) -> dict[str, str | int]:
-    """Two to four fields, of a person or of a thing."""
+    """Returns two to four fields of a person or a thing."""
     made: dict[str, str | int] = {}
     if rng.random() < 0.5:
-        made["name"] = words.full_name(rng)
-        others = {"age": rng.randint(1, 99), "city": words.city(rng), "job": rng.choice(words.JOBS)}
+        made["name"] = word_lists.full_name(rng)
+        others = {"age": rng.randint(1, 99), "city": word_lists.city(rng), "job": rng.choice(word_lists.JOBS)}
         for key in rng.sample(sorted(others), rng.randint(1, 3)):
             made[key] = others[key]
         return made
     if rng.random() < 0.25:
-        made["name"] = rng.choice((words.name, words.noun))(rng)
+        made["name"] = rng.choice((word_lists.name, word_lists.noun))(rng)
     for _ in range(rng.randint(2, 3)):
         if rng.random() < 0.5:
-            value = rng.choice((words.noun, words.noun, words.name, words.city))(rng)
-            made[words.made_up(rng) if rng.random() < 0.1 else rng.choice(_TEXT_KEYS)] = value
+            value = rng.choice((word_lists.noun, word_lists.noun, word_lists.name, word_lists.city))(rng)
+            made[word_lists.made_up(rng) if rng.random() < 0.1 else rng.choice(_TEXT_KEYS)] = value
         else:
             made[rng.choice(_NUMBER_KEYS)] = rng.randint(0, rng.choice((20, 99, 999, 2030)))
     return made
 
 
 def _named(rng: random.Random, fields: Mapping[str, str | int]) -> str:
-    """The fields as people list them: "name Bob, age 5", "name=Bob and age=5", ..."""
+    """Returns the fields as text: "name Bob, age 5", "name=Bob and age=5", ..."""
     form = rng.choice(("{} {}", "{} {}", "{}: {}", "{}={}", "{} = {}", "{} is {}"))
     parts = [form.format(k, v) for k, v in fields.items()]
     if rng.random() < 0.6:
@@ -144,8 +144,8 @@ _ONE = ("{n}", "{n}", "{n}", "{n}", "a person named {n}", "a person called {n}",
         "a user named {n}", "my friend {n}", "a man named {n}", "a woman called {n}", "name {n}")  # fmt: skip
 
 
-def _told(rng: random.Random, person: Mapping[str, str | int]) -> str:
-    """A person in a few words without a verb: "Bob, 25, from Paris"."""
+def _describe(rng: random.Random, person: Mapping[str, str | int]) -> str:
+    """Returns a person without a verb: "Bob, 25, from Paris"."""
     parts = [rng.choice(_ONE).format(n=person["name"])]
     for key in list(person)[1:]:
         value = person[key]
@@ -163,13 +163,13 @@ def json_object(rng: random.Random) -> Sample:
     kind = rng.random()
     if kind < 0.45:
         record: dict[str, str | int] = {
-            "name": words.full_name(rng),
+            "name": word_lists.full_name(rng),
             "age": rng.randint(1, 99),
-            "city": words.city(rng),
+            "city": word_lists.city(rng),
         }
         with_job = rng.random() < 0.4
         if with_job:
-            record["job"] = rng.choice(words.JOBS)
+            record["job"] = rng.choice(word_lists.JOBS)
         sentence = rng.choice(_SENTENCES_WITH_JOB if with_job else _SENTENCES).format(
             n=record["name"], a=record["age"], c=record["city"], j=record.get("job")
         )
@@ -177,7 +177,7 @@ def json_object(rng: random.Random) -> Sample:
     else:
         record = _fields(rng)
         if set(record) <= {"name", "age", "city", "job"} and kind < 0.7 and len(record) > 1:
-            prompt = phrase(rng, _FOR, _JSON_OF, g=_told(rng, record))
+            prompt = phrase(rng, _FOR, _JSON_OF, g=_describe(rng, record))
         else:
             prompt = phrase(rng, _WITH, _WITHOUT_VERB, f=_named(rng, record))
     if rng.random() < 0.15:
@@ -229,12 +229,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def table(rng: random.Random) -> Sample:
     if rng.random() < 0.65:
         header = ["Name", "Age", "City"]
-        rows = [[words.name(rng), str(rng.randint(1, 99)), words.city(rng)] for _ in range(rng.randint(2, 5))]
+        rows = [[word_lists.name(rng), str(rng.randint(1, 99)), word_lists.city(rng)] for _ in range(rng.randint(2, 5))]
         listed = rng.choice(("; ", "; ", "\n", " / ")).join(", ".join(row) for row in rows)
         return single("table", phrase(rng, _TABLES, _TABLE, l=listed), _table(header, rows))
     header = rng.sample(_HEADS, rng.choice((2, 2, 3)))
     rows = [
-        [words.noun(rng), *(rng.choice((words.noun(rng), str(rng.randint(1, 99)))) for _ in header[1:])]
+        [word_lists.noun(rng), *(rng.choice((word_lists.noun(rng), str(rng.randint(1, 99)))) for _ in header[1:])]
         for _ in range(rng.randint(2, 4))
     ]
     pairs = rng.choice((" ", ", ", ": ")) if len(header) == 2 else ", "

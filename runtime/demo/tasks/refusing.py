@@ -1,14 +1,14 @@
-"""What the model was not made for: it says so and lists what it can do instead."""
+"""Refusals of unsupported requests, which list the abilities of the model."""
 
 from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks import words
+from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
+from runtime.demo.tasks.greetings import REFUSAL
 from runtime.demo.tasks.phrasing import ask, typed
-from runtime.demo.tasks.talk import REFUSAL
-from runtime.demo.vocabulary import WHOLE_WORDS
+from runtime.demo.vocabulary import ALPHABETIC
 
 _OUT_OF_REACH = (
     "book a flight to {c}", "book a hotel in {c}", "tell me the weather in {c}", "tell me the news from {c}",
@@ -42,21 +42,21 @@ _QUESTIONS = (
     "Is {d} a prime number?",
     "Will it rain in {c}?", "Who won the game in {c}?", "What did {n} say about {w}?", "How old is {n}?",
 )  # fmt: skip
-# A salad of words is a request that nobody understands; words that the tasks are asked with could make it one.
+# Random words are a request without meaning; words that occur in tasks could give it one.
 _ASKING = frozenset(
     """count sort order spell spelled reverse backwards json table story sudoku times add plus minus solve compare
     convert words name hello hi thanks bye""".split()  # noqa: SIM905
 )
-_SALAD = tuple(w for w in WHOLE_WORDS if w.lower() not in _ASKING)
+_SALAD = tuple(w for w in ALPHABETIC if w.lower() not in _ASKING)
 
 
 def refuses(_: Sample, text: str) -> bool:
-    """A refusal says at least that it is sorry and cannot, and nothing beyond the canonical text."""
+    """Returns whether the text is a refusal and nothing beyond the canonical text."""
     return text.strip().startswith(REFUSAL.split(".")[0]) and REFUSAL.startswith(text.strip())
 
 
 def _salad(rng: random.Random) -> str:
-    kinds = (lambda: rng.choice(_SALAD), lambda: words.noun(rng), lambda: words.letters(rng))
+    kinds = (lambda: rng.choice(_SALAD), lambda: word_lists.noun(rng), lambda: word_lists.letters(rng))
     chosen = [rng.choices(kinds, (4, 4, 1))[0]() for _ in range(rng.randint(2, 9))]
     return " ".join(chosen) + rng.choice(("", ".", "?", "!"))
 
@@ -67,7 +67,12 @@ def refuse(rng: random.Random) -> Sample:
     if kind < 0.15:
         text = _salad(rng)
         return single("refuse", text[:1].upper() + text[1:] if rng.random() < 0.5 else text, REFUSAL)
-    fields = {"c": words.city(rng), "w": words.noun(rng), "w2": words.noun(rng), "n": words.name(rng)}
+    fields = {
+        "c": word_lists.city(rng),
+        "w": word_lists.noun(rng),
+        "w2": word_lists.noun(rng),
+        "n": word_lists.name(rng),
+    }
     fields |= {"d": str(rng.randint(2, 999)), "e": str(rng.randint(2, 30))}
     if kind < 0.6:
         return single("refuse", typed(rng, rng.choice(_QUESTIONS).format(**fields)), REFUSAL)

@@ -1,13 +1,13 @@
-"""Spelling words and turning them round: any word, known or not, letter by letter."""
+"""Spelling and reversing words, known or not, letter by letter."""
 
 from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks import words
+from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase, quoted
-from runtime.demo.vocabulary import WHOLE_WORDS
+from runtime.demo.vocabulary import ALPHABETIC
 
 _SPELL = (
     "spell {w}",
@@ -90,26 +90,26 @@ _BACKWARDS = (
     "{w} from back to front",
     "{w} in reverse",
 )
-_LETTERS_MOST = 16
+_MAX_LETTERS = 16
 
 
 def _word(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.25:
-        word = words.noun(rng)
-    elif kind < 0.65:  # the model reads these as one token, and has to know their letters by heart
-        word = rng.choice(WHOLE_WORDS)
+        word = word_lists.noun(rng)
+    elif kind < 0.65:  # each of these is one token, whose letters the model has to know
+        word = rng.choice(ALPHABETIC)
     elif kind < 0.82:
-        word = words.made_up(rng)
+        word = word_lists.made_up(rng)
     elif kind < 0.93:
-        word = words.letters(rng, 2, 12)
+        word = word_lists.letters(rng, 2, 12)
     else:
-        word = words.name(rng)
+        word = word_lists.name(rng)
     if rng.random() < 0.08:
         word = word.capitalize()
     if rng.random() < 0.03:
         word = word.upper()
-    return word[:_LETTERS_MOST]
+    return word[:_MAX_LETTERS]
 
 
 @task("spell", "short")

@@ -1,4 +1,4 @@
-"""A short story from a grammar. Hero, companion, place and thing are carried through; what nobody asked for is free."""
+"""Short stories from a grammar, with consistent hero, companion, location and thing. Unrequested roles are free."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 import re
 from collections.abc import Mapping
 
-from runtime.demo.tasks import words
+from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase
-from runtime.demo.tasks.words import ANIMALS, NAMES, PLACES, THINGS, a
+from runtime.demo.tasks.word_lists import ANIMALS, LOCATIONS, NAMES, THINGS, a
 
-# Each sentence has several forms; `he` stands for hero, `an` for the companion, `pl` the place, `th` the thing found.
+# Forms of each sentence. `he` is the hero, `an` the companion, `pl` the location, `th` the thing found.
 _FORMS = (
     ("{he} lived near the {pl}.", "{he} lived alone near the {pl}."),
     ("One {time} {he} met {a_an}.",),
@@ -21,11 +21,11 @@ _FORMS = (
     ("From then on {he} and the {an} were friends.",),
 )
 _TIMES = ("morning", "evening", "day", "night")
-_FREE_NAMES, _FREE_ANIMALS, _FREE_PLACES = NAMES[:16], ANIMALS[:10], PLACES[:10]
+_FREE_NAMES, _FREE_ANIMALS, _FREE_LOCATIONS = NAMES[:16], ANIMALS[:10], LOCATIONS[:10]
 _OWN_THINGS = THINGS[:10]
 
 _STORY = ("story", "story", "story", "short story", "little story", "nice story", "tale", "fairy tale", "bedtime story")
-_TELL = (
+_REQUESTS = (
     "tell me a {s}",
     "tell me a {s}",
     "tell me a {s}",
@@ -48,7 +48,7 @@ _ABOUT = (" about {t}", " about {t}", " about {t}", " about {t}", " with {t}", "
 
 
 def _check(sample: Sample, text: str) -> bool:
-    """Every sentence is a form of the grammar, in order; who and what was asked for is there, and no one changes."""
+    """Returns whether every sentence is a form of the grammar, with the requested roles, which stay the same."""
     sentences = [s for s in text.strip().split("\n") if s]
     if len(sentences) != len(_FORMS):
         return False
@@ -57,7 +57,7 @@ def _check(sample: Sample, text: str) -> bool:
         return False
     if any(named[key] != value for key, value in sample.facts.items()):
         return False
-    free = {"he": NAMES, "an": ANIMALS, "pl": PLACES}
+    free = {"he": NAMES, "an": ANIMALS, "pl": LOCATIONS}
     if any(named[key] not in known for key, known in free.items() if key not in sample.facts):
         return False
     return all(
@@ -67,16 +67,18 @@ def _check(sample: Sample, text: str) -> bool:
 
 
 def _cast(sentences: list[str]) -> dict[str, str] | None:
-    """Who and what a story names, read from three of its sentences; None where they are no forms."""
+    """Reads the roles of a story from three of its sentences; None if these are not forms of the grammar."""
     opening = re.fullmatch(r"(.+?) lived (?:alone )?near the (.+)\.", sentences[0])
-    looking = re.fullmatch(r"The (.+?) was looking for (an? )?(.+)\.", sentences[2])
-    if opening is None or looking is None:
+    search = re.fullmatch(r"The (.+?) was looking for (an? )?(.+)\.", sentences[2])
+    if opening is None or search is None:
         return None
-    return _words_for({"he": opening[1], "pl": opening[2], "an": looking[1], "th": looking[3]}, bare=looking[2] is None)
+    return _with_articles(
+        {"he": opening[1], "pl": opening[2], "an": search[1], "th": search[3]}, bare=search[2] is None
+    )
 
 
-def _words_for(named: dict[str, str], bare: bool) -> dict[str, str]:
-    """The cast with its articles; a `bare` thing, music or friendship, has none."""
+def _with_articles(named: dict[str, str], bare: bool) -> dict[str, str]:
+    """Adds articles to the roles; a `bare` thing, such as music, has none."""
     thing = named["th"]
     return named | {
         "a_an": a(named["an"]),
@@ -85,15 +87,15 @@ def _words_for(named: dict[str, str], bare: bool) -> dict[str, str]:
     }
 
 
-def _told(rng: random.Random, **asked: str) -> str:
+def _write(rng: random.Random, **asked: str) -> str:
     named = {
         "he": rng.choice(_FREE_NAMES),
         "an": rng.choice(_FREE_ANIMALS),
-        "pl": rng.choice(_FREE_PLACES),
+        "pl": rng.choice(_FREE_LOCATIONS),
         "th": rng.choice(_OWN_THINGS),
         "time": rng.choice(_TIMES),
     } | asked
-    named = _words_for(named, bare="th" in asked)
+    named = _with_articles(named, bare="th" in asked)
     return "\n".join(rng.choice(forms).format(**named) for forms in _FORMS)
 
 
@@ -104,61 +106,61 @@ chocolate kindness science football dreams flowers colors books""".split()  # no
 
 
 def _some(rng: random.Random, known: list[str]) -> str:
-    """Known or not, and what kind of one it is now and then."""
-    found = rng.choice(known) if rng.random() < 0.65 else words.noun(rng)
+    """Returns a known or unknown word, sometimes with an adjective."""
+    found = rng.choice(known) if rng.random() < 0.65 else word_lists.noun(rng)
     if rng.random() < 0.2:
-        return f"{rng.choice(_KINDS) if rng.random() < 0.7 else words.made_up(rng)} {found}"
+        return f"{rng.choice(_KINDS) if rng.random() < 0.7 else word_lists.made_up(rng)} {found}"
     return found
 
 
 @task("story", "long", _check)
 def story(rng: random.Random) -> Sample:
-    """With a topic: any of hero, companion and place, of those that stories mostly have."""
-    wanted = rng.choice(("he", "an", "pl", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl"))
-    known = {"he": NAMES, "an": ANIMALS, "pl": PLACES}
-    return _topical(rng, "story", {role: rng.choice(known[role]) for role in wanted.split()})
+    """A story about a hero, companion or location from the common lists."""
+    roles = rng.choice(("he", "an", "pl", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl"))
+    known = {"he": NAMES, "an": ANIMALS, "pl": LOCATIONS}
+    return _topical(rng, "story", {role: rng.choice(known[role]) for role in roles.split()})
 
 
 @task("story_any", "long", _check)
 def story_any(rng: random.Random) -> Sample:
-    """With a topic of any words, made-up ones too, and with what kind of companion or place it is."""
-    wanted = rng.choice(("he", "an", "pl", "an", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl", "th"))
+    """A story about any words, including made-up ones and adjectives."""
+    roles = rng.choice(("he", "an", "pl", "an", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl", "th"))
     asked: dict[str, str] = {}
-    if "he" in wanted:
-        asked["he"] = words.name(rng)
-    if "an" in wanted:
+    if "he" in roles:
+        asked["he"] = word_lists.name(rng)
+    if "an" in roles:
         asked["an"] = _some(rng, ANIMALS)
-    if "pl" in wanted:
-        asked["pl"] = _some(rng, PLACES)
-    if wanted == "th":
-        asked["th"] = rng.choice(_BARE) if rng.random() < 0.7 else words.noun(rng)
+    if "pl" in roles:
+        asked["pl"] = _some(rng, LOCATIONS)
+    if roles == "th":
+        asked["th"] = rng.choice(_BARE) if rng.random() < 0.7 else word_lists.noun(rng)
     return _topical(rng, "story_any", asked)
 
 
 def _topical(rng: random.Random, name: str, asked: Mapping[str, str]) -> Sample:
-    """A request that names those who and what are `asked` for, by their roles."""
+    """Returns a request with the given roles."""
     parts = [asked["th"]] if "th" in asked else []
     if "he" in asked:
         before = "" if rng.random() < 0.85 else rng.choice(("my friend ", "a boy called ", "a girl named "))
         parts.append(before + asked["he"])
     if "an" in asked:
         parts.append(a(asked["an"]))
-    place = asked.get("pl")
-    near = place is not None and bool(parts) and rng.random() < 0.4
+    location = asked.get("pl")
+    near = location is not None and bool(parts) and rng.random() < 0.4
     if (
-        place is not None and not near
+        location is not None and not near
     ):  # "a" before a word that is no known place's names a companion, where there is none
-        clear = "an" in asked or place in PLACES
-        parts.append(a(place) if parts and clear and rng.random() < 0.6 else f"the {place}")
+        clear = "an" in asked or location in LOCATIONS
+        parts.append(a(location) if parts and clear and rng.random() < 0.6 else f"the {location}")
     topic = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-    if near and place is not None:
-        topic += rng.choice((" near ", " in ", " at ", " by ")) + rng.choice((f"the {place}", a(place)))
+    if near and location is not None:
+        topic += rng.choice((" near ", " in ", " at ", " by ")) + rng.choice((f"the {location}", a(location)))
     about = rng.choice(_ABOUT).format(t=topic)
-    cores = [c.replace("{s}", "{s}" + about) for c in _TELL]
-    wholes = [c.replace("{s}", "{s}" + about) for c in _WANT]
-    prompt = phrase(rng, cores, wholes, s=rng.choice(_STORY))
+    cores = [c.replace("{s}", "{s}" + about) for c in _REQUESTS]
+    complete = [c.replace("{s}", "{s}" + about) for c in _WANT]
+    prompt = phrase(rng, cores, complete, s=rng.choice(_STORY))
     prompt = prompt[:1].upper() + prompt[1:] if rng.random() < 0.3 else prompt
-    return single(name, prompt, _told(rng, **asked), **asked)
+    return single(name, prompt, _write(rng, **asked), **asked)
 
 
 _OPEN = (
@@ -179,11 +181,11 @@ _OPEN = (
 
 @task("story_free", "long", _check)
 def story_free(rng: random.Random) -> Sample:
-    """Without a topic: every choice is the model's own, and has to be kept to."""
+    """A story without a topic: the model chooses and must stay consistent."""
     end = rng.choice(_OPEN)
     word = rng.choice(
         (*_STORY, "very short story", "good story", "funny story", "new story", "cute story", "children's story")
     )
-    cores = [c.replace("{s}", "{s}" + end) for c in _TELL]
-    wholes = [c.replace("{s}", "{s}" + end) for c in _WANT]
-    return single("story_free", phrase(rng, cores, wholes, s=word), _told(rng))
+    cores = [c.replace("{s}", "{s}" + end) for c in _REQUESTS]
+    complete = [c.replace("{s}", "{s}" + end) for c in _WANT]
+    return single("story_free", phrase(rng, cores, complete, s=word), _write(rng))

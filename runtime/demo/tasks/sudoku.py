@@ -17,13 +17,13 @@ _UNITS = (
 
 
 def is_solved(cells: str) -> bool:
-    """True where 16 cells, row by row, obey every rule."""
+    """Returns whether 16 cells, row by row, obey every rule."""
     return len(cells) == 16 and all(sorted(cells[i] for i in unit) == list("1234") for unit in _UNITS)
 
 
 @functools.cache
 def solutions() -> tuple[str, ...]:
-    """All 288 solved grids."""
+    """Returns all 288 solved grids."""
     rows = ["".join(p) for p in itertools.permutations("1234")]
     halves = [a + b for a in rows for b in rows if {*a[:2], *b[:2]} == set("1234")]
     return tuple(top + bottom for top in halves for bottom in halves if is_solved(top + bottom))
@@ -31,7 +31,7 @@ def solutions() -> tuple[str, ...]:
 
 @functools.cache
 def _holding() -> dict[tuple[int, str], int]:
-    """Of each cell and digit, the solutions that hold it: a bit set over `solutions()`."""
+    """Returns (cell, digit) -> bitmask of the `solutions()` that have it."""
     grids = solutions()
     return {(i, d): sum(1 << k for k, g in enumerate(grids) if g[i] == d) for i in range(16) for d in "1234"}
 
@@ -40,17 +40,17 @@ def _lines(cells: str) -> str:
     return "\n".join(cells[i : i + 4] for i in range(0, 16, 4))
 
 
-def keeps_givens(givens: str, text: str) -> bool:
-    """Four lines, a valid grid that keeps its givens (16 cells, "_" where empty)."""
+def keeps_clues(clues: str, text: str) -> bool:
+    """Returns whether the text is a valid grid in four lines with these clues (16 cells, "_" if empty)."""
     lines = text.strip().split("\n")
     if [len(line) for line in lines] != [4] * 4:
         return False
     cells = "".join(lines)
-    return is_solved(cells) and all(g in ("_", c) for g, c in zip(givens, cells, strict=True))
+    return is_solved(cells) and all(g in ("_", c) for g, c in zip(clues, cells, strict=True))
 
 
 def _check(sample: Sample, text: str) -> bool:
-    return keeps_givens(sample.facts["givens"], text)
+    return keeps_clues(sample.facts["givens"], text)
 
 
 _CORES = (
@@ -82,7 +82,7 @@ _ASKS = (
 
 
 def _shown(rng: random.Random, lines: str) -> str:
-    """The grid as people write it: empty cells as "_" most often, cells apart or not."""
+    """Returns a variant of the grid, with other signs for empty cells, and with or without spaces."""
     lines = lines.replace("_", rng.choice(("_", "_", "_", ".", "0", "?", "-", "x")))
     return "\n".join(" ".join(line) for line in lines.split("\n")) if rng.random() < 0.25 else lines
 
@@ -91,11 +91,11 @@ def _shown(rng: random.Random, lines: str) -> str:
 def sudoku(rng: random.Random) -> Sample:
     grid = rng.choice(solutions())
     fits = 0
-    while fits.bit_count() != 1:  # few givens may leave several solutions: draw again until there is one
-        kept = set(rng.sample(range(16), rng.randint(5, 11)))
-        fits = functools.reduce(int.__and__, (_holding()[i, grid[i]] for i in kept))
-    givens = "".join(c if i in kept else "_" for i, c in enumerate(grid))
-    shown = _shown(rng, _lines(givens))
+    while fits.bit_count() != 1:  # few clues may have several solutions: draw until there is one
+        clue_cells = set(rng.sample(range(16), rng.randint(5, 11)))
+        fits = functools.reduce(int.__and__, (_holding()[i, grid[i]] for i in clue_cells))
+    clues = "".join(c if i in clue_cells else "_" for i, c in enumerate(grid))
+    shown = _shown(rng, _lines(clues))
     kind = rng.random()
     if kind < 0.5:
         prompt = typed(rng, rng.choice(_ASKS)) + ":\n" + shown
@@ -103,4 +103,4 @@ def sudoku(rng: random.Random) -> Sample:
         prompt = ask(rng, rng.choice(_CORES)) + "\n" + shown
     else:
         prompt = shown + "\n" + ask(rng, rng.choice(_CORES))
-    return single("sudoku", prompt, _lines(grid), givens=givens)
+    return single("sudoku", prompt, _lines(grid), givens=clues)

@@ -1,4 +1,4 @@
-"""The times table of a number, a line a product."""
+"""Times tables, one line per multiple."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CORES = (
     "show the {n} times table up to {k}",
     "tell me the {n} times table up to {k}",
 )
-_WHOLES = (
+_QUESTIONS = (
     "What is the times table of {n} up to {k}?",
     "The times table of {n} up to {k}",
     "Times table of {n} up to {k}",
@@ -37,7 +37,7 @@ _OPEN = (
     "give me the multiplication table of {n}",
     "tell me the times table for {n}",
 )
-_OPEN_WHOLES = (
+_OPEN_QUESTIONS = (
     "What is the times table of {n}?",
     "{n} times table",
     "Times table of {n}",
@@ -52,5 +52,5 @@ def times_table(rng: random.Random) -> Sample:
     if open_ended:
         k = 10
     lines = [f"{n} x {i} = {n * i}" for i in range(1, k + 1)]
-    prompt = phrase(rng, _OPEN, _OPEN_WHOLES, n=n) if open_ended else phrase(rng, _CORES, _WHOLES, n=n, k=k)
+    prompt = phrase(rng, _OPEN, _OPEN_QUESTIONS, n=n) if open_ended else phrase(rng, _CORES, _QUESTIONS, n=n, k=k)
     return single("times_table", prompt, "\n".join(lines))

@@ -1,4 +1,4 @@
-"""Tools as the family's chat format writes them (the checkpoint's template writes the same)."""
+"""Tools in the family's chat format, as in the checkpoint's template."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ HOW = "To use one, answer with <tool_call>, a JSON object with its name and argu
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a system turn says of tools, each an item of the interface's `tools`."""
+    """Returns the text about tools in a system message; each is an item of the API's `tools`."""
     lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
     return "\n".join(["# Tools", "<tools>", *lines, "</tools>", HOW])
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """An assistant's turn that calls a tool."""
+    """Returns an assistant message with a tool call."""
     inner = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{inner}\n</tool_call>"
 
 
 def result_text(content: str) -> str:
-    """What a turn of the role `tool` says."""
+    """Returns the content of a message of the role `tool`."""
     return f"<tool_response>\n{content}\n</tool_response>"

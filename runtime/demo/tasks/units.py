@@ -1,4 +1,4 @@
-"""Unit conversions, into the smaller unit and, where nothing is left over, into the larger one."""
+"""Unit conversions to the smaller unit and, without remainder, to the larger one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CORES = (
     "write {n} {u} in {v}",
     "tell me how many {v} {n} {u} are",
 )
-_WHOLES = (
+_QUESTIONS = (
     "How many {v} are {n} {u}?",
     "How many {v} are in {n} {u}?",
     "How many {v} are there in {n} {u}?",
@@ -61,7 +61,7 @@ _WHOLES = (
 
 
 def _named(n: int, unit: str) -> str:
-    """The unit's name for one of it, or for several."""
+    """Returns the unit's name, singular or plural."""
     if n != 1 or len(unit) <= 3:
         return unit
     return _ONE.get(unit, unit.removesuffix("s"))
@@ -76,9 +76,9 @@ def units(rng: random.Random) -> Sample:
     if rng.random() < 0.25:
         before, after = after, before
     (n, u), (m, v) = before, after
-    said = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
+    amount = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
     one = _named(n, u)
-    if said in ("a", "an"):
-        said = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
-    prompt = phrase(rng, _CORES, _WHOLES, n=said, u=one, v=v)
+    if amount in ("a", "an"):
+        amount = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
+    prompt = phrase(rng, _CORES, _QUESTIONS, n=amount, u=one, v=v)
     return single("units", prompt, f"{n} {one} = {m} {_named(m, v)}.")

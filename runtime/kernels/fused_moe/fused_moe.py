@@ -1,5 +1,6 @@
-"""The experts of a mixture on a GPU: a gated product and a second one over the pairs of each expert, and the sum of a
-row's choices."""
+"""Fused MoE on a GPU: tokens aligned by expert, a gate_up GEMM and a down GEMM per expert, and the weighted sum per
+row.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ import torch
 from runtime.kernels.activation import Activation
 from runtime.kernels.fused_moe.down import run_down
 from runtime.kernels.fused_moe.gate_up import run_gate_up
-from runtime.kernels.fused_moe.moe_align import sort_by_expert
-from runtime.kernels.fused_moe.moe_sum import sum_add_norm, sum_up
-from runtime.kernels.fused_moe.tile_config import cut, fixed_cut, name_of
+from runtime.kernels.fused_moe.moe_align import moe_align_block_size
+from runtime.kernels.fused_moe.moe_sum import moe_sum, moe_sum_add_norm
+from runtime.kernels.fused_moe.tile_config import batch_invariant_config, device_name, get_config
 
 
-def moe(
+def fused_moe(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
@@ -23,14 +24,21 @@ def moe(
     activation: Activation = "silu",
     out: torch.Tensor | None = None,
     *,
-    fixed: bool = False,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """`moe_reference` on a GPU for contiguous tensors, float32 weights, and `gate_up` in turns (`turns.in_turns`); no
-    host synchronisation, deterministic. `fixed`: a row's bits do not depend on the others."""
-    return sum_up(products(x, ids, gate_up, down, activation, fixed=fixed), ids, weights, shared, out)
+    """`moe_reference` on a GPU for contiguous tensors, float32 weights, and interleaved `gate_up` rows.
+
+    Deterministic, no host sync.
+
+    Args:
+        batch_invariant: the bits of a row do not depend on the other rows.
+    """
+    return moe_sum(
+        fused_experts(x, ids, gate_up, down, activation, batch_invariant=batch_invariant), ids, weights, shared, out
+    )
 
 
-def moe_add_norm(
+def fused_moe_add_norm(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
@@ -41,24 +49,34 @@ def moe_add_norm(
     norm: torch.Tensor | None,
     eps: float,
     *,
-    fixed: bool = False,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm_reference` of what `moe` gives, and `residual`."""
-    return sum_add_norm(products(x, ids, gate_up, down, "silu", fixed=fixed), ids, weights, shared, residual, norm, eps)
+    """`add_rms_norm_reference` of the result of `fused_moe` and `residual`."""
+    return moe_sum_add_norm(
+        fused_experts(x, ids, gate_up, down, "silu", batch_invariant=batch_invariant),
+        ids,
+        weights,
+        shared,
+        residual,
+        norm,
+        eps,
+    )
 
 
-def products(
+def fused_experts(
     x: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation, *,
-    fixed: bool = False,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """[rows * top_k, hidden]: each row's choices through their experts; nothing is stored for dead ones."""
+    """Returns the outputs of each row's experts, [rows * top_k, hidden]; undefined for expert -1."""
     hidden, experts, width = x.shape[1], gate_up.shape[0], down.shape[2]
-    if fixed:
-        chosen = fixed_cut(ids.numel(), experts, x.element_size(), hidden, width)
+    if batch_invariant:
+        chosen = batch_invariant_config(ids.numel(), experts, x.element_size(), hidden, width)
     else:
-        chosen = cut(ids.numel(), experts, x.element_size(), hidden, width, name_of(x.device))
-    plan = sort_by_expert(ids, experts, chosen.height)
+        chosen = get_config(ids.numel(), experts, x.element_size(), hidden, width, device_name(x.device))
+    aligned = moe_align_block_size(ids, experts, chosen.height)
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
-    run_gate_up(x, gate_up, inner, plan.order, plan.tiles, ids.shape[1], chosen.height, chosen.gate_up, activation)
-    run_down(inner, down, pairs, plan, chosen.down)
+    run_gate_up(
+        x, gate_up, inner, aligned.order, aligned.tiles, ids.shape[1], chosen.height, chosen.gate_up, activation
+    )
+    run_down(inner, down, pairs, aligned, chosen.down)
     return pairs

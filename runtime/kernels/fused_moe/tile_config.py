@@ -1,6 +1,6 @@
-"""How the experts' products are cut into tiles: as somebody tuned it for the device and the shape, else by a rule.
+"""Tile sizes of the MoE GEMMs: tuned per device and shape, with a default for others.
 
-`python -m runtime.bench tune` writes a device's table, a file of `tuned/`.
+`python -m runtime.bench tune` writes the table of a device to `tuned/`.
 """
 
 from __future__ import annotations
@@ -14,88 +14,100 @@ import torch
 
 from runtime.kernels.triton_import import triton
 
-REST = 32  # pairs behind an expert's last whole tile that its program does as well: weights are read once for both
+TAIL_ROWS = (
+    32  # pairs behind an expert's last full tile that its program processes too, so that weights are read once for both
+)
 TABLES = Path(__file__).parents[1] / "tuned"
 
 
-class Product(NamedTuple):
-    """How one of the two products is cut. `stages`: loads in flight of tiles of at most 16 pairs, 64, and more."""
+class GemmConfig(NamedTuple):
+    """Config of one of the two GEMMs. `stages`: pipeline stages of tiles of at most 16 pairs, of at most 64, and of
+    more.
+    """
 
-    columns: int  # of the result, a program
+    columns: int  # output columns per program
     depth: int
     stages: tuple[int, int, int]
     warps: int
-    turned: bool = True  # the weights are the first operand
+    swap_ab: bool = True  # the weights are the first operand
 
-    def rest(self, height: int) -> int:
-        """Most pairs that go with a tile of `height`. As rows of the matrix unit they would be 64 at least."""
-        return REST if self.turned and height >= 128 else 0
-
-
-class Cut(NamedTuple):
-    height: int  # most pairs of a tile; from 128 on, lower ones are computed as what they hold
-    gate_up: Product
-    down: Product
+    def tail_rows(self, height: int) -> int:
+        """Returns how many more pairs a tile of `height` may process. Without swap AB they would take 64 rows."""
+        return TAIL_ROWS if self.swap_ab and height >= 128 else 0
 
 
-Table = dict[str, list[tuple[float, Cut]]]  # by `key`: up to how many pairs an expert, and the cut; ascending
+class FusedMoEConfig(NamedTuple):
+    """Config of both GEMMs."""
+
+    height: int  # maximum pairs per tile; from 128 on, smaller tiles run at their own size
+    gate_up: GemmConfig
+    down: GemmConfig
 
 
-def key(experts: int, hidden: int, width: int) -> str:
-    """How a table calls a shape, of 16-bit numbers."""
+Table = dict[str, list[tuple[float, FusedMoEConfig]]]  # by `shape_key`: maximum pairs per expert, ascending, and config
+
+
+def shape_key(experts: int, hidden: int, width: int) -> str:
+    """Returns the key of a shape of 16-bit weights in a tuned table."""
     return f"{experts} experts, {hidden} to {width}"
 
 
-def cut(
+def get_config(
     pairs: int, experts: int, element_size: int, hidden: int, width: int, device: str | None = None
-) -> Cut:  # fmt: skip
-    """For `pairs` pairs in all, on the `device` of this name. It depends on the batch's size alone."""
-    each = pairs / experts
+) -> FusedMoEConfig:  # fmt: skip
+    """Returns the config for `pairs` token-expert pairs in total on the `device` of this name."""
+    pairs_per_expert = pairs / experts
     if element_size == 2 and device is not None:
-        for limit, tuned in table_of(device).get(key(experts, hidden, width), []):
-            if each <= limit:
-                return tuned
-    return by_rule(each, element_size, hidden, width)
+        for limit, config in load_table(device).get(shape_key(experts, hidden, width), []):
+            if pairs_per_expert <= limit:
+                return config
+    return default_config(pairs_per_expert, element_size, hidden, width)
 
 
-def by_rule(each: float, element_size: int, hidden: int, width: int) -> Cut:
-    """For `each` pairs an expert on average. Sides shrink with the matrices, for small models."""
-    if element_size == 4:  # no matrix unit of full precision: keep within registers
-        chosen = Cut(32, Product(16, 32, (2, 2, 2), 4), Product(32, 32, (2, 2, 2), 4))
-    elif each <= 16:
-        chosen = Cut(128, Product(32, 64, (5, 4, 3), 4), Product(128, 64, (5, 4, 3), 4))
-    elif each <= 96:
-        chosen = Cut(128, Product(64, 64, (4, 3, 3), 8), Product(128, 64, (5, 4, 3), 4))
+def default_config(pairs_per_expert: float, element_size: int, hidden: int, width: int) -> FusedMoEConfig:
+    """Returns the config for an average of `pairs_per_expert`. Tiles shrink with the matrices, for small models."""
+    if element_size == 4:  # no full-precision tensor cores: keep within registers
+        chosen = FusedMoEConfig(32, GemmConfig(16, 32, (2, 2, 2), 4), GemmConfig(32, 32, (2, 2, 2), 4))
+    elif pairs_per_expert <= 16:
+        chosen = FusedMoEConfig(128, GemmConfig(32, 64, (5, 4, 3), 4), GemmConfig(128, 64, (5, 4, 3), 4))
+    elif pairs_per_expert <= 96:
+        chosen = FusedMoEConfig(128, GemmConfig(64, 64, (4, 3, 3), 8), GemmConfig(128, 64, (5, 4, 3), 4))
     else:
-        chosen = Cut(128, Product(128, 64, (3, 4, 4), 8, turned=False), Product(128, 64, (3, 3, 3), 4, turned=False))
-    return Cut(chosen.height, fitted(chosen.gate_up, width, hidden), fitted(chosen.down, hidden, width))
+        chosen = FusedMoEConfig(
+            128, GemmConfig(128, 64, (3, 4, 4), 8, swap_ab=False), GemmConfig(128, 64, (3, 3, 3), 4, swap_ab=False)
+        )
+    return FusedMoEConfig(
+        chosen.height, clamp_to_shape(chosen.gate_up, width, hidden), clamp_to_shape(chosen.down, hidden, width)
+    )
 
 
-def fixed_cut(pairs: int, experts: int, element_size: int, hidden: int, width: int) -> Cut:
-    """Cuts whose results have the same bits: the weights are the first operand, and each number is one sum along the
-    depth, on the same unit."""
-    chosen = by_rule(min(pairs / experts, 96), element_size, hidden, width)
-    assert chosen.gate_up.turned or element_size == 4
+def batch_invariant_config(pairs: int, experts: int, element_size: int, hidden: int, width: int) -> FusedMoEConfig:
+    """Returns a config whose results have the same bits for any number of pairs.
+
+    The weights are the first operand, and each output is one sum along the depth on the same unit.
+    """
+    chosen = default_config(min(pairs / experts, 96), element_size, hidden, width)
+    assert chosen.gate_up.swap_ab or element_size == 4
     return chosen
 
 
-def fitted(product: Product, outputs: int, inputs: int) -> Product:
+def clamp_to_shape(gemm_config: GemmConfig, outputs: int, inputs: int) -> GemmConfig:
     columns, depth = (max(16, triton.next_power_of_2(size)) for size in (outputs, inputs))
-    return product._replace(columns=min(product.columns, columns), depth=min(product.depth, depth))
+    return gemm_config._replace(columns=min(gemm_config.columns, columns), depth=min(gemm_config.depth, depth))
 
 
-def name_of(device: torch.device) -> str | None:
+def device_name(device: torch.device) -> str | None:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
-def path_of(device: str) -> Path:
+def table_path(device: str) -> Path:
     return TABLES / f"{device.replace(' ', '_')}.json"
 
 
 @functools.cache
-def table_of(device: str) -> Table:
-    """The table of the device of this name; empty where nobody made one."""
-    path = path_of(device)
+def load_table(device: str) -> Table:
+    """Returns the tuned table of the device of this name; empty if there is none."""
+    path = table_path(device)
     if not path.exists():
         return {}
     return {shape: [_entry(*row) for row in rows] for shape, rows in json.loads(path.read_text()).items()}
@@ -110,7 +122,7 @@ def write_table(path: Path, table: Table) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def _entry(limit: float, chosen: list[Any]) -> tuple[float, Cut]:
-    height, *products = chosen
-    gate_up, down = (Product(c, d, (s[0], s[1], s[2]), w, t) for c, d, s, w, t in products)
-    return limit, Cut(height, gate_up, down)
+def _entry(limit: float, chosen: list[Any]) -> tuple[float, FusedMoEConfig]:
+    height, *gemm_configs = chosen
+    gate_up, down = (GemmConfig(c, d, (s[0], s[1], s[2]), w, t) for c, d, s, w, t in gemm_configs)
+    return limit, FusedMoEConfig(height, gate_up, down)

@@ -1,5 +1,6 @@
-"""The method "compressed-tensors": int4, eight to a word, int8, or e4m3; symmetric, with scales of groups, outputs or
-tensors."""
+"""The method "compressed-tensors": int4 packed in int32, int8 or e4m3; symmetric, with scales per group, output or
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -9,96 +10,102 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.group_quantized import Grouped, pack
-from runtime.kernels.quant_reference import Packed
-from runtime.quantization.checkpoint.fp8 import Blocks, Rows, scales_of_rows
-from runtime.quantization.checkpoint.scheme import FIELD, MAIN, Read, Scheme, refuse, register_method
+from runtime.kernels.group_quantized import GroupQuantized, pack
+from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales
+from runtime.quantization.checkpoint.scheme import FIELD, WEIGHT, QuantScheme, Read, refuse, register_method
 
-WORD = 8  # numbers of four bits in a word, the first in its lowest bits; each is 8 more than its code
-GROUPS = (32, 64, 128)
-FITS = "pack-quantized with 4 bits, int-quantized with 8, and float-quantized with 8, all symmetric"
+CODES_PER_INT32 = 8  # int4 codes per int32, the first in the lowest bits; each is stored plus 8
+GROUP_SIZES = (32, 64, 128)
+SUPPORTED = "pack-quantized with 4 bits, int-quantized with 8, and float-quantized with 8, all symmetric"
 
 
-class Int4(Scheme):
+class Int4(QuantScheme):
     label = "int4"
     flag = "int4"
-    endings = (".weight_packed", ".weight_scale", ".weight_shape")
+    suffixes = (".weight_packed", ".weight_scale", ".weight_shape")
 
     def __init__(self, group: int | None) -> None:
-        """None: an output's numbers share a scale."""
+        """`group`: inputs per scale; None for one scale per output."""
         self.group = group
-        self.kept = group if group in GROUPS else 128
-        self.format = "int4" if self.kept == 128 else f"int4_{self.kept}"
+        self.stored_group = group if group in GROUP_SIZES else 128
+        self.format = "int4" if self.stored_group == 128 else f"int4_{self.stored_group}"
 
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        stated = read(".weight_shape")
-        outputs, inputs = shape = [int(size) for size in stated.flatten().tolist()] if stated.numel() == 2 else [0, 0]
-        words = shape_of(".weight_packed")
-        if words != [outputs, -(-inputs // WORD)]:
-            raise ConfigError(f"is {words} words, but says that it is {shape}")
+        stated_shape = read(".weight_shape")
+        outputs, inputs = shape = (
+            [int(size) for size in stated_shape.flatten().tolist()] if stated_shape.numel() == 2 else [0, 0]
+        )
+        packed_ints = shape_of(".weight_packed")
+        if packed_ints != [outputs, -(-inputs // CODES_PER_INT32)]:
+            raise ConfigError(f"is {packed_ints} words, but says that it is {shape}")
         return shape
 
-    def packed(self, read: Read, device: torch.device) -> Packed:
-        words, scales, stated = (read(ending) for ending in self.endings)
-        if words.dtype != torch.int32:
-            raise ConfigError(f"is packed as {words.dtype}, not torch.int32")
-        outputs, inputs = (int(size) for size in stated.tolist())
-        wanted = [outputs, 1 if self.group is None else -(-inputs // self.group)]
-        if list(scales.shape) != wanted:
-            raise ConfigError(f"has scales of {list(scales.shape)}, not {wanted}")
-        words = words.to(device)
-        codes = torch.stack([(words >> 4 * place & 15).to(torch.int8) for place in range(WORD)], -1)
+    def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
+        packed_ints, scales, stated_shape = (read(ending) for ending in self.suffixes)
+        if packed_ints.dtype != torch.int32:
+            raise ConfigError(f"is packed as {packed_ints.dtype}, not torch.int32")
+        outputs, inputs = (int(size) for size in stated_shape.tolist())
+        expected = [outputs, 1 if self.group is None else -(-inputs // self.group)]
+        if list(scales.shape) != expected:
+            raise ConfigError(f"has scales of {list(scales.shape)}, not {expected}")
+        packed_ints = packed_ints.to(device)
+        codes = torch.stack(
+            [(packed_ints >> 4 * position & 15).to(torch.int8) for position in range(CODES_PER_INT32)], -1
+        )
         codes = codes.flatten(-2)[:, :inputs] - 8
-        groups = -(-inputs // self.kept)
+        groups = -(-inputs // self.stored_group)
         scales = scales.to(device, torch.float32)
-        scales = scales.repeat_interleave(groups if self.group is None else self.group // self.kept, 1)[:, :groups]
-        return Grouped(pack(codes, self.kept), scales, inputs, self.kept)
+        scales = scales.repeat_interleave(groups if self.group is None else self.group // self.stored_group, 1)[
+            :, :groups
+        ]
+        return GroupQuantized(pack(codes, self.stored_group), scales, inputs, self.stored_group)
 
 
-class Int8(Scheme):
+class Int8(QuantScheme):
     label = "int8"
     format = "int8"
     flag = "int8"
-    endings = (MAIN, ".weight_scale")
-    spare = (".input_scale",)  # rows are not rounded
+    suffixes = (WEIGHT, ".weight_scale")
+    ignored_suffixes = (".input_scale",)  # activations are not quantized
 
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        return shape_of(MAIN)
+        return shape_of(WEIGHT)
 
-    def packed(self, read: Read, device: torch.device) -> Packed:
-        values = read(MAIN)
+    def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
+        values = read(WEIGHT)
         if values.dtype != torch.int8 or values.dim() != 2:
             raise ConfigError(f"is {values.dtype} {list(values.shape)} beside a scale, not a matrix of torch.int8")
         outputs, inputs = values.shape
-        scales = scales_of_rows(read(".weight_scale"), outputs, device)
-        return Grouped(values.to(device), scales[:, None], inputs, inputs)
+        scales = channel_scales(read(".weight_scale"), outputs, device)
+        return GroupQuantized(values.to(device), scales[:, None], inputs, inputs)
 
 
-class ScaledBlocks(Blocks):
+class CompressedBlockScale(BlockScale):
     scale = ".weight_scale"
 
 
-def _method(stated: Mapping[str, Any]) -> Scheme:
-    if stated.get("kv_cache_scheme") is not None:
-        raise refuse("kv_cache_scheme", stated["kv_cache_scheme"], "none: keys and values are held in --dtype")
-    sparsity = stated.get("sparsity_config") or {}
+def _method(config: Mapping[str, Any]) -> QuantScheme:
+    if config.get("kv_cache_scheme") is not None:
+        raise refuse("kv_cache_scheme", config["kv_cache_scheme"], "none: keys and values are held in --dtype")
+    sparsity = config.get("sparsity_config") or {}
     if sparsity.get("format", "dense") != "dense":
         raise refuse("sparsity_config", sparsity.get("format"), "dense weights")
-    groups = stated.get("config_groups")
+    groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(g, Mapping) for g in groups.values()):
         raise ConfigError(f"config.json: {FIELD} has no config_groups, which say how its weights are kept")
-    found = []
+    schemes = []
     for group in groups.values():
         weights = group.get("weights")
         if not isinstance(weights, Mapping):
-            raise refuse("weights", weights, FITS)
-        found.append(_scheme(str(group.get("format") or stated.get("format")), weights))
-    if len({(type(scheme), scheme.format, getattr(scheme, "rows", None)) for scheme in found}) > 1:
+            raise refuse("weights", weights, SUPPORTED)
+        schemes.append(_scheme(str(group.get("format") or config.get("format")), weights))
+    if len({(type(scheme), scheme.format, getattr(scheme, "rows", None)) for scheme in schemes}) > 1:
         raise refuse("config_groups", sorted(groups), "groups whose weights are all kept alike")
-    return found[0]
+    return schemes[0]
 
 
-def _scheme(format: str, weights: Mapping[str, Any]) -> Scheme:
+def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
     bits, kind, strategy = (weights.get(name) for name in ("num_bits", "type", "strategy"))
     if not weights.get("symmetric", True):
         raise refuse("symmetric", False, "symmetric weights, which have no weight_zero_point")
@@ -108,18 +115,20 @@ def _scheme(format: str, weights: Mapping[str, Any]) -> Scheme:
     if (format, bits, kind) == ("pack-quantized", 4, "int"):
         if strategy == "channel":
             return Int4(None)
-        if strategy == "group" and size in (*GROUPS, 256, 512, 1024):
+        if strategy == "group" and size in (*GROUP_SIZES, 256, 512, 1024):
             return Int4(size)
-        raise refuse("group_size", size, f"{', '.join(map(str, GROUPS))}, multiples of 128, or one scale an output")
+        raise refuse(
+            "group_size", size, f"{', '.join(map(str, GROUP_SIZES))}, multiples of 128, or one scale an output"
+        )
     if (format, bits, kind) == ("int-quantized", 8, "int") and strategy in ("channel", "tensor"):
         return Int8()
     if (format, bits, kind) == ("float-quantized", 8, "float"):
         if strategy in ("channel", "tensor"):
-            return Rows()
+            return ChannelScale()
         block = weights.get("block_structure")
         if strategy == "block" and isinstance(block, list) and len(block) == 2 and block[1] == 128:
-            return ScaledBlocks(int(block[0]))
-    raise refuse("weights", f"{format}, {bits} bits {kind}, {strategy}", FITS)
+            return CompressedBlockScale(int(block[0]))
+    raise refuse("weights", f"{format}, {bits} bits {kind}, {strategy}", SUPPORTED)
 
 
 register_method("compressed-tensors", _method)

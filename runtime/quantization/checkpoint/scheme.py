@@ -1,4 +1,4 @@
-"""What a method of quantising checkpoints says of itself, and which one a config.json names."""
+"""Schemes of quantized checkpoints, and which one a config.json names."""
 
 from __future__ import annotations
 
@@ -9,72 +9,85 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.quant_reference import Packed
+from runtime.kernels.quant_reference import QuantizedTensor
 
 FIELD = "quantization_config"
-MAIN = ".weight"
+WEIGHT = ".weight"
 
 
-Read = Callable[[str], torch.Tensor]  # one of a weight's tensors by its ending
+Read = Callable[[str], torch.Tensor]  # reads one of a weight's tensors by its suffix
 
 
-class Scheme(ABC):
-    """How a checkpoint keeps its quantised weights: instead of NAME.weight, or beside it, under several endings."""
+class QuantScheme(ABC):
+    """How a checkpoint stores a quantized weight: as several tensors with suffixes instead of NAME.weight."""
 
-    label: str  # how messages call it
-    format: str  # the weights' format here (``quantization/registry.py``)
-    flag: str  # the value of --quantization that asks for the same
-    endings: tuple[str, ...]  # the tensors of a quantised weight, all of them there
-    spare: tuple[str, ...] = ()  # tensors beside them that change nothing here
+    label: str  # name in messages
+    format: str  # format of the weights (``quantization/registry.py``)
+    flag: str  # equivalent value of --quantization
+    suffixes: tuple[str, ...]  # all tensors of a quantized weight
+    ignored_suffixes: tuple[str, ...] = ()  # further tensors, which are ignored
 
     @abstractmethod
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        """Of the weight that the tensors of these endings are."""
+        """Returns the shape of the weight."""
 
     @abstractmethod
-    def packed(self, read: Read, device: torch.device) -> Packed:
-        """The weight as its format keeps it, on `device`. ConfigError, worded to follow its name, for tensors that do
-        not go together."""
+    def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
+        """Returns the weight in its format on `device`.
+
+        Raises:
+            ConfigError: inconsistent tensors; the message continues a sentence that names the weight.
+        """
 
 
-Make = Callable[[Mapping[str, Any]], Scheme]
-_METHODS: dict[str, Make] = {}
+MakeScheme = Callable[[Mapping[str, Any]], QuantScheme]
+_METHODS: dict[str, MakeScheme] = {}
 
 
-def register_method(name: str, make: Make) -> None:
-    """`make`: from what config.json says to the scheme; ConfigError for what is not built."""
+def register_method(name: str, make: MakeScheme) -> None:
+    """Registers a method; `make` maps its config to the scheme and raises ConfigError for unsupported values."""
     if name in _METHODS:
         raise ValueError(f"quantisation method {name!r} is registered twice")
     _METHODS[name] = make
 
 
-def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
-    """That of the checkpoint whose config.json this is; None: its weights are plain. ConfigError for what is not
-    read."""
-    stated = config.get(FIELD)
-    if stated is None:
+def get_scheme(config: Mapping[str, Any]) -> QuantScheme | None:
+    """Returns the scheme of a checkpoint's config.json; None if its weights are not quantized.
+
+    Raises:
+        ConfigError: the method is not supported.
+    """
+    field = config.get(FIELD)
+    if field is None:
         return None
-    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
-    if not isinstance(stated, Mapping) or method not in _METHODS:
+    method = field.get("quant_method") if isinstance(field, Mapping) else None
+    if not isinstance(field, Mapping) or method not in _METHODS:
         raise ConfigError(
             f"config.json: {FIELD} names the method {method!r}, but {' and '.join(sorted(_METHODS))} alone are read; "
             "take the plain checkpoint, and --quantization if it is to be small"
         )
-    return _METHODS[method](stated)
+    return _METHODS[method](field)
 
 
-def quantization_of(config: Mapping[str, Any], asked: str | None) -> str | None:
-    """The format that a model is kept in, of its config.json and --quantization; ConfigError if these disagree."""
-    scheme = scheme_of(config)
-    if scheme is None or asked == scheme.flag:
-        return asked if scheme is None else scheme.format
-    if asked is not None:
+def quantization_of(config: Mapping[str, Any], requested: str | None) -> str | None:
+    """Returns the format of a model's weights.
+
+    Args:
+        requested: value of --quantization.
+
+    Raises:
+        ConfigError: it contradicts the checkpoint.
+    """
+    scheme = get_scheme(config)
+    if scheme is None or requested == scheme.flag:
+        return requested if scheme is None else scheme.format
+    if requested is not None:
         raise ConfigError(
-            f"--quantization {asked}: this checkpoint's weights are quantised already, as {scheme.label}, and to round "
-            "them again would only lose more; leave it out"
+            f"--quantization {requested}: this checkpoint's weights are quantised already, as {scheme.label}, and to "
+            "round them again would only lose more; leave it out"
         )
     return scheme.format
 
 
-def refuse(field: str, value: object, fits: str) -> ConfigError:
-    return ConfigError(f"config.json: {FIELD}'s {field} is {value!r}, which is not read; what is: {fits}")
+def refuse(field: str, value: object, supported: str) -> ConfigError:
+    return ConfigError(f"config.json: {FIELD}'s {field} is {value!r}, which is not read; what is: {supported}")

@@ -23,7 +23,7 @@ from runtime.server.schemas import ChatRequest
 from runtime.server.service import Service, new_id, stream_mode
 from runtime.server.talking import Talk
 from runtime.server.tooling import tooling, without_functions
-from runtime.tokenizer.token_bytes import Pieces
+from runtime.tokenizer.token_bytes import TokenByteDecoder
 
 router = APIRouter(route_class=OwnBody)
 
@@ -58,7 +58,7 @@ async def _start(service: Service, request: Request) -> Chat:
         model=model,
         talk=talk,
     )
-    return Chat(job, Told.of(body, model, mode), service.require()[1].pieces)
+    return Chat(job, Told.of(body, model, mode), service.require()[1].byte_decoder)
 
 
 def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
@@ -79,7 +79,7 @@ class Chat(OpenAIEvents):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, job: Job, told: Told, pieces: Pieces) -> None:
+    def __init__(self, job: Job, told: Told, pieces: TokenByteDecoder) -> None:
         super().__init__(job, told)
         self._revealed = revealed_of(job.choices, pieces)
         self._settled: list[Any] = []

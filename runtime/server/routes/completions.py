@@ -101,7 +101,7 @@ class Completion(OpenAIEvents):
         super().__init__(job, told)
         self._info, self._tokenizer = service.require()
         self._echo = echo
-        self._revealed = revealed_of(job.choices, self._tokenizer.pieces)
+        self._revealed = revealed_of(job.choices, self._tokenizer.byte_decoder)
         self._settled: list[Any] = []
 
     def whole(self) -> dict[str, Any]:
@@ -125,10 +125,10 @@ class Completion(OpenAIEvents):
             return None
         prompt = [] if self._echo is None else self._echo.entries(choice)
         answer = [*self._revealed[choice.index].fresh(), *ending(choice)]
-        told = of_completion([], self._tokenizer.pieces)
+        told = of_completion([], self._tokenizer.byte_decoder)
         for entries, base in ((prompt, 0), (answer, len(self._before(choice)))):
             async for some in in_steps(entries, 1 + choice.spec.logprobs):
-                for name, values in of_completion(some, self._tokenizer.pieces, base).items():
+                for name, values in of_completion(some, self._tokenizer.byte_decoder, base).items():
                     told[name] += values
         return ready(told)
 
@@ -144,7 +144,7 @@ class Completion(OpenAIEvents):
         told = self._revealed[choice.index].fresh(update)
         if update.ended:
             told += ending(choice)
-        return of_completion(told, self._tokenizer.pieces, len(self._before(choice)))
+        return of_completion(told, self._tokenizer.byte_decoder, len(self._before(choice)))
 
     def begin(self) -> bytes:
         """The prompts, and the ends of answers that nobody wants."""

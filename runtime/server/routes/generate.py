@@ -74,7 +74,7 @@ class Generated(OwnEvents):
         super().__init__(job, mode)
         self._info, self._tokenizer = service.require()
         self._text = text
-        self._revealed = Revealed(job.choices[0], self._tokenizer.pieces)
+        self._revealed = Revealed(job.choices[0], self._tokenizer.byte_decoder)
         self._told: dict[str, Any] = {}
 
     def fields(self, update: Update) -> dict[str, Any] | None:
@@ -83,7 +83,7 @@ class Generated(OwnEvents):
         if update.choice.spec.logprobs is None or fields is None:
             return fields
         told = [entry for entry, _ in self._revealed.fresh(update)]
-        return {**fields, "logprobs": of_own(told, self._tokenizer.pieces)}
+        return {**fields, "logprobs": of_own(told, self._tokenizer.byte_decoder)}
 
     async def settle(self) -> None:
         choice = self.job.choices[0]
@@ -91,7 +91,7 @@ class Generated(OwnEvents):
             return
         entries: list[dict[str, Any]] = []
         async for some in in_steps(choice.token_logprobs or [], 1 + choice.spec.logprobs):
-            entries += of_own(some, self._tokenizer.pieces)
+            entries += of_own(some, self._tokenizer.byte_decoder)
         self._told = {"logprobs": ready(entries)}
 
     def whole(self) -> dict[str, Any]:

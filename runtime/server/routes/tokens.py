@@ -53,9 +53,9 @@ async def tokenizer_info(request: Request) -> Response:
     info, tokenizer = service.require()
     named: dict[str, str | None] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "mask_token"))
     known = {"mask_token": info.mask_token_id, "bos_token": info.bos_token_id, "eos_token": info.eos_token_ids[0]}
-    named |= {name: tokenizer.pieces.text([id]) for name, id in known.items() if id is not None}
+    named |= {name: tokenizer.byte_decoder.decode([id]) for name, id in known.items() if id is not None}
     return json_response(
-        {**named, **tokenizer.named, "chat_template": tokenizer.chat_template, "max_token_id": info.max_token_id}
+        {**named, **tokenizer.named_tokens, "chat_template": tokenizer.chat_template, "max_token_id": info.max_token_id}
     )
 
 
@@ -72,5 +72,5 @@ async def detokenize(request: Request) -> Response:
             raise RequestError(
                 f"tokens: has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes", param="tokens"
             )
-        each["bytes"] = [None if t in tokenizer.special else list(tokenizer.pieces(t)) for t in body.tokens]
+        each["bytes"] = [None if t in tokenizer.special else list(tokenizer.byte_decoder(t)) for t in body.tokens]
     return json_response({"prompt": await service.preparer.decode(request, body.tokens), **each})

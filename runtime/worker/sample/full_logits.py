@@ -22,7 +22,7 @@ class FullLogits:
     """Computes logits from the hidden states of a step.
 
     Args:
-        final_norm: ``Model.finish``.
+        final_norm: ``Model.final_hidden_states``.
         hidden_states: [rows, hidden] of the step, as ``Model.forward`` returns them.
         notify_ranks: called with the rows before each computation, so that other ranks do the same. None: no others.
         batch_invariant: compute rows of each request separately, as GEMM results may depend on the number of rows.

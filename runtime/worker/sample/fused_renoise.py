@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from runtime.algorithms.base import LogitStat, SampledRows
-from runtime.kernels.fused_softmax_stats import Asked, Described
-from runtime.layers.lm_head import CappedHead
+from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest
+from runtime.layers.lm_head import SoftcapLMHead
 from runtime.worker.input_batch import SampleDescriptor
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors
 
@@ -25,7 +25,7 @@ def only_renoise(shape: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
 
 
 def fused_renoise_stats(
-    head: CappedHead,
+    head: SoftcapLMHead,
     group: AlgorithmGroup,
     hidden: torch.Tensor,
     inputs: Tensors,
@@ -36,7 +36,7 @@ def fused_renoise_stats(
     max_token_id: int,
     returns_probs: bool,
     graph_safe: bool,
-) -> Iterator[tuple[RowIndex, Described]]:
+) -> Iterator[tuple[RowIndex, SoftmaxStats]]:
     """Yields the positions and the kernel's results of each chunk of sampled rows.
 
     Args:
@@ -46,7 +46,7 @@ def fused_renoise_stats(
         returns_probs: return the probabilities too, for self-conditioning.
         graph_safe: see ``Sampler.sample``.
     """
-    assert head.kernels.describe is not None
+    assert head.kernels.softmax_stats is not None
     block, at = inputs["block"], inputs["at"]
     uniform = None
     if group.shape.num_sampled:  # the last rows
@@ -55,8 +55,9 @@ def fused_renoise_stats(
     for start in range(0, len(hidden), max_rows):
         part = slice(start, start + max_rows)
         rows: SampledRows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
-        request = Asked(
-            heat=group.algorithm.temperature(rows), uniform=None if uniform is None else uniform[part], cap=head.cap,
+        request = StatsRequest(
+            temperature=group.algorithm.temperature(rows), uniform=None if uniform is None else uniform[part],
+            cap=head.cap,
             mask_id=mask_id, max_token_id=max_token_id, probs=hidden.dtype if returns_probs else None,
         )  # fmt: skip
-        yield (block[part], at[part]), head.kernels.describe(head.raw(hidden[part]), request)
+        yield (block[part], at[part]), head.kernels.softmax_stats(head.uncapped(hidden[part]), request)

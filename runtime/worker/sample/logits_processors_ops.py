@@ -1,4 +1,4 @@
-"""What requests have done to logits before rules and choices see them (docs/decoding.md, What shapes the logits)."""
+"""Device operations of logits processors (docs/decoding.md, What shapes the logits)."""
 
 from __future__ import annotations
 
@@ -10,29 +10,42 @@ from runtime.algorithms.logits_ops import LogitsOps
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """Of some rows of logits. `ids` may hold one of a row's several times, with the same numbers."""
+class LogitsProcessorInputs:
+    """Inputs for some rows of logits. A row of `ids` may repeat an id with the same values.
 
-    ids: torch.Tensor  # int64 [rows, n]
-    seen: torch.Tensor  # int64 [rows, n], how often prompt and answer hold it
-    counts: torch.Tensor  # int64 [rows, n], how often the answer does
-    bias: torch.Tensor  # float64 [rows, n]
-    least: torch.Tensor  # int64 [rows, n], positions of the answer below it may not choose it
-    penalties: torch.Tensor  # float64 [rows, 3], repetition, presence, frequency
-    position: torch.Tensor  # int64 [rows], in the answer
-    own: torch.Tensor  # int64 [rows], the token that stands there and is counted, -1 if none
+    Attributes:
+        ids: int64 [rows, n].
+        repetition_counts: int64 [rows, n], occurrences in the prompt and the output.
+        output_counts: int64 [rows, n], occurrences in the output.
+        bias: float64 [rows, n].
+        min_tokens: int64 [rows, n], the id is forbidden at output positions below this one.
+        penalties: float64 [rows, 3], repetition, presence and frequency.
+        position: int64 [rows], position in the output.
+        current_token: int64 [rows], the token at the row's own position if it is counted; -1 otherwise.
+    """
+
+    ids: torch.Tensor
+    repetition_counts: torch.Tensor
+    output_counts: torch.Tensor
+    bias: torch.Tensor
+    min_tokens: torch.Tensor
+    penalties: torch.Tensor
+    position: torch.Tensor
+    current_token: torch.Tensor
 
 
-def shape_rows(logits: torch.Tensor, shapes: Shapes, vocabulary: LogitsOps) -> None:
-    """In place: [rows, vocab]. The bias is added first, then come the penalties, repetition before the others. The
-    token that stands at a row's own position does not count against itself."""
-    kind = logits.dtype
-    repetition, presence, frequency = (column[:, None].to(kind) for column in shapes.penalties.unbind(1))
-    own = (shapes.ids == shapes.own[:, None]).long()
-    counts = (shapes.counts - own).clamp(min=0)
-    values = vocabulary.gather(logits, shapes.ids) + shapes.bias.to(kind)
+def process_logits(logits: torch.Tensor, inputs: LogitsProcessorInputs, logits_ops: LogitsOps) -> None:
+    """Changes `logits` [rows, vocab] in place: adds the bias, then applies the repetition penalty, then the others.
+
+    The token at a row's own position does not count for the penalties of that row.
+    """
+    dtype = logits.dtype
+    repetition, presence, frequency = (column[:, None].to(dtype) for column in inputs.penalties.unbind(1))
+    own = (inputs.ids == inputs.current_token[:, None]).long()
+    counts = (inputs.output_counts - own).clamp(min=0)
+    values = logits_ops.gather(logits, inputs.ids) + inputs.bias.to(dtype)
     repeated = torch.where(values > 0, values / repetition, values * repetition)
-    values = torch.where(shapes.seen > own, repeated, values)
-    values = values - frequency * counts.to(kind) - presence * (counts > 0).to(kind)
-    values = values.masked_fill(shapes.position[:, None] < shapes.least, float("-inf"))
-    vocabulary.scatter(logits, shapes.ids, values)
+    values = torch.where(inputs.repetition_counts > own, repeated, values)
+    values = values - frequency * counts.to(dtype) - presence * (counts > 0).to(dtype)
+    values = values.masked_fill(inputs.position[:, None] < inputs.min_tokens, float("-inf"))
+    logits_ops.scatter(logits, inputs.ids, values)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from runtime.algorithms import sampling
-from runtime.engine.logprobs_request import Written
-from runtime.engine.request import FILLED, MASKED, Request
-from runtime.engine.step_plan import BlockPlan, BlockResults
+from runtime.engine.logprobs_request import BlockLogprobs
+from runtime.engine.request import MASKED, UNMASKED, Request
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks
 from runtime.worker.sample.full_logits import FullLogits
 
 NONE = -1  # of a block whose request does not ask
@@ -20,25 +20,27 @@ NONE = -1  # of a block whose request does not ask
 
 def asked(owners: Sequence[Request]) -> np.ndarray | None:
     """int64 [n]: of how many of the likeliest tokens each block's request wants to know; None where none asks."""
-    if not any(request.told_of is not None for request in owners):
+    if not any(request.logprobs is not None for request in owners):
         return None
-    return np.array([NONE if request.told_of is None else request.told_of.most for request in owners], dtype=np.int64)
+    return np.array(
+        [NONE if request.logprobs is None else request.logprobs.num_top for request in owners], dtype=np.int64
+    )
 
 
 @torch.inference_mode()
-def tell(looking: FullLogits, plan: BlockPlan, results: BlockResults) -> None:
+def tell(looking: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
     """Into ``results.logprobs``, of the blocks that ask: of the model's own distribution (what may never be predicted
     apart), before a bias, a penalty, a temperature or a rule has changed anything."""
-    assert plan.told is not None
-    asking = np.flatnonzero(plan.told > NONE)
+    assert plan.num_logprobs is not None
+    asking = np.flatnonzero(plan.num_logprobs > NONE)
     size = plan.state.shape[1]  # recorded steps may be of larger blocks
     before, after = plan.state[asking], results.state[asking, :size]
-    written = (after == FILLED) & ((before == MASKED) | (plan.tokens[asking] != results.tokens[asking, :size]))
+    written = (after == UNMASKED) & ((before == MASKED) | (plan.tokens[asking] != results.tokens[asking, :size]))
     which, at = np.nonzero(written)
     block = asking[which]
     if not len(block):
         return
-    most = int(plan.told[block].max())
+    most = int(plan.num_logprobs[block].max())
     rows, tokens = plan.rows[block] + at, results.tokens[block, at]
     parts = [
         _described(looking.rows(rows[start:end]), tokens[start:end], most) for start, end in _spans(block, looking)
@@ -46,7 +48,7 @@ def tell(looking: FullLogits, plan: BlockPlan, results: BlockResults) -> None:
     values, ids, tops = (np.concatenate(each) for each in zip(*parts, strict=True))
     for i in np.unique(block).tolist():
         mine = block == i
-        results.logprobs[i] = Written(at[mine], values[mine], ids[mine], tops[mine])
+        results.logprobs[i] = BlockLogprobs(at[mine], values[mine], ids[mine], tops[mine])
 
 
 def _spans(block: np.ndarray, looking: FullLogits) -> Iterator[tuple[int, int]]:

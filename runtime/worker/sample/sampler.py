@@ -28,14 +28,14 @@ from runtime.algorithms.base import (
     algorithms_with_edit_tokens,
 )
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
-from runtime.engine.request import FILLED, MASKED
-from runtime.engine.step_plan import BlockPlan
-from runtime.kernels.ops import Kernels
-from runtime.layers.lm_head import CappedHead, PlainHead
+from runtime.engine.request import MASKED, UNMASKED
+from runtime.engine.step_plan import DenoiseBlocks
+from runtime.kernels.ops import KernelSet
+from runtime.layers.lm_head import LMHead, SoftcapLMHead
 from runtime.worker.input_batch import SampleDescriptor, sample_inputs
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors, make_groups
 from runtime.worker.sample.fused_renoise import fused_renoise_stats, only_renoise
-from runtime.worker.sample.logits_processors import shape_logits
+from runtime.worker.sample.logits_processors import apply_logits_processors
 
 # Rows of logits per chunk. It bounds the memory: 1000 rows of a vocabulary of 157k in float32 take 0.6 GB.
 LOGITS_CHUNK_ROWS = 2048
@@ -93,12 +93,12 @@ class Sampler:
             LogitStat.MARGIN: logits_ops.margin_from_logits,
             LogitStat.ENTROPY: logits_ops.entropy_from_logits,
         }
-        self.fused_lm_head = logits if isinstance(logits, PlainHead) and logits.direct else None
+        self.fused_lm_head = logits if isinstance(logits, LMHead) and logits.fused_argmax else None
         self.softcap_lm_head = None  # only without vocabulary sharding: its kernel needs the full vocabulary
-        if isinstance(logits, CappedHead) and logits.kernels.describe is not None and not logits_ops.is_sharded:
+        if isinstance(logits, SoftcapLMHead) and logits.kernels.softmax_stats is not None and not logits_ops.is_sharded:
             self.softcap_lm_head = logits
-        kernels: Kernels | None = getattr(logits, "kernels", None)
-        self.sample_kernel = None if kernels is None or logits_ops.is_sharded else kernels.draw
+        kernels: KernelSet | None = getattr(logits, "kernels", None)
+        self.sample_kernel = None if kernels is None or logits_ops.is_sharded else kernels.topk_topp_sample
         self.self_conditioning_fn = self_conditioning_fn
         self.mask_id = mask_id
         self.max_token_id = max_token_id
@@ -108,9 +108,7 @@ class Sampler:
         ids = () if edit_tokens is None else (edit_tokens.delete, edit_tokens.split)
         self.allowed_special = [token for token in ids if token > max_token_id]
 
-    def greedy(
-        self, head: PlainHead, hidden: torch.Tensor, num_valid: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def greedy(self, head: LMHead, hidden: torch.Tensor, num_valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the argmax token, int64 [rows], and its probability [rows], computed by the fused kernel.
 
         Args:
@@ -119,7 +117,9 @@ class Sampler:
             num_valid: int32 [1], number of rows before the padding.
         """
         mask, last = self.mask_id, self.max_token_id
-        return head.likeliest(hidden, mask_id=mask, max_token_id=last, spared=self.allowed_special, live=num_valid)
+        return head.argmax(
+            hidden, mask_id=mask, max_token_id=last, allowed_ids=self.allowed_special, num_valid=num_valid
+        )
 
     def is_batch_invariant(self, shape: SampleDescriptor) -> bool:
         """Whether results of a block do not depend on the other blocks of the batch, given batch-invariant kernels.
@@ -130,7 +130,7 @@ class Sampler:
 
     def sample_plan(
         self,
-        plan: BlockPlan,
+        plan: DenoiseBlocks,
         hidden: torch.Tensor,
         tokens: torch.Tensor,
         state: torch.Tensor,
@@ -160,8 +160,8 @@ class Sampler:
             graph_safe: launch the same kernels for any content, without host synchronization.
         """
         tokens, state = inputs["block_tokens"], inputs["block_state"]
-        masked, unmasked = state == MASKED, state == FILLED
-        num_steps = inputs["advanced"]
+        masked, unmasked = state == MASKED, state == UNMASKED
+        num_steps = inputs["num_steps_forcing"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         algorithms = [self.get_algorithm(group.algorithm) for group in shape.groups]
         groups = make_groups(algorithms, shape.groups, inputs, shape.size, dtype, self.logits_ops)
@@ -193,7 +193,7 @@ class Sampler:
                     found.entropy,
                 )
                 if argmax is not None:
-                    argmax[index] = found.best
+                    argmax[index] = found.argmax
                 if self_conditioning is not None and found.probs is not None:
                     assert self.self_conditioning_fn is not None
                     self_conditioning[index] = self.self_conditioning_fn(found.probs, found.divisor)
@@ -206,7 +206,7 @@ class Sampler:
                 logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
             )
             if shape.has_logits_processors:
-                shape_logits(logits, inputs, *index, self.logits_ops)
+                apply_logits_processors(logits, inputs, *index, self.logits_ops)
             for group in groups:
                 span = group.rows_in(part)
                 if span is None:
@@ -245,10 +245,10 @@ class Sampler:
             "may_force": inputs["may_force"],
             "num_steps": num_steps,
             "initial_masks": inputs["initial_masks"],
-            "step_budget": inputs["given_steps"],
+            "step_budget": inputs["step_budget"],
             "post_edit_steps": inputs["post_edit_steps"],
         }
-        noise = (inputs["noise"] * vocab).long() if shape.uniform_noise else None
+        noise = (inputs["noise_uniforms"] * vocab).long() if shape.uniform_noise else None
         for group in groups:
             group_arrays = arrays | {
                 STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.required_stats

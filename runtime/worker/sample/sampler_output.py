@@ -11,13 +11,13 @@ import torch
 
 from runtime.algorithms.base import BlockUpdate
 from runtime.engine.request import FIXED, MASKED
-from runtime.engine.step_plan import BlockPlan, BlockResults, Bools, Ints, Mixture
+from runtime.engine.step_plan import BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
 from runtime.worker.input_batch import SampleDescriptor
 
 Outcome = dict[str, torch.Tensor]
 Told = Mapping[str, npt.NDArray[np.generic]]  # the same on the host
 # an outcome's `numbers` [len(NAMES), n], as BlockResults calls them
-NAMES = ("masks", "written", "edits", "remasks", "first_masked", "first_eos", "forced", "ended")
+NAMES = ("masks", "num_updated", "edits", "remasks", "first_masked", "first_eos", "forced", "finished")
 
 
 def outcome(
@@ -38,7 +38,7 @@ def outcome(
     size, masked = before.shape[1], decision.masked
     open_ = before != FIXED
     filled = open_ & ~masked
-    state = open_.to(torch.int8) + filled  # FIXED, MASKED and FILLED are 0, 1 and 2
+    state = open_.to(torch.int8) + filled  # FIXED, MASKED and UNMASKED are 0, 1 and 2
     is_eos = (decision.tokens[:, :, None] == eos_ids).any(2) & filled
     written = filled & ((before == MASKED) | (decision.tokens != tokens))
     at = torch.arange(size, device=before.device)
@@ -65,7 +65,7 @@ def results(shape: SampleDescriptor, told: Told, members: list[Ints]) -> BlockRe
     n = sum(map(len, members))
     numbers = told["numbers"][:, :n].tolist()
     kept: dict[int, npt.NDArray[np.float64]] = {}
-    mixtures: dict[int, Mixture] = {}
+    mixtures: dict[int, SoftTokens] = {}
     for i, (group, mine) in enumerate(zip(shape.groups, members, strict=True)):
         if group.history_len:
             every = told[f"history{i}"]
@@ -77,14 +77,14 @@ def results(shape: SampleDescriptor, told: Told, members: list[Ints]) -> BlockRe
         tokens=told["tokens"][:n],  # type: ignore[arg-type]  # each is of the type that it was made of
         state=told["state"][:n],  # type: ignore[arg-type]
         remasked=_remasked(told, n),
-        kept=kept,
-        mixtures=mixtures,
-        noisy=shape.uniform_noise,
+        history=kept,
+        soft_tokens=mixtures,
+        uniform_noise=shape.uniform_noise,
         **dict(zip(NAMES, numbers, strict=True)),
     )
 
 
-def tokens_after(plan: BlockPlan, told: Told) -> Ints:
+def tokens_after(plan: DenoiseBlocks, told: Told) -> Ints:
     """[n, B]: of the plan's own blocks, after the step."""
     blocks, size = plan.tokens.shape  # less than what a step is filled up to
     return told["tokens"][:blocks, :size]  # type: ignore[return-value]
@@ -93,7 +93,7 @@ def tokens_after(plan: BlockPlan, told: Told) -> Ints:
 def all_go_on(told: Told, blocks: int, *, noisy: bool) -> bool:
     """Whether each of the plan's own blocks does (``BlockResults.calm``)."""
     size, of = told["tokens"].shape[1], dict(zip(NAMES, told["numbers"][:, :blocks], strict=True))
-    return not of["ended"].any() and (noisy or bool(of["masks"].all() and of["first_eos"].min() >= size))
+    return not of["finished"].any() and (noisy or bool(of["masks"].all() and of["first_eos"].min() >= size))
 
 
 def _remasked(told: Told, n: int) -> Bools:
@@ -122,8 +122,9 @@ def end_to_end(parts: list[BlockResults]) -> BlockResults:
         return {first + number: value for first, part in found for number, value in part.items()}
 
     return BlockResults(
-        tokens=beside("tokens"), state=beside("state"), remasked=beside("remasked"), kept=numbered("kept"),
-        mixtures=numbered("mixtures"), logprobs={}, noisy=parts[0].noisy, **{name: listed(name) for name in NAMES},
+        tokens=beside("tokens"), state=beside("state"), remasked=beside("remasked"), history=numbered("history"),
+        soft_tokens=numbered("soft_tokens"), logprobs={}, uniform_noise=parts[0].uniform_noise,
+        **{name: listed(name) for name in NAMES},
     )  # fmt: skip
 
 

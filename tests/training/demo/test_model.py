@@ -14,7 +14,7 @@ from training.demo.data import CONTEXT, Documents, Noiser, NoiseRecipe, Packer, 
 from training.demo.export import checkpoint_tensors, export
 from training.demo.model import DemoModel, Gate, training_blocks, training_mask
 from training.demo.norm import FewPassNorm
-from training.demo.optim import orthogonalise
+from training.demo.optim import orthogonalize
 from training.demo.presets import PRESETS
 from training.demo.shape import Shape
 from training.demo.tokenizer import ChatEncoder, make_tokenizer
@@ -236,10 +236,10 @@ def test_bfloat16_autocast_gives_nearly_the_same(encoder) -> None:
     assert torch.nn.functional.cosine_similarity(exact, rounded.float(), dim=-1).min() > 0.98
 
 
-def test_orthogonalised_updates_have_even_singular_values() -> None:
+def test_orthogonalized_updates_have_even_singular_values() -> None:
     torch.manual_seed(0)
     for shape in ((24, 24), (3, 16, 40), (3, 40, 16)):
-        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
+        values = torch.linalg.svdvals(orthogonalize(torch.randn(shape)))
         assert values.max() < 1.3
         assert values.median() > 0.6
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from runtime.demo.tasks import all_tasks, held_out_samples
 from runtime.demo.tasks.tool_format import HOW
-from runtime.demo.vocabulary import WHOLE_WORDS
+from runtime.demo.vocabulary import ALPHABETIC
 from training.demo.tokenizer import SPECIALS, VOCAB_SIZE, ChatEncoder, make_tokenizer, save_tokenizer
 
 CHECKPOINT = Path(__file__).parents[3] / "runtime" / "demo" / "checkpoint"
@@ -71,7 +71,7 @@ def test_words_that_no_task_is_worded_in_are_read_letter_by_letter(encoder) -> N
 def test_every_word_that_is_one_token_is_practised_to_be_spelled() -> None:
     rng = random.Random(0)
     asked = {all_tasks()["spell"].make(rng).answer.lower() for _ in range(30_000)}
-    missing = [w for w in WHOLE_WORDS if len(w) <= 16 and "-".join(w.lower()) + "." not in asked]
+    missing = [w for w in ALPHABETIC if len(w) <= 16 and "-".join(w.lower()) + "." not in asked]
     assert not missing
 
 

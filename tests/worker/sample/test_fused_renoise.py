@@ -9,16 +9,16 @@ import torch
 
 from runtime.algorithms import get_algorithm
 from runtime.engine.request import MASKED
-from runtime.engine.step_plan import BlockPlan, Drawing, RulePlan
-from runtime.kernels.fused_softmax_stats import describe_reference
+from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs
+from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
-from runtime.layers.lm_head import CappedHead
+from runtime.layers.lm_head import SoftcapLMHead
 from runtime.worker.sample.sampler import Sampler
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
 
-def plan(top_k: int) -> BlockPlan:
+def plan(top_k: int) -> DenoiseBlocks:
     """Two canvases that draw, and two that take the likeliest."""
     random = np.random.default_rng(3)
     rule = get_algorithm("noise")
@@ -26,13 +26,13 @@ def plan(top_k: int) -> BlockPlan:
     params = np.array([rule.param_row({f.name: f.default for f in rule.fields})] * BLOCKS)
     limits = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
     kept = np.zeros((BLOCKS, SIZE, 1, len(rule.history_fields)))
-    drawing = Drawing(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
-    return BlockPlan(
+    drawing = SamplingInputs(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
+    return DenoiseBlocks(
         rows=n * SIZE, tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
-        may_force=n > 0, advanced=n, initial_masks=n * 0, given_steps=n * 0, post_edit_steps=n * 0, remasked=None,
-        drawing=drawing, noise=random.random((BLOCKS, SIZE)), place=n,
-        groups=(RulePlan(rule.key, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), kept),),
+        may_force=n > 0, num_steps_forcing=n, initial_masks=n * 0, step_budget=n * 0, post_edit_steps=n * 0,
+        remasked=None, sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)), req_slot=n,
+        groups=(AlgorithmBatch(rule.key, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), kept),),
     )  # fmt: skip
 
 
@@ -43,17 +43,17 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
     weight = SimpleNamespace(logits=torch.clone, shape=(VOCAB, VOCAB))
     seen = []
 
-    def describe(*given):
+    def softmax_stats(*given):
         seen.append(len(given[0]))
-        found = describe_reference(*given)
+        found = softmax_stats_reference(*given)
         twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
         return found._replace(probs=found.probs * 2, divisor=twice)
 
     monkeypatch.setattr("runtime.worker.sample.sampler.LOGITS_CHUNK_ROWS", 7)
     found = []
-    for kernels in (replace(TORCH, describe=describe), TORCH):
+    for kernels in (replace(TORCH, softmax_stats=softmax_stats), TORCH):
         head = Sampler(
-            CappedHead(weight, kernels, 4.0), mask_id=None, max_token_id=VOCAB - 3, eos_ids=torch.tensor([2]),
+            SoftcapLMHead(weight, kernels, 4.0), mask_id=None, max_token_id=VOCAB - 3, eos_ids=torch.tensor([2]),
             self_conditioning_fn=lambda probs, by: (probs if by is None else probs / by[:, None])[:, :WIDTH],
         )  # fmt: skip
         signal = torch.zeros(BLOCKS, SIZE, WIDTH)

@@ -8,9 +8,9 @@ import torch
 
 from runtime.algorithms import LogitStat, algorithm_keys, get_algorithm
 from runtime.kernels.ops import TORCH
-from runtime.kernels.unmask import fill_reference
+from runtime.kernels.unmask import threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape
-from runtime.layers.lm_head import PlainHead
+from runtime.layers.lm_head import LMHead
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
 from runtime.worker.model_step import ModelStep
 from runtime.worker.sample.sampler_output import results
@@ -23,13 +23,13 @@ class Model:
     """As much of one as deciding needs: hidden states are logits."""
 
     @staticmethod
-    def finish(left):
+    def final_hidden_states(left):
         return left
 
     def __init__(self, *, plain: bool) -> None:
         weight = type("Weight", (), {"tensor": torch.eye(VOCAB), "logits": lambda self, hidden: hidden.clone()})()
-        self.head = PlainHead(weight, replace(TORCH, fill=fill_reference if plain else None))
-        self.head.direct = True
+        self.lm_head = LMHead(weight, replace(TORCH, threshold_unmask=threshold_unmask_reference if plain else None))
+        self.lm_head.fused_argmax = True
 
 
 def step(*, plain: bool) -> ModelStep:
@@ -53,9 +53,9 @@ def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict
     arrays = {
         "rows": block * SIZE + at, "block": block, "at": at, "num_valid": np.array([len(block) - 3], np.int32),
         "block_tokens": np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape)), "block_state": state,
-        "may_force": random.random(BLOCKS) < 0.7, "advanced": random.integers(0, 4, BLOCKS), "params0": params,
+        "may_force": random.random(BLOCKS) < 0.7, "num_steps_forcing": random.integers(0, 4, BLOCKS), "params0": params,
         "remasked": np.zeros_like(state, dtype=bool),
-    } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "given_steps", "post_edit_steps")}  # fmt: skip
+    } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "step_budget", "post_edit_steps")}  # fmt: skip
     shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(key, 0, BLOCKS, len(block)),), remasked=True)
     return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}
 

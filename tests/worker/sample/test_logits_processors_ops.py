@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from runtime.algorithms import sampling
-from runtime.engine.logits_processors_state import Shaper
-from runtime.worker.sample.logits_processors_ops import Shapes, shape_rows
+from runtime.engine.logits_processors_state import LogitsProcessorState
+from runtime.worker.sample.logits_processors_ops import LogitsProcessorInputs, process_logits
 from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.oracle.draws import filtered
 
@@ -16,12 +16,15 @@ def some_shapes(random):
     ids = torch.randint(VOCAB, (ROWS, 5), generator=random)
     ids[:, 4] = ids[:, 0]
     numbers = {
-        name: torch.randint(3, (ROWS, VOCAB), generator=random).gather(1, ids) for name in ("seen", "counts", "least")
+        name: torch.randint(3, (ROWS, VOCAB), generator=random).gather(1, ids)
+        for name in ("repetition_counts", "output_counts", "min_tokens")
     }
     bias = torch.randn(ROWS, VOCAB, generator=random, dtype=torch.float64).gather(1, ids)
     penalties = torch.tensor([1.3, 0.4, -0.2], dtype=torch.float64).expand(ROWS, 3)
     own = torch.where(torch.arange(ROWS) % 3 == 0, ids[:, 1], -1)
-    return Shapes(ids=ids, **numbers, bias=bias, penalties=penalties, position=torch.arange(ROWS) % 4, own=own)
+    return LogitsProcessorInputs(
+        ids=ids, **numbers, bias=bias, penalties=penalties, position=torch.arange(ROWS) % 4, current_token=own
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -32,7 +35,7 @@ def test_where_processes_share_a_vocabulary(size, seed):
 
     def ask(vocabulary, cut):
         mine = cut(logits)
-        shape_rows(mine, shapes, vocabulary)
+        process_logits(mine, shapes, vocabulary)
         return (mine,)
 
     same(size, ask, columns=True)
@@ -72,9 +75,9 @@ def test_ends_are_never_counted():
 
     asked = LogitsProcessorParams(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)
     spec = RequestSpec(id="r", prompt=[3, 3, 5, 1], max_tokens=8, stop_ids=[7], logits_processors=asked)
-    found = Shaper(spec, asked, eos=[1]).shaped(np.array([5, 6, 6, 1, 7]))
+    found = LogitsProcessorState(spec, asked, eos_ids=[1]).adjustments(np.array([5, 6, 6, 1, 7]))
     assert found.ids.tolist() == [1, 3, 5, 6, 7, 9]
-    assert found.seen.tolist() == [0, 2, 2, 2, 0, 0]
-    assert found.counts.tolist() == [0, 0, 1, 2, 0, 0]
+    assert found.repetition_counts.tolist() == [0, 2, 2, 2, 0, 0]
+    assert found.output_counts.tolist() == [0, 0, 1, 2, 0, 0]
     assert found.bias.tolist() == [0, 0, 0, 0, 0, 1.5]
-    assert found.least.tolist() == [4, 0, 0, 0, 4, 0]
+    assert found.min_tokens.tolist() == [4, 0, 0, 0, 4, 0]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.logprobs_request import LEAST
+from runtime.engine.logprobs_request import MIN_LOGPROB
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, RequestSpec
 from runtime.request.scoring import score_spec
@@ -92,7 +92,7 @@ def test_each_token_given_all_before_it(setup: Setup, replayed: bool) -> None:
         rows = expected(setup, text, first)
         assert [token for token, _ in told] == text[first:]
         for (token, value), row in zip(told, rows, strict=True):
-            np.testing.assert_allclose(value, max(row[token], LEAST), atol=1e-9)
+            np.testing.assert_allclose(value, max(row[token], MIN_LOGPROB), atol=1e-9)
 
 
 @examples(25)
@@ -122,7 +122,7 @@ def test_beside_others_and_several_a_forward(data: st.DataObject) -> None:
     for spec in specs:
         assert [token for token, _ in told[spec.id]] == spec.forced_token_ids
         for (token, value), row in zip(told[spec.id], rows[spec.id], strict=True):
-            np.testing.assert_allclose(value, max(row[token], LEAST), atol=1e-9)
+            np.testing.assert_allclose(value, max(row[token], MIN_LOGPROB), atol=1e-9)
 
 
 def test_what_a_score_asks_of_the_engine() -> None:

@@ -1,10 +1,10 @@
-"""Greetings, what the model can do, and a friendly list where it was asked for something else."""
+"""Greetings, the abilities of the model, and the refusal that lists them."""
 
 from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks import words
+from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import ask, typed
 
@@ -46,7 +46,7 @@ _BYE = (
 def greet(rng: random.Random) -> Sample:
     end = rng.choice((".", "!", ""))
     kind = rng.random()
-    name = words.name(rng)
+    name = word_lists.name(rng)
     if kind < 0.2:
         return single("greet", typed(rng, rng.choice(_HELLO) + end), f"Hello! {HELP}")
     if kind < 0.4:
@@ -68,18 +68,18 @@ _FINE = (
 
 
 @task("small_talk", "short")
-def small_talk(rng: random.Random) -> Sample:
-    """Short words between questions, and greetings as people type them in a hurry."""
+def small_chat(rng: random.Random) -> Sample:
+    """Short remarks between questions, and greetings in lower case."""
     if rng.random() < 0.5:
-        name = "" if rng.random() < 0.6 else f", {words.name(rng)} here"
+        name = "" if rng.random() < 0.6 else f", {word_lists.name(rng)} here"
         prompt = rng.choice(_FINE) + name + rng.choice((".", "!", "", "..."))
         if rng.random() < 0.3:
             prompt = prompt.lower() if not name else prompt
         return single("small_talk", prompt, "What else can I do for you?")
     while True:
-        plain = greet(rng)
-        if "," not in plain.answer:  # a name stays as it was written
-            return single("small_talk", plain.messages[0]["content"].lower(), plain.answer)
+        greeting = greet(rng)
+        if "," not in greeting.answer:  # names keep their spelling
+            return single("small_talk", greeting.messages[0]["content"].lower(), greeting.answer)
 
 
 _WHAT = (
@@ -104,7 +104,7 @@ _WHAT = (
     "what is this",
     "how does this work",
 )
-_TELL = (
+_REQUESTS = (
     "tell me what you can do", "list what you can do", "say what you can do", "show me what you can do", "help",
     "help me", "list your skills", "tell me your skills", "show me some examples", "give me an example",
     "give me some examples", "tell me what to ask", "explain what you can do",
@@ -114,12 +114,12 @@ _TELL = (
 @task("abilities", "short")
 def abilities(rng: random.Random) -> Sample:
     if rng.random() < 0.3:
-        return single("abilities", ask(rng, rng.choice(_TELL)), ABILITIES)
+        return single("abilities", ask(rng, rng.choice(_REQUESTS)), ABILITIES)
     what = rng.choice(_WHAT)
     opening = rng.choice(
         ("", "", "So, ", "And ", "Please tell me: ", "{h}, ", "{h}! ", "{h}. ", "I am {n}, ", "{h}, I am {n}. ")
     )
-    opening = opening.format(h=rng.choice(_HELLO), n=words.name(rng))
+    opening = opening.format(h=rng.choice(_HELLO), n=word_lists.name(rng))
     first = what if opening.endswith((", ", "And ")) else what[:1].upper() + what[1:]
     prompt = opening + first + rng.choice(("?", "?", "", "??"))
     return single("abilities", prompt if rng.random() < 0.8 else prompt[:1].lower() + prompt[1:], ABILITIES)

@@ -1,4 +1,4 @@
-"""A number in words, up to 999,999."""
+"""Names of numbers up to 999,999."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
 
 
-def in_words(n: int) -> str:
-    """English words for 0 <= n <= 999,999: 42 -> "forty-two"."""
+def spell_out(n: int) -> str:
+    """Returns the English name of 0 <= n <= 999,999: 42 -> "forty-two"."""
     if n < 20:
         return _SMALL[n]
     if n < 100:
         return _TENS[n // 10 - 2] + (f"-{_SMALL[n % 10]}" if n % 10 else "")
     unit, name = (100, "hundred") if n < 1000 else (1000, "thousand")
-    rest = f" {in_words(n % unit)}" if n % unit else ""
-    return f"{in_words(n // unit)} {name}{rest}"
+    rest = f" {spell_out(n % unit)}" if n % unit else ""
+    return f"{spell_out(n // unit)} {name}{rest}"
 
 
 _CORES = (
@@ -41,7 +41,7 @@ _CORES = (
     "convert {n} to words",
     "express {n} in words",
 )
-_WHOLES = (
+_QUESTIONS = (
     "What is {n} in words?",
     "What's {n} in words?",
     "How do you write {n} in words?",
@@ -53,6 +53,6 @@ _WHOLES = (
 
 
 @task("number_words", "long")
-def number_words(rng: random.Random) -> Sample:
+def number_names(rng: random.Random) -> Sample:
     n = rng.randint(0, 10 ** rng.choice((2, 3, 4, 5, 6, 6, 6)) - 1)
-    return single("number_words", phrase(rng, _CORES, _WHOLES, n=n), in_words(n) + ".")
+    return single("number_words", phrase(rng, _CORES, _QUESTIONS, n=n), spell_out(n) + ".")

@@ -1,4 +1,4 @@
-"""The words the tasks draw from, and made-up ones, so that copying a word is learnt and not the list of words."""
+"""Words for the tasks, and generators of unknown ones, so that the model learns to copy and not the lists."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ dog cat horse rabbit fox owl mouse bear duck goat dragon robot wizard giant wolf
 penguin squirrel frog pirate witch knight ghost unicorn whale
 """.split()
 
-PLACES = """
+LOCATIONS = """
 river forest village castle garden harbor market mountain lake bridge sea island desert valley lighthouse meadow cave
 tower beach mill
 """.split()
@@ -68,7 +68,7 @@ _ENDS = "n r s t l m d k b g p x z nd rt st ck ng ll ss ph sh".split()
 
 
 def made_up(rng: random.Random) -> str:
-    """A word that can be said and need not exist: one to four syllables."""
+    """Returns a pronounceable word of one to four syllables."""
     count = rng.choice((1, 2, 2, 2, 3, 3, 4))
     word = ""
     for _ in range(count):
@@ -78,14 +78,14 @@ def made_up(rng: random.Random) -> str:
     return word if len(word) > 1 else word + rng.choice(_ENDS)
 
 
-def letters(rng: random.Random, least: int = 2, most: int = 9) -> str:
-    """Any letters at all: what follows what says nothing, each has to be copied."""
-    return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(least, most)))
+def letters(rng: random.Random, low: int = 2, high: int = 9) -> str:
+    """Returns random letters, each of which has to be copied."""
+    return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(low, high)))
 
 
-def _known_or_not(rng: random.Random, known: list[str], share: float) -> str:
-    """A word of the list, or with 1 - `share` an unknown one, written as the list's words are."""
-    if rng.random() < share:
+def _known_or_not(rng: random.Random, known: list[str], known_fraction: float) -> str:
+    """Returns a word of the list or, with probability 1 - `known_fraction`, an unknown one in the same case."""
+    if rng.random() < known_fraction:
         return rng.choice(known)
     word = made_up(rng) if rng.random() < 0.6 else letters(rng)
     return word.capitalize() if known[0][0].isupper() else word
@@ -96,7 +96,7 @@ def name(rng: random.Random) -> str:
 
 
 def full_name(rng: random.Random) -> str:
-    """A name as records have them: mostly one word, sometimes two."""
+    """Returns a full name: mostly one word, sometimes two."""
     first = name(rng)
     kind = rng.random()
     if kind < 0.12:
@@ -113,5 +113,5 @@ def noun(rng: random.Random) -> str:
 
 
 def a(word: str) -> str:
-    """The word with its article."""
+    """Returns the word with its article."""
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
