@@ -10,7 +10,7 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
-from runtime.engine.output_collector import Inboxes
+from runtime.engine.output_collector import OutputCollector
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
@@ -74,7 +74,7 @@ class LLM(Scoring):
         self._ranks = ranks  # processes that end with it
         self.tokenizer = None
         self._ids = itertools.count()
-        self._inboxes = Inboxes(engine)
+        self._inboxes = OutputCollector(engine)
 
     @property
     def info(self) -> EngineInfo:
@@ -151,15 +151,15 @@ class LLM(Scoring):
         report: Report = "denoise" if stream_mode == "denoise" else "stable"
         (choice,) = self._choices(prompt, params, report, adapter)
         make = denoise_event if stream_mode == "denoise" else append_event
-        inbox = self._inboxes.open([choice.spec])
+        inbox = self._inboxes.submit([choice.spec])
         try:
             while choice.finish_reason is None:
-                output = self._inboxes.next(inbox)
+                output = self._inboxes.get(inbox)
                 event = make(choice, output, self._absorb(choice, output))
                 if event is not None:
                     yield event
         finally:
-            self._inboxes.drop(choice.spec.id)
+            self._inboxes.cancel(choice.spec.id)
         answer = GenerationOutput.of(choice)
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
         yield {"event": "final", "id": choice.spec.id, **final}
@@ -170,20 +170,20 @@ class LLM(Scoring):
 
         Same layers and kernels as serving; before any shift or ban.
         """
-        from runtime.engine.forward_logits import sequence_logits
+        from runtime.engine.forward_logits import forward_logits
 
-        name = self.engine.adapters.named(adapter, self.info.default_adapter)
-        return sequence_logits(self.engine, list(ids), block_size, name)
+        name = self.engine.lora_manager.resolve(adapter, self.info.default_adapter)
+        return forward_logits(self.engine, list(ids), block_size, name)
 
     def load_adapter(self, name: str, path: str) -> None:
         """From now on `adapter` may name it. ConfigError, and nothing changes, where it cannot be served."""
-        self.engine.adapters.load(name, self.engine.adapters.read(path))
+        self.engine.lora_manager.load(name, self.engine.lora_manager.read(path))
 
     def unload_adapter(self, name: str) -> None:
         """Forget it. RequestError while answers with it are under way."""
-        self.engine.settle()
+        self.engine.drain()
         if not self.engine.unload_adapter(name):
-            self.engine.adapters.leaving.discard(name)
+            self.engine.lora_manager.unloading.discard(name)
             raise RequestError(f"adapter: answers with {name!r} are under way", param="adapter", status=409)
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class LLM(Scoring):
             self.engine.info,
             id=f"llm-{next(self._ids)}",
             report=report or ("stable" if stop else "final"),
-            adapter=self.engine.adapters.named(adapter),
+            adapter=self.engine.lora_manager.resolve(adapter),
         )
         if spec.grammar:
             assert self.engine.grammars is not None  # else it was refused
@@ -250,18 +250,18 @@ class LLM(Scoring):
 
     def _finish(self, all_choices: list[Choice]) -> None:
         waiting = {choice.spec.id: choice for choice in all_choices}
-        inbox = self._inboxes.open(choice.spec for choice in all_choices)
+        inbox = self._inboxes.submit(choice.spec for choice in all_choices)
         try:
             while waiting:
-                output = self._inboxes.next(inbox)
+                output = self._inboxes.get(inbox)
                 choice = waiting.get(output.id)
                 if choice is not None:
                     self._absorb(choice, output)
                     if choice.finish_reason is not None:
-                        self._inboxes.drop(waiting.pop(output.id).spec.id)
+                        self._inboxes.cancel(waiting.pop(output.id).spec.id)
         finally:
             for request_id in waiting:
-                self._inboxes.drop(request_id)
+                self._inboxes.cancel(request_id)
 
     def _absorb(self, choice: Choice, output: EngineOutput) -> str:
         if output.refused:

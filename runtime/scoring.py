@@ -51,7 +51,7 @@ class Scoring:
                 raise RequestError(f"text: the one of pair {n} is empty; give at least one token", param="text")
             spec = score_spec(
                 ids, self.engine.info, id=f"llm-{next(self._ids)}", param="text", first=first, logprobs=top,
-                stride=stride, adapter=self.engine.adapters.named(adapter),
+                stride=stride, adapter=self.engine.lora_manager.resolve(adapter),
             )  # fmt: skip
             scored.append(Choice(n, spec, IdsOnly()))
         self._finish(scored)

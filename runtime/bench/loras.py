@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from runtime.engine.lora_manager import Adapters
+from runtime.engine.lora_manager import LoRAManager
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import Build
 from runtime.layers.lora import Room
@@ -33,14 +33,14 @@ def room(args: argparse.Namespace) -> Room | None:
     return Room(args.loras, args.lora_rank)
 
 
-def drawn(args: argparse.Namespace, family: Family[Any], arch: Any, model: Model, build: Build) -> Adapters:
+def drawn(args: argparse.Namespace, family: Family[Any], arch: Any, model: Model, build: Build) -> LoRAManager:
     """They, named "0", "1" ..., all on the device."""
     if build.lora is None:
-        return Adapters()
+        return LoRAManager()
     count, rank = args.loras, args.lora_rank
     base = Base.of(family, arch, build.dtype)
     bank = Bank(base, model, build.lora, rank, build.device)
-    adapters = Adapters(count, bank, build.lora.apart)
+    adapters = LoRAManager(count, bank, build.lora.apart)
     for n in range(count):
         random = torch.Generator().manual_seed(n)
         pairs = {}
@@ -50,5 +50,5 @@ def drawn(args: argparse.Namespace, family: Family[Any], arch: Any, model: Model
                 down, up = (torch.randn(shape, generator=random) * 0.02 for shape in ((rank, inputs), (outputs, rank)))
                 pairs[name] = Pair(slot, down, up)
         adapters.load(str(n), Adapter(Path(), pairs, str(n)))
-        adapters.bring(str(n))
+        adapters.activate(str(n))
     return adapters

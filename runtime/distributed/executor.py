@@ -93,8 +93,8 @@ class Ranks:
             self.watch.answers(Loaded)
         assert isinstance(engine.runner, ModelRunner)
         engine.runner = LeadingRunner(engine.runner, self)
-        if isinstance(engine.adapters.matrices, Bank):
-            engine.adapters.matrices = LeadingBank(engine.adapters.matrices, self.tell, self.running())
+        if isinstance(engine.lora_manager.backend, Bank):
+            engine.lora_manager.backend = LeadingBank(engine.lora_manager.backend, self.tell, self.running())
         self.watch.serving = True
         return engine
 

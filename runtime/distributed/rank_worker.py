@@ -100,7 +100,7 @@ class Follower:
 
     def _follow(self, engine: Engine) -> None:
         """Until the engine is to be dropped."""
-        runner, matrices = engine.runner, engine.adapters.matrices
+        runner, matrices = engine.runner, engine.lora_manager.backend
         assert isinstance(runner, ModelRunner)
         bank = FollowingBank(matrices) if isinstance(matrices, Bank) else None
         geometry: dict[str, Any] = {}

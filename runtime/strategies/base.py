@@ -31,8 +31,9 @@ class Strategy(Protocol):
 
     A step goes: `open` (may be called again before the step is served: it acts once), the forward, then `apply`. What
     is settled needs nothing of the strategy but its `chunk`: it is forwarded before, or together with, the open part,
-    whether it is a prompt, finished blocks, or both after a preemption. Of an open part ``Request.reused_kv_spans`` holds
-    what later steps read and do not forward: after a preemption the engine forwards that again, with the ids of then.
+    whether it is a prompt, finished blocks, or both after a preemption. Of an open part ``Request.reused_kv_spans``
+    holds what later steps read and do not forward: after a preemption the engine forwards that again, with the ids of
+    then.
 
     Attributes:
         fields: what requests may set for the strategy; their values are in ``Request.values``.
@@ -81,7 +82,9 @@ class Strategy(Protocol):
         ...
 
     def chunk(self, request: Request, room: int) -> int:
-        """Rows from ``request.num_computed_tokens`` on that may be forwarded where not all that is settled fits `room` rows."""
+        """Rows from ``request.num_computed_tokens`` on that may be forwarded where not all that is settled fits `room`
+        rows.
+        """
         ...
 
     def open(self, request: Request) -> ForwardSpan:

@@ -10,7 +10,7 @@ from torch import nn
 
 from runtime.algorithms import rules
 from runtime.bench.model_shapes import ARCHITECTURES
-from runtime.engine.request_defaults import fitting_rules
+from runtime.engine.request_defaults import supported_algorithms
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import Build
@@ -51,7 +51,7 @@ def _defaults(family: Family[Any], strategy: Strategy, key: str) -> str:
 
 
 def _rules(family: Family[Any], key: str) -> str:
-    fitting = {rule.key for rule in fitting_rules(family, key)}
+    fitting = {rule.key for rule in supported_algorithms(family, key)}
     others = [key for key in rules() if key not in fitting]
     if len(others) < len(fitting):
         return "all but " + ", ".join(f"`{key}`" for key in others) if others else "all"

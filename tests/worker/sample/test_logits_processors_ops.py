@@ -75,7 +75,7 @@ def test_ends_are_never_counted():
 
     asked = Shaping(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)
     spec = RequestSpec(id="r", prompt=[3, 3, 5, 1], max_tokens=8, stop_ids=[7], shaping=asked)
-    found = LogitsProcessorState(spec, asked, eos=[1]).adjustments(np.array([5, 6, 6, 1, 7]))
+    found = LogitsProcessorState(spec, asked, eos_ids=[1]).adjustments(np.array([5, 6, 6, 1, 7]))
     assert found.ids.tolist() == [1, 3, 5, 6, 7, 9]
     assert found.repetition_counts.tolist() == [0, 2, 2, 2, 0, 0]
     assert found.output_counts.tolist() == [0, 0, 1, 2, 0, 0]
