@@ -44,6 +44,7 @@ def test_refusals_name_the_flag(arguments, sentence, capsys):
     assert sentence in capsys.readouterr().out
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "size", "mask"), [("llada2-tiny", 1024, 1023), ("llada2-mini", 157184, 156895)])
 def test_files_of_a_shape_have_a_word_for_each_id(tmp_path, name, size, mask):
     write_files(tmp_path, name)

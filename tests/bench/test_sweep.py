@@ -160,6 +160,7 @@ def test_curves_are_of_rules_and_of_tasks_where_there_is_one_rule() -> None:
     ]
 
 
+@pytest.mark.matrix
 def test_the_picture_of_fixed_and_edit_is_drawn(figures, tmp_path) -> None:
     file = tmp_path / "rules.png"
     figures("--tasks", "add", "--n", "1", "--algorithm", "fixed", "edit", "--plot", str(file))

@@ -67,6 +67,7 @@ LONG = {"abilities", "count_far", "dialogue", "long_add", "refuse", "story", "st
 TASKS = [pytest.param(name, marks=pytest.mark.matrix if name in LONG else ()) for name in sorted(all_tasks())]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", TASKS)
 def test_accuracy_stays(llm, name) -> None:
     task = all_tasks()[name]

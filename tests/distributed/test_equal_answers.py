@@ -64,6 +64,7 @@ def held(**more: Any) -> list[Any]:
         return said, told
 
 
+@pytest.mark.matrix
 def test_what_the_first_rank_decides_with_whole_logits(pair, monkeypatch):
     """More rows than are gathered at a time, too."""
     expected, others = held()

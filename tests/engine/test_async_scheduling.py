@@ -174,6 +174,7 @@ def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: p
     assert watched.tokens("r2") == run_all(SETUP, several).heard["r2"].tokens
 
 
+@pytest.mark.matrix
 def test_canvases_that_are_told_of_their_last_steps_begin_early_too(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = noting(monkeypatch)
     with (

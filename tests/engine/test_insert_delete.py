@@ -91,6 +91,7 @@ EDIT = Params(
 )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("buffer", [1, 3])
 def test_preemption_at_any_step_changes_nothing(buffer: int) -> None:
     """What a block remembers of its steps comes back with it."""

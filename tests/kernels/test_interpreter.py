@@ -33,6 +33,7 @@ def test_kernels_equal_their_references(file, part):
     assert interpret(f"tests/kernels/{file}.py", "-m", "not slow and not gpu", "-k", part) > 5
 
 
+@pytest.mark.matrix
 def test_models_on_kernels_equal_those_on_torch():
     files = [
         f"tests/kernels/{name}.py" for name in ("interpreted_models", "interpreted_fp8", "interpreted_group_quantized")

@@ -126,6 +126,7 @@ def test_committed_kv_is_a_fresh_prefills(served: Served) -> None:
         torch.testing.assert_close(mine, fresh[:, :, : mine.shape[2]], atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.matrix
 def test_what_it_does_unasked(llm: LLM) -> None:
     info = llm.info
     assert (info.family, info.strategy, info.default_rule) == ("llada2dot2", "multi_bd", "edit")

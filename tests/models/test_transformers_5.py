@@ -220,6 +220,7 @@ def same_weights(one: Path, other: Path, **options: Any) -> None:
         assert torch.equal(weight.tensor, second[name].tensor), name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["sdar_moe", "llada_moe"])
 def test_experts_as_transformers_5_has_them_in_memory_are_read(family: str, tmp_path: Path) -> None:
     config = CONFIGS[family] | {"moe_router_enable_expert_bias": False}

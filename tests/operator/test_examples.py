@@ -78,6 +78,7 @@ def test_each_demo_example_starts_in_its_memory(service):
     assert sum(peaks) < 1 << 30  # what they request
 
 
+@pytest.mark.matrix
 def test_the_client_jobs_script_gets_the_answer_plainly_and_streamed():
     (job,) = documents("client-job.yaml")
     (container,) = job["spec"]["template"]["spec"]["containers"]

@@ -451,6 +451,7 @@ def test_a_webhook_that_changes_what_is_written_is_reported_at_once(created: boo
         assert world.objects[DEPLOYMENT]["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "unmask-operator"
 
 
+@pytest.mark.matrix
 def test_it_is_not_applied_again_for_ever() -> None:
     world = World()
     world.mutate = rewrites_image

@@ -152,6 +152,7 @@ def test_loading_and_unloading_by_clients(server: ServerProcess, places: Path, t
         assert change(client, "unload", lora_name="more").status_code == 200
 
 
+@pytest.mark.matrix
 def test_coming_and_going_under_load_fails_no_others(server: ServerProcess, places: Path) -> None:
     """Requests of the base and of others run on; one that is unloaded ends what it has begun."""
     done, failed = threading.Event(), []
@@ -192,6 +193,7 @@ def test_metrics_of_each(server: ServerProcess) -> None:
     server.until(lambda: server.metrics()["unmask_lora_evictions_total"] > 0)
 
 
+@pytest.mark.matrix
 def test_a_replica_that_comes_back_has_them_again(server: ServerProcess, places: Path) -> None:
     with server.client() as client:
         assert change(client, "load", lora_name="late", lora_path=str(places / "p4")).status_code == 200
@@ -216,6 +218,7 @@ def test_routes_are_off_unless_asked_for(checkpoint: Path, places: Path) -> None
         assert names(client) >= {"one"}
 
 
+@pytest.mark.matrix
 def test_every_replica_has_them(checkpoint: Path, places: Path) -> None:
     flags = ["--data-parallel-size", "2", "--lora-routes"]
     with serving("--model", str(checkpoint), *flags) as server:

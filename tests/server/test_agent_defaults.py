@@ -76,6 +76,7 @@ def billing(number: int) -> str:
 SYSTEM = "You answer questions about arithmetic, briefly and without any further words. " * 8
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "system",
     [

@@ -49,6 +49,7 @@ def test_only_the_server_keeps_the_tokenizers_library_to_one_thread(
     assert done.stdout.strip() == found, done.stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("choice", "policy"), [(None, "PASSIVE"), ("active", "ACTIVE")])
 def test_openmp_threads_wait_passively_unless_the_user_decides(choice: str | None, policy: str) -> None:
     """OpenMP itself prints what it has read when torch loads it."""

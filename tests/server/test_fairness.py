@@ -202,6 +202,7 @@ def test_a_key_that_asks_for_much_leaves_room_for_another(checkpoint: Path) -> N
         assert post(KEYS[1], max_tokens=2) == 200
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_time_limit_ends_every_choice(checkpoint: Path, stream: bool) -> None:
     limits = ("--request-timeout", "4", "--max-num-reqs", "4")

@@ -152,6 +152,7 @@ def test_a_killed_backend_is_told_to_every_process(crew: ServerProcess) -> None:
             assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
+@pytest.mark.matrix
 def test_one_that_is_stopped_holds_up_its_own_alone(checkpoint: Path, tmp_path: Path) -> None:
     """Those who come get to the others, and what it had goes on with it."""
     done = tmp_path / "done"
@@ -225,6 +226,7 @@ def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path) -> No
         wait_until(lambda: all(map(has_ended, others)))
 
 
+@pytest.mark.matrix
 def test_one_that_cannot_serve_any_more_does_not_end_the_others(checkpoint: Path, tmp_path: Path) -> None:
     """What it reads at its start was in order when the others read it."""
     template = tmp_path / "template.jinja"

@@ -133,6 +133,7 @@ def test_required_calls_name_the_tool_with_an_unsupported_schema(client: httpx.C
     assert where in refused.json()["error"]["message"]
 
 
+@pytest.mark.matrix
 def test_a_strict_tool_with_an_unsupported_schema_leaves_the_others_held(client: httpx.Client) -> None:
     tools = [STRICT, unsupported("set", strict=True), unsupported("other")]
     for stream in (False, True):

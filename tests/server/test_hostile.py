@@ -262,6 +262,7 @@ async def send(client: httpx.AsyncClient, route: str, body: Any) -> httpx.Respon
     return await client.post(route, content=content, headers={"Content-Type": "application/json"})
 
 
+@pytest.mark.matrix
 def test_every_bad_request_while_200_good_ones_run(server: ServerProcess) -> None:
     good = [{"prompt": f"good {i}", "max_tokens": 8 + i % 9, "ignore_eos": True, "seed": i} for i in range(200)]
     fast = {"accept_threshold": 0.05}

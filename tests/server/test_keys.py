@@ -209,6 +209,7 @@ def test_a_pipe_is_no_file_of_keys(tmp_path: Path) -> None:
         config_keys.read_key_file(str(tmp_path / "pipe"))
 
 
+@pytest.mark.matrix
 def test_keys_on_the_command_line_are_warned_of(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), "--api-key", ONE, module=FAKE, ready=False) as server:
         wait_until(lambda: "the process list shows these keys" in server.log)

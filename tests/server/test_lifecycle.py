@@ -61,6 +61,7 @@ class Load:
         return self.seen
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("delay", [False, True])
 def test_sigterm_under_load_fails_nobody(checkpoint: Path, tmp_path: Path, delay: bool) -> None:
     done = tmp_path / "done"
@@ -119,6 +120,7 @@ def test_a_second_signal_ends_at_once(checkpoint: Path) -> None:
         assert not directory.exists()
 
 
+@pytest.mark.matrix
 def test_the_command_starts_every_kind_of_process(checkpoint: Path) -> None:
     """Without what `tests/server/limits.py` puts in its place: head, frontend processes, backend, grammar compiler."""
     args = ("--model", str(checkpoint), "--frontend-processes", "2")
@@ -130,6 +132,7 @@ def test_the_command_starts_every_kind_of_process(checkpoint: Path) -> None:
         assert server.wait() == 0
 
 
+@pytest.mark.matrix
 def test_two_servers_do_not_collide(checkpoint: Path) -> None:
     with (
         serving("--model", str(checkpoint), "--served-model-name", "a", module=FAKE) as one,

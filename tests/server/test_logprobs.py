@@ -173,6 +173,7 @@ def test_what_answers_may_tell_is_bounded(client: httpx.Client, path: str, asked
     assert f"have {128 * 100 * 21} log-probabilities to tell: 128 x 100 tokens x 21; at most 262144" in refused.text
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_long_answer_is_told_beside_others(client: httpx.Client, server: ServerProcess, path: str) -> None:
     """A quarter of a million log-probabilities."""

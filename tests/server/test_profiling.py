@@ -82,6 +82,7 @@ def test_without_the_flags_both_are_refused() -> None:
             assert "--profiler torch --torch-profiler-dir" in refused.json()["error"]["message"]
 
 
+@pytest.mark.matrix
 def test_a_backend_that_ends_takes_its_profile_with_it(tmp_path: Path) -> None:
     with serving("--profiler", "torch", "--torch-profiler-dir", str(tmp_path), module=FAKE) as server:  # noqa: SIM117
         with server.client() as client:

@@ -13,7 +13,6 @@ import pytest
 
 from runtime.config import parse
 from runtime.errors import ConfigError
-from tests.matrix import marked
 from tests.server.harness import ROOT, ServerProcess, has_ended, serving, sse
 from tests.wait import TIMEOUT, wait_until
 
@@ -32,7 +31,8 @@ def rank_of(backend):
     return rank
 
 
-@pytest.mark.parametrize("whom", marked(["the other rank", "the rank that leads"], quick=["the other rank"]))
+@pytest.mark.matrix
+@pytest.mark.parametrize("whom", ["the other rank", "the rank that leads"])
 def test_a_killed_rank_under_load(server: ServerProcess, whom):
     (backend,) = server.backends()
     rank = rank_of(backend)

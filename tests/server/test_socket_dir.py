@@ -58,6 +58,7 @@ def test_nothing_else_is_removed(folder: Path, tmp_path_factory: pytest.TempPath
     assert (elsewhere / LOCK).exists()
 
 
+@pytest.mark.matrix
 def test_the_next_server_removes_what_a_killed_one_left(checkpoint: Path, tmp_path: Path) -> None:
     variables = {"TMPDIR": str(tmp_path)}
 

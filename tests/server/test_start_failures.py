@@ -36,6 +36,7 @@ CAUSES: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cause", CAUSES)
 def test_every_line_is_json_with_the_format_json(tmp_path: Path, cause: str) -> None:
     code, lines = start(*CAUSES[cause](tmp_path), "--log-format", "json")

@@ -182,6 +182,7 @@ def used(server: ServerProcess) -> dict[int, float]:
     return found
 
 
+@pytest.mark.matrix
 def test_strict_tools_with_a_grammar_beyond_the_limits_are_not_held(strict: ServerProcess) -> None:
     endless = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 9999973}}}
     functions = [{"name": "f", "parameters": endless, "strict": True}, {"name": "g", "strict": True}]
@@ -194,6 +195,7 @@ def test_strict_tools_with_a_grammar_beyond_the_limits_are_not_held(strict: Serv
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
 
 
+@pytest.mark.matrix
 def test_a_grammar_that_compiles_for_minutes_is_refused_and_holds_nobody_long(strict: ServerProcess) -> None:
     """An automaton of ten million states, of a schema of some forty characters, of a form and of a tool."""
     endless = {"type": "integer", "multipleOf": 9999991}

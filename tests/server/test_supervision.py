@@ -150,6 +150,7 @@ def test_a_full_queue(checkpoint: Path, tmp_path: Path) -> None:
         assert server.metrics()['unmask_requests_total{outcome="refused"}'] == 4
 
 
+@pytest.mark.matrix
 def test_a_time_limit(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), "--request-timeout", "4", module=FAKE) as server:
         with server.client() as client:
@@ -167,6 +168,7 @@ def test_a_killed_frontend_takes_its_backend_with_it(checkpoint: Path) -> None:
         backend.wait(TIMEOUT)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("more", [(), ("--frontend-processes", "2")])
 def test_a_server_whose_backend_is_stopped_is_not_ready(checkpoint: Path, more: tuple[str, ...]) -> None:
     limits = {"runtime.server.messages.UNRESPONSIVE_SECONDS": 3.0}

@@ -121,6 +121,7 @@ def test_a_span_a_request_below_its_callers(checkpoint: Any) -> None:
     assert {resource["service.name"] for resource in collector.resources} == {"unmask"}
 
 
+@pytest.mark.matrix
 def test_the_standard_variables_decide_who_is_sampled_and_the_end_sends_the_rest(checkpoint: Any) -> None:
     more = {"OTEL_TRACES_SAMPLER": "parentbased_always_off", "OTEL_SERVICE_NAME": "ours"}
     later = environment(collector := Collector(), **more, OTEL_BSP_SCHEDULE_DELAY="3600000")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.server.harness import ROOT, serving
 
 NO_TEMPORARY_DIRECTORY = (
@@ -26,6 +28,7 @@ def test_a_server_without_a_temporary_directory_ends_with_one_sentence(checkpoin
     assert "none can be written; set TMPDIR to one" in done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.matrix
 def test_a_server_without_a_home_directory_serves(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the home directory belongs")
     env = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "HF_HOME"), str(tmp_path / "home"))

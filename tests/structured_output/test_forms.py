@@ -105,6 +105,7 @@ def test_a_stream_brings_the_same_text(llm: LLM, asked: dict[str, Any]) -> None:
         assert whole.text in asked["choice"]
 
 
+@pytest.mark.matrix
 def test_others_answer_as_if_alone(llm: LLM) -> None:
     with LLM(device="cpu", dtype="float64") as exact:
         free = SamplingParams(max_tokens=16)

@@ -145,6 +145,7 @@ def test_one_that_takes_too_much_memory(trials: Trials, monkeypatch: pytest.Monk
     assert trials.trouble(text(regex="b")) == LARGE
 
 
+@pytest.mark.matrix
 def test_one_that_stays_large_is_refused_however_many_came_before(trials: Trials) -> None:
     """An engine keeps some dozens: of these each would be some 80 MB."""
     for i in range(2):

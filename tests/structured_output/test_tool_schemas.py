@@ -48,6 +48,7 @@ def test_there_are_two_hundred_different_tools() -> None:
     assert len({json.dumps(schema) for schema in TOOLS}) >= 200
 
 
+@pytest.mark.matrix
 def test_schemas_of_tools_take_a_fraction_of_the_limits(tight: Grammars) -> None:
     check(tight, TOOLS)
 

@@ -64,6 +64,7 @@ def fetch(endpoint: str, home: Path, model: str, token: str = TOKEN, what: str =
     return found
 
 
+@pytest.mark.matrix
 def test_a_download_tells_how_far_it_is(endpoint: str, tmp_path: Path) -> None:
     found = fetch(endpoint, tmp_path, "hf://org/private@v1")
     assert "config.json" in found["files"]

@@ -207,6 +207,7 @@ def test_no_code_of_the_repository_runs(tmp_path: Path) -> None:
     assert not evidence.exists()
 
 
+@pytest.mark.matrix
 def test_a_config_cannot_name_files_outside_the_checkpoint(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     inside = tmp_path / "inside"
@@ -256,6 +257,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
+@pytest.mark.matrix
 def test_a_result_is_cached_by_the_content_of_its_files(tmp_path: Path, cache: Path, conversions: list[Path]) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for path in (first, second):
@@ -329,6 +331,7 @@ def test_without_any_writable_directory_the_message_says_so(tmp_path: Path, monk
         Tokenizer(tmp_path)
 
 
+@pytest.mark.matrix
 def test_processes_that_start_together_convert_once(tmp_path: Path, cache: Path) -> None:
     write_bpe(tmp_path)
     script = (
@@ -344,6 +347,7 @@ def test_processes_that_start_together_convert_once(tmp_path: Path, cache: Path)
     assert len(list(cache.glob("*.json"))) == 1
 
 
+@pytest.mark.matrix
 def test_threads_of_a_process_convert_once(tmp_path: Path, conversions: list[Path]) -> None:
     write_bpe(tmp_path)
     threads = [threading.Thread(target=Tokenizer, args=(tmp_path,)) for _ in range(3)]

@@ -67,12 +67,9 @@ def random_texts(count: int = 2000, seed: int = 36) -> tuple[str, ...]:
 
 @functools.cache
 def corpus() -> tuple[str, ...]:
-    """Lines of the documentation without those that name generators of tables, and some of other scripts."""
-    pages = (ROOT / "README.md", ROOT / "docs" / "models.md", ROOT / "docs" / "decoding.md")
-    lines = [
-        line for page in pages for line in page.read_text(encoding="utf-8").splitlines() if line and line[0] != "<"
-    ]
-    return (*lines[:600], *SENTENCES * 5)
+    """Returns the lines of `corpus.txt`, which is independent of the documentation, and lines of other scripts."""
+    lines = (ROOT / "tests" / "weights" / "corpus.txt").read_text(encoding="utf-8").splitlines()
+    return (*lines, *SENTENCES * 5)
 
 
 def train_bpe(pattern: str, size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:

@@ -30,8 +30,8 @@ from tests.matrix import marked
 from tests.request.test_sampling_params import info
 from tests.worker.replays import PROMPTS, SMALL, Served, check, pretending, served
 
-# One per kind of decoding; `make test-rest` runs the others.
-QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1", "d2f_llada-llada-d2f-16-4", "dmax-llada2-dmax-edit-8-1")
+# `make test-rest` runs the others.
+QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1",)
 
 
 @pytest.mark.parametrize("each", marked(served(once=True), quick=QUICK))
@@ -47,6 +47,7 @@ def test_filled_up_steps_of_every_checkpoint_answer_the_same(each: Served, monke
         check(each, 2, device="cpu", dtype="float64")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("each", [Served("llada2_tiny"), Served("llada", (("full_cache", "dual"),))])
 def test_a_batch_that_only_denoises_sends_its_tokens_alone(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[int] = []

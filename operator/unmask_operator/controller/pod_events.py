@@ -49,7 +49,7 @@ class PodEvents:
             try:
                 events, _ = await self.client.list(EVENTS, key.namespace, fields=f"regarding.uid={uid}")
             except ApiError as error:
-                log.warning("cannot list the Events of a pod: %s", error)
+                log.warning("cannot list the Events of a pod: %s", error, extra={"service": key})
                 continue
             if (found := in_order(events)) != self.events.get(uid, ()):
                 self.events = {**self.events, uid: found}

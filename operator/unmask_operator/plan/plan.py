@@ -132,6 +132,7 @@ def _replicas_alone(observed: Observed) -> int:
         return 0
     count, scaling = spec_data.get("replicas"), spec_data.get("autoscaling")
     if type(count) is not int or count < 0:
+        # At least one: a suspended service without valid replicas must start again when it is resumed.
         return int((live.get("spec") or {}).get("replicas") or 1)
     bounds = scaling if isinstance(scaling, Mapping) else {}
     low, high = bounds.get("minReplicas"), bounds.get("maxReplicas")

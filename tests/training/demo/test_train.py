@@ -59,6 +59,7 @@ def test_training_learns_and_resumes(trained) -> None:
     assert set(last["tasks"]) == {"greet", "add"}
 
 
+@pytest.mark.matrix
 def test_training_leaves_a_checkpoint(trained) -> None:
     model = OracleModel.load(trained / "checkpoint")
     encoder = ChatEncoder(Tokenizer.from_file(str(trained / "checkpoint" / "tokenizer.json")))
@@ -94,6 +95,7 @@ def test_worker_batches_are_in_turn_and_depend_on_the_seed_alone(trained) -> Non
     assert not (seen[0] == seen[1]).all()
 
 
+@pytest.mark.matrix
 def test_a_dead_worker_ends_the_training(tmp_path) -> None:
     feed = Feed(partial(local_batches, TOY, tmp_path / "no tokenizer here.json"), 1, "7")
     try:
