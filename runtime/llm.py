@@ -10,7 +10,7 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
-from runtime.engine.output_collector import Inboxes
+from runtime.engine.output_collector import OutputCollector
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
@@ -74,7 +74,7 @@ class LLM(ScoringMixin):
         self._ranks = ranks  # other ranks, which end with this object
         self.tokenizer = None
         self._ids = itertools.count()
-        self._collector = Inboxes(engine)
+        self._collector = OutputCollector(engine)
 
     @property
     def info(self) -> EngineInfo:
@@ -152,15 +152,15 @@ class LLM(ScoringMixin):
         report: StreamMode = "denoise" if stream_mode == "denoise" else "stable"
         (choice,) = self._choices(prompt, params, report, adapter)
         make = denoise_event if stream_mode == "denoise" else append_event
-        inbox = self._collector.open([choice.spec])
+        inbox = self._collector.submit([choice.spec])
         try:
             while choice.finish_reason is None:
-                output = self._collector.next(inbox)
+                output = self._collector.get(inbox)
                 event = make(choice, output, self._absorb(choice, output))
                 if event is not None:
                     yield event
         finally:
-            self._collector.drop(choice.spec.id)
+            self._collector.cancel(choice.spec.id)
         answer = GenerationOutput.from_completion(choice)
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
         yield {"event": "final", "id": choice.spec.id, **final}
@@ -179,20 +179,20 @@ class LLM(ScoringMixin):
         Returns:
             float32 [len(ids), vocab]; float64 if the model is.
         """
-        from runtime.engine.forward_logits import sequence_logits
+        from runtime.engine.forward_logits import forward_logits
 
-        name = self.engine.adapters.named(adapter, self.info.default_adapter)
-        return sequence_logits(self.engine, list(ids), block_size, name)
+        name = self.engine.lora_manager.resolve(adapter, self.info.default_adapter)
+        return forward_logits(self.engine, list(ids), block_size, name)
 
     def load_adapter(self, name: str, path: str) -> None:
         """Loads an adapter that requests may name. Raises ConfigError, without changes, if it is not supported."""
-        self.engine.adapters.load(name, self.engine.adapters.read(path))
+        self.engine.lora_manager.load(name, self.engine.lora_manager.read(path))
 
     def unload_adapter(self, name: str) -> None:
         """Unloads an adapter. Raises RequestError while requests with it are running."""
-        self.engine.settle()
+        self.engine.drain()
         if not self.engine.unload_adapter(name):
-            self.engine.adapters.leaving.discard(name)
+            self.engine.lora_manager.unloading.discard(name)
             raise RequestError(f"adapter: answers with {name!r} are under way", param="adapter", status=409)
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ class LLM(ScoringMixin):
             self.engine.info,
             id=f"llm-{next(self._ids)}",
             stream_mode=report or ("stable" if stop else "final"),
-            adapter=self.engine.adapters.named(adapter),
+            adapter=self.engine.lora_manager.resolve(adapter),
         )
         if spec.grammar:
             assert self.engine.grammars is not None  # otherwise it was refused
@@ -261,18 +261,18 @@ class LLM(ScoringMixin):
 
     def _finish(self, all_choices: list[CompletionState]) -> None:
         waiting = {choice.spec.id: choice for choice in all_choices}
-        inbox = self._collector.open(choice.spec for choice in all_choices)
+        inbox = self._collector.submit(choice.spec for choice in all_choices)
         try:
             while waiting:
-                output = self._collector.next(inbox)
+                output = self._collector.get(inbox)
                 choice = waiting.get(output.id)
                 if choice is not None:
                     self._absorb(choice, output)
                     if choice.finish_reason is not None:
-                        self._collector.drop(waiting.pop(output.id).spec.id)
+                        self._collector.cancel(waiting.pop(output.id).spec.id)
         finally:
             for request_id in waiting:
-                self._collector.drop(request_id)
+                self._collector.cancel(request_id)
 
     def _absorb(self, choice: CompletionState, output: EngineOutput) -> str:
         if output.refused:

@@ -57,7 +57,7 @@ class ScoringMixin:
                 raise RequestError(f"text: the one of pair {n} is empty; give at least one token", param="text")
             spec = score_spec(
                 ids, self.engine.info, id=f"llm-{next(self._ids)}", param="text", prompt_len=first, logprobs=top,
-                tokens_per_step=stride, adapter=self.engine.adapters.named(adapter),
+                tokens_per_step=stride, adapter=self.engine.lora_manager.resolve(adapter),
             )  # fmt: skip
             scored.append(CompletionState(n, spec, IdsOnly()))
         self._finish(scored)

@@ -120,7 +120,7 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
     """Milliseconds of a step that commits; None where the strategy has none."""
     from runtime.bench.live import Live
     from runtime.bench.steady import SERVED, pages_of, steady
-    from runtime.engine.lora_manager import Adapters
+    from runtime.engine.lora_manager import LoRAManager
     from runtime.models.base import ModelInfo
 
     engine, info, strategy = llm.engine, llm.info, llm.engine.strategy
@@ -134,6 +134,6 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
     wanted = argparse.Namespace(**vars(args) | plain | {"block_size": block})
     facts = ModelInfo(info.vocab_size, info.max_model_len, block, info.mask_token_id, ())
     pool = runner.pool.like(pages_of(step, strategy, block, info.page_size))
-    live = Live(runner.model, pool, strategy, facts, info.mask_token_id, wanted, Adapters())
+    live = Live(runner.model, pool, strategy, facts, info.mask_token_id, wanted, LoRAManager())
     found: float = live.case("commit", batch, context, [step])["wall_ms"]
     return found

@@ -1,4 +1,4 @@
-"""`python -m runtime.bench steps --live`: wall clock of ``Engine.advance`` beside the device's own time.
+"""`python -m runtime.bench steps --live`: wall clock of ``Engine.execute_step`` beside the device's own time.
 
 Requests are live: prefilled, scheduled, planned, and their results applied. What a step writes into a block is
 discarded, so that every step finds the same (`steady.py`): each position of the open block masked with probability .5,
@@ -24,7 +24,7 @@ from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
 from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
 from runtime.engine.engine import Engine
-from runtime.engine.lora_manager import Adapters
+from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request import MASKED, UNMASKED, Request
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, ModelInfo
@@ -35,7 +35,7 @@ from runtime.strategies import Strategy, max_request_len
 from runtime.strategies.full import CACHE
 from runtime.worker.cuda_graph import GraphCapturer
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.memory import step_sizes
+from runtime.worker.memory import capture_sizes_for
 from runtime.worker.model_runner import ModelRunner
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
@@ -74,7 +74,7 @@ class Live:
     facts: ModelInfo
     mask_id: int | None
     args: argparse.Namespace
-    adapters: Adapters
+    adapters: LoRAManager
     loras: int = 0  # of these, that requests have in turn
 
     def case(self, kind: str, batch: int, context: int, steps: list[Steady]) -> dict[str, Any]:
@@ -97,8 +97,8 @@ class Live:
         info = self._info(step)
         runner = self._runner(info)
         discarding = Discarding(runner)
-        engine = Engine(info=info, runner=discarding, strategy=self.strategy, adapters=self.adapters)
-        engine.set_overlap_callback(engine.news)  # which a server's backend sends then
+        engine = Engine(info=info, runner=discarding, strategy=self.strategy, lora_manager=self.adapters)
+        engine.set_overlap_callback(engine.take_outputs)  # which a server's backend sends then
         random = np.random.default_rng(len(step.members) * 1_000_003 + seed)
         last = self.facts.vocab_size - 1
         low, high = min(IDS[0], last // 2), min(IDS[1], last)
@@ -119,14 +119,14 @@ class Live:
         discarding.hold()
         for _ in range(SETTLE):
             rewind()
-            engine.advance()
+            engine.execute_step()
         before = runner.stats.replayed
         runner.stats.device_seconds.clear()
         walls = []
         for _ in range(repeats):
             started = time.perf_counter()  # before what is put back: the device may be at this step already
             rewind()
-            engine.advance()
+            engine.execute_step()
             walls.append((time.perf_counter() - started) * 1e3)
         timed = discarding.rows[-repeats:]
         if set(timed) != {step.rows}:
@@ -169,7 +169,7 @@ class Live:
     def _runner(self, info: EngineInfo) -> ModelRunner:
         served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
         pages = -(-max_request_len(self.strategy, info.max_model_len) // info.page_size)
-        sizes = step_sizes(served, self.strategy, pages, self.adapters)
+        sizes = capture_sizes_for(served, self.strategy, pages, self.adapters)
         named: dict[str, Any] = {
             "block_size": sizes.block_size,
             "mask_id": self.mask_id,

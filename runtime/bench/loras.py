@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from runtime.engine.lora_manager import Adapters
+from runtime.engine.lora_manager import LoRAManager
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
@@ -33,14 +33,14 @@ def room(args: argparse.Namespace) -> LoRAConfig | None:
     return LoRAConfig(args.loras, args.lora_rank)
 
 
-def drawn(args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: Model, build: LayerFactory) -> Adapters:
+def drawn(args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: Model, build: LayerFactory) -> LoRAManager:
     """They, named "0", "1" ..., all on the device."""
     if build.lora is None:
-        return Adapters()
+        return LoRAManager()
     count, rank = args.loras, args.lora_rank
     base = BaseModelInfo.of(family, arch, build.dtype)
     bank = LoRAWeights(base, model, build.lora, rank, build.device)
-    adapters = Adapters(count, bank, build.lora.eager_modules)
+    adapters = LoRAManager(count, bank, build.lora.eager_modules)
     for n in range(count):
         random = torch.Generator().manual_seed(n)
         pairs = {}
@@ -50,5 +50,5 @@ def drawn(args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: 
                 down, up = (torch.randn(shape, generator=random) * 0.02 for shape in ((rank, inputs), (outputs, rank)))
                 pairs[name] = LoRAPair(slot, down, up)
         adapters.load(str(n), Adapter(Path(), pairs, str(n)))
-        adapters.bring(str(n))
+        adapters.activate(str(n))
     return adapters

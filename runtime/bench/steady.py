@@ -86,8 +86,8 @@ def pages_of(step: Steady, strategy: Strategy, block: int, page_size: int) -> in
     """Pages that the step's requests take."""
     grain = strategy.block_layout.alignment
     cache = KVCacheManager(num_pages=1, page_size=page_size, block_size=grain, prefix_caching=False)
-    units = [cache.units_for(strategy.total_len(member.prompt, block)) for member in step.members]
-    return sum(units) * cache.pages_per_unit
+    units = [cache.page_groups_for(strategy.total_len(member.prompt, block)) for member in step.members]
+    return sum(units) * cache.pages_per_group
 
 
 def begin(engine: Engine, step: Steady) -> Callable[[], None]:

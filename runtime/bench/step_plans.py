@@ -15,7 +15,7 @@ from runtime.engine.scheduled_request import ForwardSpan, ScheduledRequest
 from runtime.engine.step_plan import StepPlan
 from runtime.request.field_spec import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
-from runtime.worker.input_builder import Planner
+from runtime.worker.input_builder import InputBuilder
 
 if TYPE_CHECKING:  # the machines that measure lack the messages' package
     from runtime.request.engine_messages import RequestSpec
@@ -134,9 +134,9 @@ class StepPlans:
     def _plan(self, batch: list[ScheduledRequest], tokens: int) -> StepPlan:
         """Each request's first `tokens` positions lie in pages drawn at random."""
         units = pages_needed(tokens, self.page_size)
-        table = PageTable(rows=len(batch), units=units, pages_per_unit=1, page_size=self.page_size)
+        table = PageTable(rows=len(batch), page_groups=units, pages_per_group=1, page_size=self.page_size)
         drawn = np.random.default_rng(7).permutation(self.pages)[: len(batch) * units].reshape(len(batch), units)
         for scheduled, pages in zip(batch, drawn.tolist(), strict=True):
-            scheduled.request.req_slot = table.take_row()
-            table.append(scheduled.request.req_slot, 0, pages)
-        return Planner(table, self.strategy).plan(batch)
+            scheduled.request.req_slot = table.allocate_row()
+            table.write(scheduled.request.req_slot, 0, pages)
+        return InputBuilder(table, self.strategy).plan(batch)

@@ -27,7 +27,7 @@ from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
 from runtime.config.flag_definitions import BY_DEST
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
-from runtime.engine.lora_manager import Adapters
+from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention_dispatch import attention_names
@@ -126,7 +126,7 @@ class _Setup:
         known: ModelInfo,
         args: argparse.Namespace,
         build: LayerFactory,
-        adapters: Adapters,
+        adapters: LoRAManager,
     ) -> None:
         device, dtype, self.adapters = build.device, build.dtype, adapters
         decode = max(args.batch) * pages_needed(max(args.context) + 2 * args.block_size, args.page_size)

@@ -105,9 +105,9 @@ class MultiprocExecutor:
             self.monitor.gather_replies(EngineLoaded)
         assert isinstance(engine.runner, ModelRunner)
         engine.runner = DistributedRunner(engine.runner, self)
-        if isinstance(engine.adapters.matrices, LoRAWeights):
-            engine.adapters.matrices = DistributedLoRABackend(
-                engine.adapters.matrices, self.broadcast, self.step_guard()
+        if isinstance(engine.lora_manager.backend, LoRAWeights):
+            engine.lora_manager.backend = DistributedLoRABackend(
+                engine.lora_manager.backend, self.broadcast, self.step_guard()
             )
         self.monitor.serving = True
         return engine

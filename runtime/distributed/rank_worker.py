@@ -108,7 +108,7 @@ class RankWorker:
 
     def _run_engine(self, engine: Engine) -> None:
         """Runs steps until `CloseEngine`."""
-        runner, matrices = engine.runner, engine.adapters.matrices
+        runner, matrices = engine.runner, engine.lora_manager.backend
         assert isinstance(runner, ModelRunner)
         bank = WorkerLoRABackend(matrices) if isinstance(matrices, LoRAWeights) else None
         geometry: dict[str, Any] = {}

@@ -1,49 +1,58 @@
-"""The next step's forward, launched before the host looks at what this step brought: where every block of a batch goes
-on and nobody comes, it is the last one again but for its tokens, and the device need not wait for all that is written,
-scheduled and planned meanwhile."""
+"""Async scheduling: the next forward is launched before the results of the current step are processed on the host.
+
+This is possible if all blocks of a batch continue and no request joins or leaves. The next step then has the same
+layout, and only its token ids are new. Output processing and scheduling overlap with its forward.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.engine.grammar_queue import Entrance
+from runtime.engine.grammar_queue import GrammarQueue
 from runtime.engine.request import Status
 from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.scheduler import Scheduler
 
 
-class Ahead:
-    """Attributes:
-    heard: whether somebody waits to be let in or to leave, who would do so a step later otherwise.
+class AsyncScheduler:
+    """Decides whether the next step may be launched early.
+
+    Attributes:
+        has_pending_commands: whether requests wait to be added or aborted. An early launch would delay them by a step.
     """
 
-    def __init__(self, entrance: Entrance, scheduler: Scheduler) -> None:
-        self.heard: Callable[[], bool] = bool  # nobody
-        self._entrance = entrance
+    def __init__(self, grammar_queue: GrammarQueue, scheduler: Scheduler) -> None:
+        self.has_pending_commands: Callable[[], bool] = bool
+        self._grammar_queue = grammar_queue
         self._scheduler = scheduler
-        self._begun: list[ScheduledRequest] | None = None
+        self._launched: list[ScheduledRequest] | None = None
 
-    def after(self, batch: list[ScheduledRequest]) -> Callable[[], bool]:
-        """`StepPlan.begin_next` of the turns' step."""
-        again = all(
+    def make_launch_hook(self, batch: list[ScheduledRequest]) -> Callable[[], bool]:
+        """Returns the `StepPlan.try_launch_next` of a step."""
+        same_layout = all(
             scheduled.stable_layout and scheduled.last - scheduled.first == scheduled.blocks[0].size
             for scheduled in batch
         )
 
-        def begin_next() -> bool:
+        def try_launch_next() -> bool:
             scheduler = self._scheduler
-            if not again or len(batch) != len(scheduler.running) or scheduler.waiting or self._entrance.waiting:
+            if (
+                not same_layout
+                or len(batch) != len(scheduler.running)
+                or scheduler.waiting
+                or self._grammar_queue.waiting
+            ):
                 return False
-            if any(scheduled.request.status is Status.FINISHED for scheduled in batch) or self.heard():
+            if any(scheduled.request.status is Status.FINISHED for scheduled in batch) or self.has_pending_commands():
                 return False
-            self._begun = batch
+            self._launched = batch
             return True
 
-        return begin_next
+        return try_launch_next
 
-    def take(self) -> list[ScheduledRequest] | None:
-        """The next step's turns, if it has begun and not all of its requests have left since."""
-        batch, self._begun = self._begun, None
+    def take_launched(self) -> list[ScheduledRequest] | None:
+        """Returns the requests of a step that was launched early; None if there is none or all of them have left."""
+        batch, self._launched = self._launched, None
         if batch is None or all(scheduled.request.status is Status.FINISHED for scheduled in batch):
             return None
         return batch

@@ -1,4 +1,4 @@
-"""The loop: plan a step, run it, write its results into the requests, say what is new."""
+"""The engine loop: plan a step, run it, apply its output to the requests, and return new tokens."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from collections.abc import Callable
 import torch
 
 from runtime.algorithms.base import algorithms_with_edit_tokens
-from runtime.engine.async_scheduling import Ahead
-from runtime.engine.engine_outputs import news
-from runtime.engine.grammar_queue import ConstraintError, Entrance, reason_of
+from runtime.engine.async_scheduling import AsyncScheduler
+from runtime.engine.engine_outputs import make_output
+from runtime.engine.grammar_queue import ConstraintError, GrammarQueue, error_message
 from runtime.engine.kv_cache_manager import KVCacheManager
-from runtime.engine.lora_manager import Adapters
-from runtime.engine.output_processor import Writing
+from runtime.engine.lora_manager import LoRAManager
+from runtime.engine.output_processor import OutputProcessor
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request, Status
-from runtime.engine.request_defaults import orders_of
-from runtime.engine.scheduler import Scheduler, TurnError
+from runtime.engine.request_defaults import edit_tokens_of
+from runtime.engine.scheduler import Scheduler, SchedulingError
 from runtime.engine.step_plan import NO_RESULTS
-from runtime.engine.step_stats import Observed
+from runtime.engine.step_stats import StepStats
 from runtime.errors import ReplicaLost
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, max_request_len
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
-from runtime.worker.input_builder import Planner
+from runtime.worker.input_builder import InputBuilder
 from runtime.worker.model_runner import Runner
 
 log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Serves many requests at once, a step at a time. Not thread-safe: one loop owns it.
+    """Serves many requests in batches. Not thread-safe: one loop owns it.
 
-    Built by ``runtime.engine.setup.load_engine`` from a configuration, or directly around any runner. `grammars`: that
-    answers can keep to, where `info` says that they can.
+    ``runtime.engine.setup.load_engine`` builds one from a configuration. Any runner can be used directly.
+
+    Args:
+        grammars: cache of compiled grammars. None: structured output is not available.
     """
 
     def __init__(
-        self, *, info: EngineInfo, runner: Runner, strategy: Strategy, adapters: Adapters | None = None,
+        self, *, info: EngineInfo, runner: Runner, strategy: Strategy, lora_manager: LoRAManager | None = None,
         grammars: GrammarCache | None = None,
     ) -> None:  # fmt: skip
         self.info = info
         self.runner = runner
         self.strategy = strategy
-        self.rules = algorithms_with_edit_tokens(orders_of(info))
+        self.get_algorithm = algorithms_with_edit_tokens(edit_tokens_of(info))
         self.cache = KVCacheManager(
             num_pages=info.num_pages,
             page_size=info.page_size,
@@ -54,203 +56,229 @@ class Engine:
         )
         self.table = PageTable(
             rows=info.max_num_reqs,
-            units=self.cache.units_for(max_request_len(strategy, info.max_model_len)),
-            pages_per_unit=self.cache.pages_per_unit,
+            page_groups=self.cache.page_groups_for(max_request_len(strategy, info.max_model_len)),
+            pages_per_group=self.cache.pages_per_group,
             page_size=info.page_size,
         )
-        self.adapters = adapters or Adapters()
-        self.planner = Planner(self.table, strategy, self.adapters)
+        self.lora_manager = lora_manager or LoRAManager()
+        self.input_builder = InputBuilder(self.table, strategy, self.lora_manager)
         self.scheduler = Scheduler(
             cache=self.cache,
             table=self.table,
             strategy=strategy,
-            budget=info.max_num_batched_tokens,
-            max_requests=info.max_num_reqs,
-            adapters=self.adapters,
+            token_budget=info.max_num_batched_tokens,
+            max_num_reqs=info.max_num_reqs,
+            lora_manager=self.lora_manager,
         )
         self.grammars = grammars
-        self.entrance = Entrance(self.scheduler, grammars)
-        self._ahead = Ahead(self.entrance, self.scheduler)
-        self._requests: dict[str, Request] = {}  # those not answered yet
-        self._failed: list[EngineOutput] = []  # what is told of requests that ended with an error
-        self._tell: Callable[[], None] | None = None  # see `set_overlap_callback`
-        self._arrivals = 0
-        self._ended = 0.0  # the last step, time.perf_counter
+        self.grammar_queue = GrammarQueue(self.scheduler, grammars)
+        self._async_scheduler = AsyncScheduler(self.grammar_queue, self.scheduler)
+        self._requests: dict[str, Request] = {}  # without finished ones
+        self._failed_outputs: list[EngineOutput] = []  # of requests that ended with an error
+        self._on_outputs: Callable[[], None] | None = None
+        self._num_arrivals = 0
+        self._last_step_end = 0.0  # time.perf_counter()
         self._closed = False
         self._stats = EngineStats(pages_total=info.num_pages)
-        self._observed = Observed()
-        self._writing = Writing(
-            strategy, self.scheduler, self._stats, self._observed, self._requests, self._strategy_failed
+        self._step_stats = StepStats()
+        self._output_processor = OutputProcessor(
+            strategy, self.scheduler, self._stats, self._step_stats, self._requests, self._fail_request
         )
 
     def add(self, spec: RequestSpec) -> None:
-        """Queue a request; ValueError if its id is in use or its adapter gone, RuntimeError once closed. Everything
-        else was checked by ``runtime.request.resolve``."""
+        """Adds a request that ``runtime.request.resolve`` has validated.
+
+        Raises:
+            ValueError: the id is in use, or the adapter is not loaded.
+            RuntimeError: the engine is closed.
+        """
         if self._closed:
             raise RuntimeError("the engine is closed")
         if spec.id in self._requests:
             raise ValueError(f"request id {spec.id!r} is in use")
-        if spec.adapter and not self.adapters.offers(spec.adapter):
-            raise ValueError(f"there is no adapter {spec.adapter!r}")
+        if spec.adapter and not self.lora_manager.is_available(spec.adapter):
+            raise ValueError(f"adapter {spec.adapter!r} is not loaded")
         request = Request(
             spec,
             size=self.strategy.total_len(len(spec.prompt), spec.max_tokens),
             num_final_tokens=self.strategy.initial_final_len(len(spec.prompt)),
-            mask_id=self.info.mask_token_id or 0,  # without a mask a strategy fills the positions itself
-            arrival_index=self._arrivals,
-            get_algorithm=self.rules,
+            mask_id=self.info.mask_token_id or 0,  # without a mask id the strategy fills the positions
+            arrival_index=self._num_arrivals,
+            get_algorithm=self.get_algorithm,
             eos_ids=self.info.eos_token_ids,
         )
-        request.cache_salt = self.adapters.salt(spec.adapter, spec.cache_salt)
-        self._arrivals += 1
-        self.entrance.enter(request)
+        request.cache_salt = self.lora_manager.cache_salt(spec.adapter, spec.cache_salt)
+        self._num_arrivals += 1
+        self.grammar_queue.submit(request)
         self._requests[spec.id] = request
         self._stats.prompt_tokens += request.prompt_len
 
     def abort(self, request_id: str) -> None:
-        """Forget a request and free its pages, whatever it is doing. Unknown ids are ignored: it may have ended."""
+        """Removes a request in any state and frees its pages. Ignores unknown ids, as the request may have finished."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self.entrance.leave(request)
-        self._writing.forget(request_id)  # one that has ended too: its id may be another's from now on
-        self._failed = [output for output in self._failed if output.id != request_id]
+            self.grammar_queue.remove(request)
+        self._output_processor.discard(request_id)  # also a finished one, as its id may be reused
+        self._failed_outputs = [output for output in self._failed_outputs if output.id != request_id]
 
     def unload_adapter(self, name: str) -> bool:
-        """No new request may name it; once the last one that does has ended, it is forgotten: True then."""
-        self.adapters.leaving.add(name)
-        held = self.adapters.held(name) or any(request.adapter == name for request in self._requests.values())
+        """Rejects new requests for an adapter, and unloads it when no request uses it.
+
+        Returns:
+            Whether it was unloaded.
+        """
+        self.lora_manager.unloading.add(name)
+        held = self.lora_manager.num_running(name) or any(
+            request.adapter == name for request in self._requests.values()
+        )
         if not held:
-            self.adapters.unload(name)
+            self.lora_manager.unload(name)
         return not held
 
     def has_work(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting or self.entrance.waiting)
+        return bool(self.scheduler.running or self.scheduler.waiting or self.grammar_queue.waiting)
 
-    def settle(self) -> None:
-        """Compute what answered requests leave to others, and hold their adapters for, unless answers are under way."""
+    def drain(self) -> None:
+        """If no request waits for output, computes the K/V that only the prefix cache needs.
+
+        This also releases the adapters of these requests.
+        """
         while not self._requests and self.has_work():
-            self.advance()
+            self.execute_step()
 
     def step(self) -> list[EngineOutput]:
-        """`advance`, and the news of it."""
-        self.advance()
-        return self.news()
+        """Runs a step. Returns its outputs."""
+        self.execute_step()
+        return self.take_outputs()
 
-    def advance(self) -> None:
-        """One forward for whoever has a turn, if anybody has one.
+    def execute_step(self) -> None:
+        """Runs one forward for the scheduled requests, if there are any; `take_outputs` returns the outputs.
 
-        An exception while running it ends the requests of this step with ``finish_reason="error"``, and no others; one
-        of the strategy about a request, only that request.
+        If the step fails, its requests end with ``finish_reason="error"``. If the strategy fails on a request, only
+        that request does.
 
         Raises:
-            torch.AcceleratorError: the device failed; nothing can run in this process any more.
-            ReplicaLost: nor where another process of the replica failed.
+            torch.AcceleratorError: the device failed. The process cannot run further steps.
+            ReplicaLost: another process of the replica failed. The process cannot run further steps.
         """
-        if not self._advance():
-            self._tell_now()
+        if not self._execute_step():
+            self._flush_outputs()
 
-    def _advance(self) -> bool:
-        """Whether there was a step, and it went well."""
-        if self.entrance.waiting:
-            wrong = self.entrance.let_in()
-            for request, error in wrong:
+    def _execute_step(self) -> bool:
+        """Returns whether a step ran successfully."""
+        if self.grammar_queue.waiting:
+            failed = self.grammar_queue.poll()
+            for request, error in failed:
                 self._fail([request], error)
-            if wrong:
+            if failed:
                 return False
-        entered, begun = time.perf_counter(), self._ahead.take()
+        schedule_start, launched = time.perf_counter(), self._async_scheduler.take_launched()
         try:
-            batch = begun or self.scheduler.schedule()
-        except TurnError as error:
-            self._strategy_failed(error.request, error.__cause__ or error)
+            batch = launched or self.scheduler.schedule()
+        except SchedulingError as error:
+            self._fail_request(error.request, error.__cause__ or error)
             return False
         if not batch:
             return False
         started = time.perf_counter()
         try:
-            make = self.planner.again if begun else self.planner.plan
-            plan = make(batch, self._writing.finish, self._ahead.after(batch))
+            make_plan = self.input_builder.replan if launched else self.input_builder.plan
+            plan = make_plan(
+                batch, self._output_processor.finish_deferred, self._async_scheduler.make_launch_hook(batch)
+            )
             results = self.runner.run(plan)
-            self._tell_now()  # of a step without results: it has no time for it
-            self._writing.write(batch, results or NO_RESULTS)
+            self._flush_outputs()  # a step without results does not call the callback
+            self._output_processor.update_from_output(batch, results or NO_RESULTS)
         except (torch.AcceleratorError, ReplicaLost):
             raise
         except Exception as error:
-            log.exception("a step failed; its %d requests end with an error", len(batch))
-            self._writing.finish()
+            log.exception("Step failed: ending its %d requests with an error", len(batch))
+            self._output_processor.finish_deferred()
             self._fail([scheduled.request for scheduled in batch], error)
             return False
         self._stats.steps += 1
         ended = time.perf_counter()
-        self.scheduler.pace.learn(len(plan.tokens), ended - started)
-        if begun:  # while the step before it was written
-            entered = started = self._ended
-        self._observed.step(
-            len(batch), ended - started, whole=ended - entered, device=self.runner.stats.last_device_seconds
+        self.scheduler.step_time.update(len(plan.tokens), ended - started)
+        if launched:  # during the output processing of the previous step
+            schedule_start = started = self._last_step_end
+        self._step_stats.record(
+            len(batch),
+            ended - started,
+            total_seconds=ended - schedule_start,
+            device_seconds=self.runner.stats.last_device_seconds,
         )
-        self._ended = ended
+        self._last_step_end = ended
         return True
 
-    def _tell_now(self) -> None:
-        """Have told what has not been, where that is done while the device is busy."""
-        if self._tell is not None and (self._writing.untold or self._failed):
-            self._tell()
+    def _flush_outputs(self) -> None:
+        """Calls the overlap callback if it is set and there are outputs."""
+        if self._on_outputs is not None and (self._output_processor.updated_requests or self._failed_outputs):
+            self._on_outputs()
 
-    def news(self) -> list[EngineOutput]:
-        """What steps brought since the last call, as each request asked to be told. It is best asked for while the
-        device is at the next step, which need not wait for it then."""
+    def take_outputs(self) -> list[EngineOutput]:
+        """Returns the outputs since the last call, as each request wants them.
+
+        If it is called in the overlap callback, the device runs the next step meanwhile.
+        """
         outputs = []
-        for request in self._writing.hand_over():
+        for request in self._output_processor.take_updated():
             if (
                 request.reason is not None
                 or request.stream_steps
                 or request.num_stable_tokens > request.num_sent_tokens
             ):
-                outputs.append(news(request))
+                outputs.append(make_output(request))
                 self._stats.generated_tokens += len(outputs[-1].new_tokens)
-        outputs += self._failed
-        self._failed = []
+        outputs += self._failed_outputs
+        self._failed_outputs = []
         return outputs
 
-    def _strategy_failed(self, request: Request, error: BaseException) -> None:
-        """Ends this request alone; what the others brought to the step stands."""
-        log.error("the strategy failed on a request, which ends with an error", exc_info=error)
+    def _fail_request(self, request: Request, error: BaseException) -> None:
+        """Ends a request with an error. The other requests of the step keep its results."""
+        log.error("The decoding strategy failed: ending the request with an error", exc_info=error)
         self._fail([request], error)
 
     def _fail(self, requests: list[Request], error: BaseException) -> None:
         for request in requests:
             if request.status is not Status.FINISHED:
-                self.entrance.leave(request)
-            if self._requests.get(request.spec.id) is request:  # an answered one's id may be another's by now
+                self.grammar_queue.remove(request)
+            if self._requests.get(request.spec.id) is request:  # the id of an answered request may be reused
                 del self._requests[request.spec.id]
                 refused = isinstance(error, ConstraintError | GrammarError)
                 failed = EngineOutput(
                     id=request.spec.id,
                     nfe=request.nfe,
                     finish_reason="error",
-                    error=reason_of(error) if refused else f"{type(error).__name__}: {error}",
+                    error=error_message(error) if refused else f"{type(error).__name__}: {error}",
                     refused=refused,
                 )
                 if refused and request.constraint is not None and request.constraint.overrun:
                     assert self.grammars is not None
                     self.grammars.add_overrun(request.spec.grammar, request.constraint.overrun)
-                self._failed.append(failed)
+                self._failed_outputs.append(failed)
 
-    def set_overlap_callback(self, work: Callable[[], None], heard: Callable[[], bool] = bool) -> bool:
-        """See Runner. `work` does not fail, and asks nothing of the engine but its news. `heard`: whether somebody
-        waits to tell the engine something: no step begins early then."""
-        self._ahead.heard = heard
-        if not self.runner.set_overlap_callback(work):
+    def set_overlap_callback(
+        self, callback: Callable[[], None], has_pending_commands: Callable[[], bool] = bool
+    ) -> bool:
+        """Sets a callback that runs while the device runs a step, see `Runner`. Returns False if nothing overlaps.
+
+        Args:
+            callback: must not raise, and may call only `take_outputs`.
+            has_pending_commands: whether requests wait to be added or aborted; no step is launched early then.
+        """
+        self._async_scheduler.has_pending_commands = has_pending_commands
+        if not self.runner.set_overlap_callback(callback):
             return False
-        self._tell = work
+        self._on_outputs = callback
         return True
 
     def close(self) -> None:
-        """Drop all requests, the model and its cache. Closing again does nothing."""
+        """Drops all requests, the model and its KV cache. Further calls have no effect."""
         if self._closed:
             return
         self._closed = True
-        self.entrance.close()
-        self._ahead.take()
+        self.grammar_queue.close()
+        self._async_scheduler.take_launched()
         if self.grammars is not None:
             self.grammars.close()
         for request in (*self.scheduler.running, *self.scheduler.waiting):
@@ -259,12 +287,12 @@ class Engine:
         del self.runner
 
     def stats(self) -> EngineStats:
-        """Totals since start, gauges now, and the observations since the last call (the latest, if very many)."""
-        self._writing.finish()
+        """Returns totals since the start, current gauges, and the latest observations since the last call."""
+        self._output_processor.finish_deferred()
         stats = self._stats
-        stats.waiting = len(self.scheduler.waiting) + self.entrance.waiting
-        stats.adapters_waiting = self.adapters.wanted(self.scheduler.waiting)
-        stats.adapter_evictions = self.adapters.evictions
+        stats.waiting = len(self.scheduler.waiting) + self.grammar_queue.waiting
+        stats.adapters_waiting = self.lora_manager.num_waiting(self.scheduler.waiting)
+        stats.adapter_evictions = self.lora_manager.evictions
         stats.pages_used = self.cache.pages_used
         stats.pages_cached = self.cache.pages_cached
         stats.preemptions = self.scheduler.preemptions
@@ -274,5 +302,5 @@ class Engine:
         for reason in EagerReason:
             setattr(stats, reason.stats_field, runner_stats.eager[reason])
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
-        self._observed.report(report)
+        self._step_stats.flush_to(report)
         return report

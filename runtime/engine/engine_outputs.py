@@ -1,4 +1,4 @@
-"""What a client is told of its request after a step."""
+"""Makes the outputs that the engine returns for a request."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from runtime.engine.request import Request
 from runtime.request.engine_messages import EngineOutput, TokenLogprobs
 
 
-def news(request: Request) -> EngineOutput:
-    """All that has become stable since the last time, and how it is with the request."""
+def make_output(request: Request) -> EngineOutput:
+    """Returns the tokens that have become stable since the last output, and the state of the request."""
     output = EngineOutput(
         id=request.spec.id,
         nfe=request.nfe,
@@ -19,15 +19,15 @@ def news(request: Request) -> EngineOutput:
         prefill_seconds=request.prefill_seconds,
     )
     if request.logprobs is not None:
-        output.logprobs = _logprobs(request)
+        output.logprobs = _make_logprobs(request)
     if request.stream_steps:
         output.start, output.tokens, output.masked = request.last_step_event
     request.num_sent_tokens = request.num_stable_tokens
     return output
 
 
-def _logprobs(request: Request) -> TokenLogprobs:
-    """Of the new tokens, and of the one that ended the answer."""
+def _make_logprobs(request: Request) -> TokenLogprobs:
+    """Returns the logprobs of the new tokens, and of the end-of-sequence token."""
     assert request.logprobs is not None
     last = request.num_stable_tokens + request.hit_eos
     found = TokenLogprobs(*request.logprobs.between(request.num_sent_tokens, last))

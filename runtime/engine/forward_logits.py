@@ -16,12 +16,20 @@ from runtime.request.validation import integer
 from runtime.worker.model_runner import SupportsLogits
 
 
-def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = None, adapter: str = "") -> torch.Tensor:
-    """[len(ids), vocab] on the CPU, under block-causal attention in blocks of `block_size`; without it, as the engine's
-    strategy lets the rows of a prompt see."""
+def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None, adapter: str = "") -> torch.Tensor:
+    """Returns logits [len(ids), vocab] on the CPU.
+
+    Args:
+        block_size: use block-causal attention with blocks of this size. None: the strategy's attention within prompts.
+        adapter: name of a LoRA adapter.
+
+    Raises:
+        RequestError: the ids are invalid, or all LoRA slots are in use.
+        TypeError: the runner has no model.
+    """
     runner = engine.runner
     if not isinstance(runner, SupportsLogits):
-        raise TypeError("this engine has no model")
+        raise TypeError("the runner has no model")
     if not ids:
         raise RequestError("prompt: is empty; give at least one token", param="prompt")
     last = engine.info.vocab_size - 1
@@ -37,16 +45,21 @@ def sequence_logits(engine: Engine, ids: list[int], block_size: int | None = Non
     if block is None:
         spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
         mask = engine.info.mask_token_id or 0
-        alone = Request(
-            spec, size=len(ids), num_final_tokens=len(ids), mask_id=mask, arrival_index=0, get_algorithm=engine.rules
+        request = Request(
+            spec,
+            size=len(ids),
+            num_final_tokens=len(ids),
+            mask_id=mask,
+            arrival_index=0,
+            get_algorithm=engine.get_algorithm,
         )
-        seen = engine.strategy.visible_end([alone], np.zeros_like(plan.positions), plan.positions)
-        settled = np.zeros_like(plan.is_editable)
-        plan = replace(plan, visible_end=np.minimum(seen, len(ids)).astype(np.int32), is_editable=settled)
+        visible_end = engine.strategy.visible_end([request], np.zeros_like(plan.positions), plan.positions)
+        not_editable = np.zeros_like(plan.is_editable)
+        plan = replace(plan, visible_end=np.minimum(visible_end, len(ids)).astype(np.int32), is_editable=not_editable)
     if adapter:
-        engine.settle()
-        if not engine.adapters.fits(adapter):
-            raise RequestError("adapter: all of --max-loras are in use by answers under way", param="adapter")
-        slots = np.full(len(ids), engine.adapters.bring(adapter), dtype=np.int32)
-        plan = replace(plan, lora_slots=slots, active_lora_modules=engine.adapters.touched([adapter]))
+        engine.drain()
+        if not engine.lora_manager.can_activate(adapter):
+            raise RequestError("adapter: all of --max-loras are in use by running requests", param="adapter")
+        slots = np.full(len(ids), engine.lora_manager.activate(adapter), dtype=np.int32)
+        plan = replace(plan, lora_slots=slots, active_lora_modules=engine.lora_manager.affected_modules([adapter]))
     return runner.logits(plan, pages)

@@ -1,4 +1,4 @@
-"""How requests come to the scheduler: at once, or when the grammar that their answers keep to is compiled."""
+"""Queues requests until the grammar of their structured output is compiled."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from runtime.engine.scheduler import Scheduler
 from runtime.structured_output.async_compiler import GrammarCompiler
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 
-IDLE_SECONDS = 0.005  # that an engine without other work waits for a grammar at a time
+IDLE_SECONDS = 0.005  # wait for a grammar if the engine has no other work
 
 
 class ConstraintError(Exception):
-    """An answer cannot keep to its grammar any longer."""
+    """Structured output failed: the grammar matcher cannot continue."""
 
 
-class Entrance:
-    """`grammars`: None where no answer can keep to one."""
+class GrammarQueue:
+    """Adds requests to the scheduler, at once or after their grammar is compiled.
+
+    Args:
+        grammars: None if structured output is not available.
+    """
 
     def __init__(self, scheduler: Scheduler, grammars: GrammarCache | None) -> None:
         self.scheduler = scheduler
@@ -23,39 +27,43 @@ class Entrance:
 
     @property
     def waiting(self) -> int:
-        """Requests whose grammars are being compiled."""
+        """Number of requests whose grammar is being compiled."""
         return 0 if self._compiling is None else len(self._compiling)
 
-    def enter(self, request: Request) -> None:
-        """Raises ValueError for a grammar where there are none."""
+    def submit(self, request: Request) -> None:
+        """Adds a request. Raises ValueError if it has a grammar and structured output is not available."""
         grammar = request.spec.grammar
         if grammar:
             if self._compiling is None:
-                raise ValueError("this engine has no grammars")
+                raise ValueError("structured output is not available")
             request.constraint = self._compiling.submit(request.spec.id, request, grammar, request.spec.tenant)
             if request.constraint is None:
                 return
         self.scheduler.add(request)
 
-    def let_in(self) -> list[tuple[Request, BaseException]]:
-        """Hand over those whose grammars are there; those whose grammars are wrong, and why."""
-        wrong: list[tuple[Request, BaseException]] = []
-        if not self._compiling:
-            return wrong
-        idle = not (self.scheduler.running or self.scheduler.waiting)
-        for request, made in self._compiling.poll(IDLE_SECONDS if idle else 0.0):
-            if isinstance(made, BaseException):
-                wrong.append((request, made))
-            else:
-                request.constraint = made
-                self.scheduler.add(request)
-        return wrong
+    def poll(self) -> list[tuple[Request, BaseException]]:
+        """Moves requests with compiled grammars to the scheduler.
 
-    def leave(self, request: Request) -> None:
-        """Wherever it is, it holds nothing any more."""
+        Returns:
+            Requests whose grammar could not be compiled, with the error.
+        """
+        failed: list[tuple[Request, BaseException]] = []
+        if not self._compiling:
+            return failed
+        idle = not (self.scheduler.running or self.scheduler.waiting)
+        for request, compiled in self._compiling.poll(IDLE_SECONDS if idle else 0.0):
+            if isinstance(compiled, BaseException):
+                failed.append((request, compiled))
+            else:
+                request.constraint = compiled
+                self.scheduler.add(request)
+        return failed
+
+    def remove(self, request: Request) -> None:
+        """Removes a request in any state and frees all that it holds."""
         if self._compiling is None or self._compiling.cancel(request.spec.id) is None:
             if request.constraint is None and request.spec.grammar:
-                return  # it has not come in
+                return  # it was not submitted
             self.scheduler.release(request)
 
     def close(self) -> None:
@@ -63,12 +71,12 @@ class Entrance:
             self._compiling.close()
 
 
-def reason_of(error: BaseException) -> str:
-    """Why an answer cannot keep to its grammar, without the field that asked for the grammar."""
+def error_message(error: BaseException) -> str:
+    """Returns why the output cannot follow its grammar, without the name of the request field."""
     return error.reason if isinstance(error, GrammarError) else str(error)
 
 
-def check_kept(request: Request) -> None:
-    """Raises ConstraintError where the answer's grammar gave up in this step."""
+def check_constraint(request: Request) -> None:
+    """Raises ConstraintError if the grammar matcher of the request failed in this step."""
     if request.constraint is not None and request.constraint.error:
         raise ConstraintError(request.constraint.error)

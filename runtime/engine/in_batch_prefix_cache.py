@@ -1,8 +1,8 @@
 """In-batch prefix caching: one request computes a common prefix, and other running requests adopt it.
 
-On admission, a request finds only units in the prefix cache that are final (docs/decoding-rules.md#prefix-cache).
-Prompts that arrive together find none. Each request therefore looks up its next unit again before it prefills it. If
-another request computes the unit in the same step, the request waits. Once the unit is final, it replaces its own.
+On admission, a request finds only page groups with final content (docs/decoding-rules.md#prefix-cache). Prompts that
+arrive together find none. Each request therefore looks up its next page group again before it prefills it. If another
+request computes the page group in the same step, the request waits. It adopts the page group when its content is final.
 """
 
 from __future__ import annotations
@@ -14,51 +14,61 @@ from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request
 
 
-class Sharing:
-    """Keys of what the requests of one step compute. Whoever is first in a step is never held back.
+class InBatchPrefixCache:
+    """Tracks the page groups that the requests of a step compute. The first request of a step never waits.
 
-    `tail`: ``Strategy.uncacheable_tail``.
+    Args:
+        num_uncacheable_tail: ``Strategy.uncacheable_tail``.
+
+    Attributes:
+        num_adopted_tokens: prompt tokens whose K/V was adopted.
     """
 
     def __init__(self, cache: KVCacheManager, table: PageTable, tail: Callable[[Request], int]) -> None:
         self.cache = cache
         self.table = table
         self.tail = tail
-        self.taken_over = 0  # tokens
-        self._computed: set[bytes] = set()  # in this step, or after it by the same requests
+        self.num_adopted_tokens = 0  # tokens
+        self._computing: set[bytes] = set()  # in this step, or after it by the same requests
 
     def begin_step(self) -> None:
-        self._computed.clear()
+        self._computing.clear()
 
-    def holds_back(self, request: Request) -> bool:
-        """Take over what has become final of what `request` would prefill next; whether the rest is being computed."""
+    def should_wait(self, request: Request) -> bool:
+        """Adopts cached page groups for the next prefill of `request`.
+
+        Returns:
+            Whether another request of this step computes the next page group.
+        """
         cache = self.cache
-        if not cache.prefix_caching or request.num_computed_tokens % cache.unit:
+        if not cache.prefix_caching or request.num_computed_tokens % cache.page_group_size:
             return False
-        for n in range(request.num_computed_tokens // cache.unit, self._end(request)):
+        for n in range(request.num_computed_tokens // cache.page_group_size, self._num_cacheable_page_groups(request)):
             key = request.block_hashes[n]
-            unit = cache.adopt(request.page_groups[n], key)
+            unit = cache.swap_for_cached(request.page_groups[n], key)
             if unit is None:
-                return key in self._computed
-            self._take_over(request, n, unit)
+                return key in self._computing
+            self._adopt(request, n, unit)
         return False
 
-    def _take_over(self, request: Request, n: int, unit: int) -> None:
+    def _adopt(self, request: Request, n: int, unit: int) -> None:
         request.page_groups[n] = unit
-        self.table.append(request.req_slot, n, [unit])
-        request.num_computed_tokens = (n + 1) * self.cache.unit
+        self.table.write(request.req_slot, n, [unit])
+        request.num_computed_tokens = (n + 1) * self.cache.page_group_size
         request.num_cached_page_groups = n + 1
         if not request.preempted:  # it would be counted twice: what was computed, or found, before is found again
             assert request.cached_tokens is not None
-            request.cached_tokens += self.cache.unit
-            self.taken_over += self.cache.unit
+            request.cached_tokens += self.cache.page_group_size
+            self.num_adopted_tokens += self.cache.page_group_size
 
-    def computes(self, request: Request) -> None:
-        """`request` has a turn that prefills: others need not."""
+    def mark_computing(self, request: Request) -> None:
+        """Records that this step prefills `request`, so that other requests wait."""
         if self.cache.prefix_caching:
-            unit = self.cache.unit
-            self._computed.update(request.block_hashes[request.num_computed_tokens // unit : self._end(request)])
+            unit = self.cache.page_group_size
+            self._computing.update(
+                request.block_hashes[request.num_computed_tokens // unit : self._num_cacheable_page_groups(request)]
+            )
 
-    def _end(self, request: Request) -> int:
-        """How many leading units of what `request` prefills may be others'."""
-        return (request.prefill_len - self.tail(request)) // self.cache.unit
+    def _num_cacheable_page_groups(self, request: Request) -> int:
+        """Returns the number of leading page groups of the prefill that may come from the cache."""
+        return (request.prefill_len - self.tail(request)) // self.cache.page_group_size

@@ -1,9 +1,10 @@
 """Allocates the KV pool to requests, and finds cached prefixes (docs/decoding-rules.md#prefix-cache).
 
-The pool is allocated in *units* of ``max(page_size, block_size)`` tokens, because a block is stored as a unit and a
-page is reused only if all its positions are final. A unit is one page, or the ``block_size / page_size`` consecutive
-pages of a block. Units have a reference count. A unit with final content may have a key, which is a hash of all tokens
-up to its end. Such a unit stays in the pool without references until its space is needed, least recently used first.
+The pool is allocated in *page groups* of ``max(page_size, block_size)`` tokens. A block is cached as a whole, and a
+page is reused only if all its positions are final. A page group is one page, or the ``block_size / page_size``
+consecutive pages of a block. Page groups have a reference count. A page group with final content may have a block hash,
+which covers all tokens up to its end. It then stays in the pool without references until its space is needed. The least
+recently used one is evicted first.
 """
 
 from __future__ import annotations
@@ -16,87 +17,104 @@ import numpy.typing as npt
 
 
 class OutOfPages(Exception):
-    """Fewer units are free or reclaimable than asked for; nothing was taken."""
+    """Too few page groups are free or evictable. Nothing was allocated."""
 
 
 class KVCacheManager:
-    """Book-keeping of the pool; holds no tensor.
+    """Tracks which page groups are free, in use or cached. It does not access the tensors of the pool.
 
     Args:
-        num_pages: pages of the pool; those that do not fill a unit stay unused.
-        page_size, block_size: tokens; one divides the other.
-        prefix_caching: keep final units for later requests.
+        num_pages: pages of the pool. A remainder that does not fill a page group stays unused.
+        page_size: tokens per page.
+        block_size: tokens per block; a multiple or a divisor of `page_size`.
+        prefix_caching: keep final page groups for later requests.
     """
 
     def __init__(self, *, num_pages: int, page_size: int, block_size: int, prefix_caching: bool = True) -> None:
         self.page_size = page_size
-        self.unit = max(page_size, block_size)
-        self.pages_per_unit = self.unit // page_size
-        self.num_units = num_pages // self.pages_per_unit
+        self.page_group_size = max(page_size, block_size)
+        self.pages_per_group = self.page_group_size // page_size
+        self.num_page_groups = num_pages // self.pages_per_group
         self.prefix_caching = prefix_caching
-        self._free = list(range(self.num_units - 1, -1, -1))
-        self._refs = [0] * self.num_units
+        self._free = list(range(self.num_page_groups - 1, -1, -1))
+        self._refs = [0] * self.num_page_groups
         self._by_key: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # known by key, held by nobody; oldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached without references; oldest first
 
-    def units_for(self, tokens: int) -> int:
-        """Units that hold `tokens` tokens."""
-        return -(-tokens // self.unit)
+    def page_groups_for(self, tokens: int) -> int:
+        """Returns the number of page groups for `tokens` tokens."""
+        return -(-tokens // self.page_group_size)
 
     @property
-    def available(self) -> int:
-        """Units that could be taken now."""
+    def num_available(self) -> int:
+        """Number of page groups that can be allocated now."""
         return len(self._free) + len(self._idle)
 
     @property
     def pages_used(self) -> int:
-        """Pages held by requests."""
-        return (self.num_units - self.available) * self.pages_per_unit
+        """Pages in use by requests."""
+        return (self.num_page_groups - self.num_available) * self.pages_per_group
 
     @property
     def pages_cached(self) -> int:
-        """Pages held by the prefix cache alone."""
-        return len(self._idle) * self.pages_per_unit
+        """Pages that only the prefix cache holds."""
+        return len(self._idle) * self.pages_per_group
 
-    def extend_chain(self, chain: list[bytes], salt: str, tokens: npt.NDArray[np.int64], end: int) -> None:
-        """Extend a request's chain of keys, one a unit, to the whole units of ``tokens[:end]``: each is hashed once.
+    def extend_block_hashes(
+        self, block_hashes: list[bytes], cache_salt: str, tokens: npt.NDArray[np.int64], end: int
+    ) -> None:
+        """Appends the hashes of all complete page groups of ``tokens[:end]``; each page group is hashed once.
 
-        A key stands for all tokens up to its unit's end, and for the salt: tenants with different salts share nothing.
+        Args:
+            block_hashes: one hash per leading page group, extended in place.
+            cache_salt: tenants with different salts share no pages.
+            tokens: int64, tokens of the request.
         """
-        for start in range(len(chain) * self.unit, end - self.unit + 1, self.unit):
-            previous = chain[-1] if chain else hashlib.blake2b(salt.encode(), digest_size=16).digest()
-            content = tokens[start : start + self.unit].tobytes()
-            chain.append(hashlib.blake2b(content, key=previous, digest_size=16).digest())
+        for start in range(
+            len(block_hashes) * self.page_group_size, end - self.page_group_size + 1, self.page_group_size
+        ):
+            previous = (
+                block_hashes[-1] if block_hashes else hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()
+            )
+            content = tokens[start : start + self.page_group_size].tobytes()
+            block_hashes.append(hashlib.blake2b(content, key=previous, digest_size=16).digest())
 
-    def match(self, chain: list[bytes]) -> list[int]:
-        """The units of the longest known beginning of `chain`. Takes nothing."""
-        units: list[int] = []
-        for key in chain:
+    def find_longest_prefix(self, block_hashes: list[bytes]) -> list[int]:
+        """Returns the cached page groups of the longest prefix of `block_hashes`, without allocating them."""
+        page_groups: list[int] = []
+        for key in block_hashes:
             unit = self._by_key.get(key)
             if unit is None:
                 break
-            units.append(unit)
-        return units
+            page_groups.append(unit)
+        return page_groups
 
-    def admit(self, shared: list[int], new: int) -> list[int]:
-        """Hold `shared` units and `new` fresh ones, all or nothing; returns the fresh ones."""
-        reclaimable = len(self._idle) - sum(1 for unit in shared if unit in self._idle)
-        if len(self._free) + reclaimable < new:
+    def allocate_with_prefix(self, cached: list[int], num_new: int) -> list[int]:
+        """Takes references to `cached` page groups and allocates `num_new` others, all or nothing.
+
+        Returns:
+            The new page groups.
+
+        Raises:
+            OutOfPages: too few are available.
+        """
+        reclaimable = len(self._idle) - sum(1 for unit in cached if unit in self._idle)
+        if len(self._free) + reclaimable < num_new:
             raise OutOfPages
-        for unit in shared:
+        for unit in cached:
             if self._refs[unit] == 0:
                 del self._idle[unit]
             self._refs[unit] += 1
-        return self.take(new)
+        return self.allocate(num_new)
 
-    def take(self, count: int) -> list[int]:
-        """`count` fresh units, each held once."""
+    def allocate(self, count: int) -> list[int]:
+        """Allocates `count` page groups with one reference each. Raises OutOfPages if too few are available."""
         if count == 1 and self._free:
             unit = self._free.pop()
             self._refs[unit] = 1
             return [unit]
-        if self.available < count:
+        if self.num_available < count:
             raise OutOfPages
         while len(self._free) < count:
             unit, _ = self._idle.popitem(last=False)
@@ -108,26 +126,30 @@ class KVCacheManager:
             self._refs[unit] = 1
         return taken
 
-    def adopt(self, own: int, key: bytes) -> int | None:
-        """Exchange a unit that nobody else knows for the one known by `key`, if there is one; returns that one."""
+    def swap_for_cached(self, own: int, key: bytes) -> int | None:
+        """Frees the request's own page group for the cached one with the same content.
+
+        Returns:
+            The cached page group, to which the request now has a reference; None if there is no other one.
+        """
         unit = self._by_key.get(key)
         if unit is None or unit == own:
             return None
         if self._refs[unit] == 0:
             del self._idle[unit]
         self._refs[unit] += 1
-        self.release([own])
+        self.free([own])
         return unit
 
-    def publish(self, unit: int, key: bytes) -> None:
-        """The unit's content is final: later requests may share it. A key that is already known keeps its unit."""
+    def cache_page_group(self, unit: int, key: bytes) -> None:
+        """Adds a page group with final content to the prefix cache, unless its hash is cached already."""
         if self.prefix_caching and key not in self._by_key:
             self._by_key[key] = unit
             self._key_of[unit] = key
 
-    def release(self, units: list[int]) -> None:
-        """Let go of a request's units, in order of position: the tail is the first to be reclaimed."""
-        for unit in reversed(units):
+    def free(self, page_groups: list[int]) -> None:
+        """Drops the references of a request, last page group first, so that the end of a prefix is evicted first."""
+        for unit in reversed(page_groups):
             self._refs[unit] -= 1
             if self._refs[unit] == 0:
                 if unit in self._key_of:

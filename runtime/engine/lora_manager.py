@@ -1,5 +1,4 @@
-"""Adapters that requests name: which there are, and which of them the device's slots hold, least recently used first
-out. Knows no tensor."""
+"""Manages LoRA adapters: which are loaded, and which are in a slot on the device (LRU)."""
 
 from __future__ import annotations
 
@@ -13,15 +12,15 @@ from runtime.engine.request import Request
 from runtime.engine.request_queue import FairQueue
 from runtime.errors import ConfigError, RequestError
 
-if TYPE_CHECKING:  # its module reads tensors
+if TYPE_CHECKING:  # its module imports torch
     from runtime.lora.adapter_checkpoint import Adapter
 
-WITHOUT = "this engine was started without room for adapters; start it with --max-loras"
-PASSED = 64  # requests that are looked at for one of the base model, while the first in line waits for a slot
+LORA_DISABLED = "LoRA is disabled; start the server with --max-loras"
+LOOKAHEAD = 64  # requests searched for one of the base model while the first one waits for a slot
 
 
-class Matrices(Protocol):
-    """What puts an adapter's matrices where the model finds them (``runtime.lora.adapter_weights``)."""
+class LoRABackend(Protocol):
+    """Stores the weights of adapters (``runtime.lora.adapter_weights``)."""
 
     def read(self, uri: str) -> Adapter: ...
     def add(self, name: str, adapter: Adapter) -> None: ...
@@ -30,74 +29,87 @@ class Matrices(Protocol):
     def touches(self, name: str) -> int: ...
 
 
-class Adapters:
-    """Those of one engine. A request that runs holds its adapter, which then keeps its slot.
+class LoRAManager:
+    """Adapters of an engine. It does not access tensors. A running request keeps its adapter in its slot.
 
     Args:
-        slots: of the device. matrices: None where there are no adapters. apart: bits of the weights that
-            are computed in pieces when an adapter changes them; every: those of all others.
+        slots: number of device slots.
+        backend: None without LoRA.
+        eager_modules: mask of the modules that need the unfused path under LoRA.
+        graph_modules: mask of all other modules.
+
+    Attributes:
+        all_modules: mask of the modules that any loaded adapter changes.
+        digests: digest of each loaded adapter.
+        unloading: adapters that new requests may not use.
     """
 
-    def __init__(self, slots: int = 0, matrices: Matrices | None = None, apart: int = 0, every: int = 0) -> None:
+    def __init__(
+        self, slots: int = 0, backend: LoRABackend | None = None, eager_modules: int = 0, graph_modules: int = 0
+    ) -> None:
         self.slots = slots
-        self.matrices = matrices
-        self.apart = apart
-        self.every = every
-        self.digests: dict[str, str] = {}  # of each name
-        self.leaving: set[str] = set()  # no new request may have them
+        self.backend = backend
+        self.eager_modules = eager_modules
+        self.graph_modules = graph_modules
+        self.digests: dict[str, str] = {}
+        self.unloading: set[str] = set()
         self.evictions = 0
         self._free = list(range(slots - 1, -1, -1))
-        self._slots: OrderedDict[str, int] = OrderedDict()  # of those on the device; least recently used first
-        self._held: Counter[str] = Counter()
-        self._touches: dict[str, int] = {}
-        self.any = 0  # all of these together
+        self._slots: OrderedDict[str, int] = OrderedDict()  # active adapters, least recently used first
+        self._num_running: Counter[str] = Counter()
+        self._modules: dict[str, int] = {}
+        self.all_modules = 0
 
     def read(self, uri: str) -> Adapter:
-        """See Matrices."""
-        if self.matrices is None:
-            raise ConfigError(WITHOUT)
-        return self.matrices.read(uri)
+        """Reads an adapter checkpoint. Raises ConfigError without LoRA."""
+        if self.backend is None:
+            raise ConfigError(LORA_DISABLED)
+        return self.backend.read(uri)
 
     def load(self, name: str, adapter: Adapter) -> None:
-        """From now on requests may name it. ConfigError, and nothing changes, where the name is another's."""
+        """Makes an adapter available to requests.
+
+        Raises:
+            ConfigError: the name is invalid or in use for another adapter, or LoRA is disabled. Nothing changes then.
+        """
         check_adapter_name(name)
-        if self.matrices is None:
-            raise ConfigError(WITHOUT)
+        if self.backend is None:
+            raise ConfigError(LORA_DISABLED)
         if name in self.digests:
             if self.digests[name] != adapter.digest:
                 raise ConfigError(
-                    f"adapter {name!r} is loaded with other content; unload it first, or take another name"
+                    f"adapter {name!r} is loaded with other content; unload it first, or use another name"
                 )
-            self.leaving.discard(name)
+            self.unloading.discard(name)
             return
-        self.matrices.add(name, adapter)
+        self.backend.add(name, adapter)
         self.digests[name] = adapter.digest
-        self._touches[name] = self.matrices.touches(name)
-        self._count_touches()
+        self._modules[name] = self.backend.touches(name)
+        self._update_modules()
 
     def unload(self, name: str) -> None:
-        """Forget it; nobody holds it any more. An unknown one is forgotten already."""
-        self.leaving.discard(name)
-        if name not in self.digests or self.matrices is None:
+        """Removes an adapter that no request uses. Ignores unknown names."""
+        self.unloading.discard(name)
+        if name not in self.digests or self.backend is None:
             return
-        if self._held[name]:
+        if self._num_running[name]:
             raise ValueError(f"adapter {name!r} is in use")
-        del self.digests[name], self._touches[name]
+        del self.digests[name], self._modules[name]
         if name in self._slots:
             self._free.append(self._slots.pop(name))
-        self.matrices.drop(name)
-        self._count_touches()
+        self.backend.drop(name)
+        self._update_modules()
 
-    def offers(self, name: str) -> bool:
-        """Whether a new request may have it."""
-        return name in self.digests and name not in self.leaving
+    def is_available(self, name: str) -> bool:
+        """Whether new requests may use the adapter."""
+        return name in self.digests and name not in self.unloading
 
-    def named(self, name: str | None, default: str = "") -> str:
-        """What a caller asks for. RequestError 404, with what there is, for one that is not there."""
-        if name and not self.offers(name):
-            known = ", ".join(self.offered) or "none"
+    def resolve(self, name: str | None, default: str = "") -> str:
+        """Returns the adapter that a caller selects. Raises RequestError 404 if it is not available."""
+        if name and not self.is_available(name):
+            known = ", ".join(self.available) or "none"
             raise RequestError(
-                f"adapter: {name!r} is not loaded; there is {known}",
+                f"adapter: {name!r} is not loaded; available: {known}",
                 param="adapter",
                 status=404,
                 code="model_not_found",
@@ -105,77 +117,85 @@ class Adapters:
         return name or default
 
     @property
-    def offered(self) -> list[str]:
-        return sorted(self.digests.keys() - self.leaving)
+    def available(self) -> list[str]:
+        return sorted(self.digests.keys() - self.unloading)
 
-    def held(self, name: str) -> int:
-        return self._held[name]
+    def num_running(self, name: str) -> int:
+        return self._num_running[name]
 
-    def fits(self, name: str) -> bool:
-        """Whether it has a slot, or could have one now. "": the base model, which takes none."""
-        return not name or name in self._slots or bool(self._free) or self._idle() is not None
+    def can_activate(self, name: str) -> bool:
+        """Whether the adapter is in a slot or could be now. The base model ("") needs none."""
+        return not name or name in self._slots or bool(self._free) or self._find_evictable() is not None
 
-    def first(self, waiting: FairQueue) -> Request | None:
-        """Who is admitted next, if anybody: the first in line. While its adapter finds no slot, those of the base model
-        pass it, which take none."""
+    def next_request(self, waiting: FairQueue) -> Request | None:
+        """Returns the next request to admit; None if there is none.
+
+        While the adapter of the first request has no slot, requests of the base model precede it.
+        """
         if not waiting:
             return None
         first = waiting.first()
-        if self.fits(first.adapter):
+        if self.can_activate(first.adapter):
             return first
-        return next((request for request in islice(waiting.line(), PASSED) if not request.adapter), None)
+        return next((request for request in islice(waiting.heads(), LOOKAHEAD) if not request.adapter), None)
 
-    def bring(self, name: str) -> int:
-        """Have it on the device, as it fits; its slot, -1 of the base model."""
+    def activate(self, name: str) -> int:
+        """Loads the adapter into a slot if necessary; `can_activate` must hold. Returns the slot, -1 for the base
+        model.
+        """
         if not name:
             return -1
         slot = self._slots.get(name)
         if slot is None:
-            assert self.matrices is not None
+            assert self.backend is not None
             if not self._free:
-                idle = self._idle()
+                idle = self._find_evictable()
                 assert idle is not None
                 self._free.append(self._slots.pop(idle))
                 self.evictions += 1
-            self.matrices.put(self._free[-1], name)
+            self.backend.put(self._free[-1], name)
             slot = self._slots[name] = self._free.pop()
         self._slots.move_to_end(name)
         return slot
 
-    def hold(self, name: str) -> int:
-        """For a request that runs from now on; the slot."""
-        slot = self.bring(name)
+    def acquire(self, name: str) -> int:
+        """Activates the adapter for a request that starts to run, and returns its slot."""
+        slot = self.activate(name)
         if name:
-            self._held[name] += 1
+            self._num_running[name] += 1
         return slot
 
-    def let_go(self, name: str) -> None:
-        """A request that held it does not run any more."""
+    def release(self, name: str) -> None:
+        """Releases the adapter of a request that stops running."""
         if name:
-            self._held[name] -= 1
+            self._num_running[name] -= 1
 
-    def touched(self, names: Collection[str]) -> int:
-        """What a step of these adapters' requests may change: all that any adapter does, so that there are few sorts of
-        steps, but of the weights that are costly only what these do."""
-        if not self._touches or not any(names):
+    def affected_modules(self, names: Collection[str]) -> int:
+        """Returns a bitmask of the modules with LoRA in a batch with these adapters.
+
+        Cheap modules are always included so that there are few CUDA graph variants. Expensive ones are included only if
+        one of these adapters changes them.
+        """
+        if not self._modules or not any(names):
             return 0
         bits = 0
         for name in names:
-            bits |= self._touches.get(name, 0)
-        return (self.any & ~self.apart) | (bits & self.apart)
+            bits |= self._modules.get(name, 0)
+        return (self.all_modules & ~self.eager_modules) | (bits & self.eager_modules)
 
-    def wanted(self, waiting: FairQueue) -> dict[str, int]:
-        """How many requests wait, of each adapter."""
+    def num_waiting(self, waiting: FairQueue) -> dict[str, int]:
+        """Returns the number of waiting requests per adapter."""
         return dict(Counter(request.adapter for request in waiting if request.adapter)) if self.slots else {}
 
-    def salt(self, name: str, salt: str) -> str:
-        """Of cached prefixes, which only requests of the same adapter and the same tenant's `salt` share."""
+    def cache_salt(self, name: str, salt: str) -> str:
+        """Returns the salt of the block hashes: only requests with the same adapter and salt share pages."""
         return f"{self.digests.get(name, '')}\0{salt}"
 
-    def _idle(self) -> str | None:
-        return next((name for name in self._slots if not self._held[name]), None)
+    def _find_evictable(self) -> str | None:
+        """Returns the least recently used active adapter without running requests."""
+        return next((name for name in self._slots if not self._num_running[name]), None)
 
-    def _count_touches(self) -> None:
-        self.any = 0
-        for bits in self._touches.values():
-            self.any |= bits
+    def _update_modules(self) -> None:
+        self.all_modules = 0
+        for bits in self._modules.values():
+            self.all_modules |= bits

@@ -1,4 +1,4 @@
-"""An engine for several calls of one thread, each of which waits for its own requests' news."""
+"""Distributes the outputs of an engine to several calls of one thread."""
 
 from __future__ import annotations
 
@@ -8,44 +8,50 @@ from collections.abc import Iterable
 from runtime.engine.engine import Engine
 from runtime.request.engine_messages import EngineOutput, RequestSpec
 
-Inbox = deque[EngineOutput]
+OutputQueue = deque[EngineOutput]
 
 
-class Inboxes:
-    """Whichever call makes the engine step, each finds its news in its own inbox. News are sorted while the device is
-    at the next step, where there is one."""
+class OutputCollector:
+    """Gives each call the outputs of its own requests, whichever call runs the step.
+
+    On devices with overlap, outputs are dispatched while the next step runs.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._of: dict[str, Inbox] = {}  # by the request
-        self._holds = engine.set_overlap_callback(self._sort)
+        self._queues: dict[str, OutputQueue] = {}  # by request id
+        self._overlaps = engine.set_overlap_callback(self._dispatch)
 
-    def open(self, specs: Iterable[RequestSpec]) -> Inbox:
-        """Hand requests to the engine; their news come in this inbox."""
-        inbox: Inbox = deque()
+    def submit(self, specs: Iterable[RequestSpec]) -> OutputQueue:
+        """Adds requests to the engine. Returns the queue of their outputs."""
+        queue: OutputQueue = deque()
         for spec in specs:
             self.engine.add(spec)
-            self._of[spec.id] = inbox
-        return inbox
+            self._queues[spec.id] = queue
+        return queue
 
-    def next(self, inbox: Inbox) -> EngineOutput:
-        """The next news of an inbox, after as many steps as it takes. RuntimeError once the engine is closed."""
-        while not inbox:
-            busy = self.engine.has_work()
-            if busy:
-                self.engine.advance()
-            if not self._holds or not self.engine.has_work():
-                self._sort()
-            if not busy and not inbox:
-                raise RuntimeError("the LLM was closed while an answer was under way")
-        return inbox.popleft()
+    def get(self, queue: OutputQueue) -> EngineOutput:
+        """Returns the next output of a queue; runs steps until there is one.
 
-    def drop(self, request_id: str) -> None:
-        """Nobody waits for this request any more; it ends if it has not."""
-        self._of.pop(request_id, None)
+        Raises:
+            RuntimeError: the engine was closed.
+        """
+        while not queue:
+            has_work = self.engine.has_work()
+            if has_work:
+                self.engine.execute_step()
+            if not self._overlaps or not self.engine.has_work():
+                self._dispatch()
+            if not has_work and not queue:
+                raise RuntimeError("the LLM was closed while a request was running")
+        return queue.popleft()
+
+    def cancel(self, request_id: str) -> None:
+        """Discards the outputs of a request and aborts it if it is not finished."""
+        self._queues.pop(request_id, None)
         self.engine.abort(request_id)
 
-    def _sort(self) -> None:
-        for output in self.engine.news():
-            if output.id in self._of:
-                self._of[output.id].append(output)
+    def _dispatch(self) -> None:
+        for output in self.engine.take_outputs():
+            if output.id in self._queues:
+                self._queues[output.id].append(output)

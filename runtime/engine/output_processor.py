@@ -1,96 +1,104 @@
-"""A step's results become the state of its requests: at once what the next step is planned by, and the rest of it while
-the device is at that step's forward."""
+"""Applies sampler output to request state.
+
+Only what the next step's inputs need is applied immediately. The rest overlaps with the next forward.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from runtime.engine.grammar_queue import check_kept
+from runtime.engine.grammar_queue import check_constraint
 from runtime.engine.request import Request, Status
 from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
-from runtime.engine.step_stats import Observed
+from runtime.engine.step_stats import StepStats
 from runtime.request.engine_messages import EngineStats
 from runtime.strategies.base import Strategy
 
 
-class Writing:
-    """Args:
-    live: the requests that are not answered, by their ids; one that is leaves. failed: hears of a request that the
-    strategy failed on.
+class OutputProcessor:
+    """Updates the requests of a step from its results.
+
+    Args:
+        unfinished: requests without a finish reason, by id; finished ones are removed from it.
+        fail_request: called for a request on which the strategy raised an error.
 
     Attributes:
-        untold: requests that steps brought something, in their order, since they were handed over.
+        updated_requests: requests with new output since `take_updated`, in order.
     """
 
     def __init__(
-        self, strategy: Strategy, scheduler: Scheduler, stats: EngineStats, observed: Observed,
-        live: dict[str, Request], failed: Callable[[Request, BaseException], None],
+        self, strategy: Strategy, scheduler: Scheduler, stats: EngineStats, step_stats: StepStats,
+        unfinished: dict[str, Request], fail_request: Callable[[Request, BaseException], None],
     ) -> None:  # fmt: skip
         self.strategy = strategy
         self.scheduler = scheduler
-        self.untold: dict[Request, None] = {}
-        self._unpublished: list[Request] = []  # what they decoded and is in the cache now, others may not share yet
+        self.updated_requests: dict[Request, None] = {}
+        self._uncached: list[Request] = []  # with final page groups that are not cached yet
         self._stats = stats
-        self._observed = observed
-        self._live = live
-        self._failed = failed
-        self._left: list[tuple[ScheduledRequest, int]] = []  # turns that go on, and their blocks' numbers in
-        self._results = NO_RESULTS  # the last step's
+        self._step_stats = step_stats
+        self._unfinished = unfinished
+        self._fail_request = fail_request
+        self._deferred: list[tuple[ScheduledRequest, int]] = []  # with the index of the block in
+        self._results = NO_RESULTS  # of the last step
 
-    def write(self, batch: list[ScheduledRequest], results: BlockResults) -> None:
-        """Of a turn that goes on (``Strategy.steady``) the tokens alone: `finish` does the rest."""
-        self.finish()  # by now it has been, where somebody asked for the step's blocks
-        stats, left, self._results = self._stats, self._left, results
-        calm = results.continuing
+    def update_from_output(self, batch: list[ScheduledRequest], results: BlockResults) -> None:
+        """Applies the results of a step.
+
+        For a block that continues with a stable layout, only the token ids are applied; `finish_deferred` does the
+        rest.
+        """
+        self.finish_deferred()  # no effect if the plan's blocks were made
+        stats, left, self._results = self._stats, self._deferred, results
+        continuing = results.continuing
         first = 0
         for scheduled in batch:
-            if scheduled.request.status is Status.FINISHED:  # the strategy failed on what was left of the step before
+            if scheduled.request.status is Status.FINISHED:  # the deferred part failed
                 first += len(scheduled.blocks)
                 continue
-            if scheduled.stable_layout and calm[first]:
+            if scheduled.stable_layout and continuing[first]:
                 (block,) = scheduled.blocks
                 block.tokens[...] = results.tokens[first, : block.size]
                 scheduled.request.output_deferred = True
                 left.append((scheduled, first))
                 first += 1
                 continue
-            self._write(scheduled, results, first)
+            self._update(scheduled, results, first)
             first += len(scheduled.blocks)
         stats.edits += sum(results.edits)
         stats.remasks += sum(results.remasks)
         stats.forced += sum(results.forced)
 
-    def finish(self) -> None:
-        """What `write` left of the last step, if it has not been done. Before the results' memory is written again."""
-        if not self._left:
+    def finish_deferred(self) -> None:
+        """Applies what `update_from_output` deferred. Must run before the memory of the results is reused."""
+        if not self._deferred:
             return
-        left, self._left = self._left, []
+        left, self._deferred = self._deferred, []
         results, self._results = self._results, NO_RESULTS
         for scheduled, first in left:
             request = scheduled.request
             request.output_deferred = False
-            if request.status is not Status.FINISHED:  # it may have been aborted
-                self._decide(scheduled, results, first)
+            if request.status is not Status.FINISHED:
+                self._update_blocks(scheduled, results, first)
 
-    def hand_over(self) -> list[Request]:
-        """Those that are untold, which are so no more; what they have in the cache others may share from now on."""
-        self.finish()
-        for request in self._unpublished:
+    def take_updated(self) -> list[Request]:
+        """Returns the requests with new output, and adds their final page groups to the prefix cache."""
+        self.finish_deferred()
+        for request in self._uncached:
             if request.status is Status.RUNNING:
-                self.scheduler.publish(request)
-        untold = list(self.untold)
-        self.untold, self._unpublished = {}, []
-        return untold
+                self.scheduler.cache_pages(request)
+        updated = list(self.updated_requests)
+        self.updated_requests, self._uncached = {}, []
+        return updated
 
-    def forget(self, request_id: str) -> None:
-        """Nothing more is told of this id."""
-        for request in [request for request in self.untold if request.spec.id == request_id]:
-            del self.untold[request]
+    def discard(self, request_id: str) -> None:
+        """Drops the new output of a request."""
+        for request in [request for request in self.updated_requests if request.spec.id == request_id]:
+            del self.updated_requests[request]
 
-    def _write(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> None:
+    def _update(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> None:
         request, span, stats = scheduled.request, scheduled.span, self._stats
         cached, settled = request.num_computed_tokens, request.num_final_tokens
         if scheduled.recompute is not None:
@@ -99,33 +107,33 @@ class Writing:
         elif cached < settled:
             if request.prefilling:
                 stats.forwards_prefill += 1
-                if not request.nfe and request.queue_seconds is not None:  # else it was preempted since
+                if not request.nfe and request.queue_seconds is not None:  # else it was preempted
                     request.prefill_seconds = time.perf_counter() - request.arrival_time - request.queue_seconds
             elif not scheduled.is_denoise_step:
                 stats.forwards_commit += 1
             request.num_computed_tokens = min(scheduled.last, settled)
         elif not scheduled.is_denoise_step and scheduled.first < scheduled.last:
             stats.forwards_prefill += 1
-        if span is not None and not self._decide(scheduled, results, first):
+        if span is not None and not self._update_blocks(scheduled, results, first):
             return
         if request.num_computed_tokens != cached:
             if request.prefilling or cached < request.prefill_len or request.reason is not None:
-                self.scheduler.publish(request)
+                self.scheduler.cache_pages(request)
             else:
-                self._unpublished.append(request)
+                self._uncached.append(request)
         if request.reason is not None:
-            if span is not None:  # the step that answered it
-                del self._live[request.spec.id]
+            if span is not None:  # the step that finished it
+                del self._unfinished[request.spec.id]
             if request.num_computed_tokens >= request.num_final_tokens:
                 self.scheduler.release(request)
 
-    def _decide(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
-        """What became of the turn's blocks, the results' from `first` on; False if the strategy failed on it."""
+    def _update_blocks(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> bool:
+        """Applies the results from index `first` on to the blocks of a request. Returns False on an error."""
         request, blocks = scheduled.request, scheduled.blocks
         if results.history:
             for i, block in enumerate(blocks, first):
-                kept = results.history.get(i)
-                block.history = None if kept is None else kept[: block.size]
+                history = results.history.get(i)
+                block.history = None if history is None else history[: block.size]
         if results.soft_tokens:
             for i, block in enumerate(blocks, first):
                 if i in results.soft_tokens:
@@ -133,16 +141,16 @@ class Writing:
                     block.soft_tokens = ids[: block.size], probs[: block.size]
         try:
             if request.constraint is not None:
-                check_kept(request)
+                check_constraint(request)
             self.strategy.update(request, blocks, results, first)
         except Exception as error:
-            self._failed(request, error)
+            self._fail_request(request, error)
             return False
         if request.reason is not None or (blocks and request.wants_updates):
-            self.untold[request] = None
+            self.updated_requests[request] = None
         if scheduled.is_denoise_step:
             self._stats.forwards_denoise += 1
             for block in blocks:
                 if block.finished:
-                    self._observed.block_steps.append(block.steps)
+                    self._step_stats.block_steps.append(block.steps)
         return True

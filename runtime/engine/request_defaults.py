@@ -1,4 +1,4 @@
-"""What the requests of a server may set, and what those get that set nothing."""
+"""Fields that requests may set, and their defaults."""
 
 from __future__ import annotations
 
@@ -23,73 +23,83 @@ from runtime.strategies import Strategy
 from runtime.weights import TokenIds
 
 
-def orders_of(info: EngineInfo) -> EditTokens | None:
-    """What the model orders edits with, None if it cannot."""
+def edit_tokens_of(info: EngineInfo) -> EditTokens | None:
+    """Returns the DELETE and SPLIT tokens of the model; None if it has none."""
     if info.delete_token_id is None or info.split_token_id is None:
         return None
     return EditTokens(info.delete_token_id, info.split_token_id)
 
 
-def read_orders(facts: ModelInfo, ids: TokenIds) -> EditTokens | None:
-    """The tokens that order edits, None if the model has none; ConfigError if one of them is something else as well."""
+def read_edit_tokens(facts: ModelInfo, ids: TokenIds) -> EditTokens | None:
+    """Returns the DELETE and SPLIT tokens of a checkpoint; None if it has none.
+
+    Raises:
+        ConfigError: one of them is outside the vocabulary or is another special token too.
+    """
     if facts.delete_id is None or facts.split_id is None:
         return None
-    orders = EditTokens(facts.delete_id, facts.split_id)
+    edit_tokens = EditTokens(facts.delete_id, facts.split_id)
     others: dict[str, set[int | None]] = {
         "mask_token_id": {ids.mask},
         "eos_token_id": set(ids.eos),
-        "split_token_id": {orders.split},
+        "split_token_id": {edit_tokens.split},
     }
-    for name, token in (("delete_token_id", orders.delete), ("split_token_id", orders.split)):
+    for name, token in (("delete_token_id", edit_tokens.delete), ("split_token_id", edit_tokens.split)):
         if token >= facts.vocab_size:
             raise ConfigError(f"config.json: {name} {token} is outside the vocabulary (0 to {facts.vocab_size - 1})")
         for other, taken in others.items():
             if other != name and token in taken:
-                raise ConfigError(f"config.json: {name} {token} is also the {other}; an order is a token of its own")
-    return orders
+                raise ConfigError(f"config.json: {name} {token} is also the {other}; use a separate token")
+    return edit_tokens
 
 
-def offer(
+def request_defaults(
     config: EngineConfig,
     family: ModelFamily[Any],
     generation: Mapping[str, Any],
     strategy: Strategy,
     key: str,
     block_size: int,
-    orders: EditTokens | None,
+    edit_tokens: EditTokens | None,
 ) -> dict[str, Any]:
-    """Fields of EngineInfo: what requests may set, and what those that set nothing get: the server's flag, else the
-    strategy's, the checkpoint's or the family's own default, else what the rule or strategy declares.
+    """Returns fields of EngineInfo: what requests may set, and the defaults.
+
+    A default is the first that exists of: the server's flag, the default of the strategy, the checkpoint or the family,
+    and the default that the algorithm or strategy declares.
 
     Args:
-        generation: the checkpoint's generation_config.json. key: the strategy's.
+        generation: content of generation_config.json.
+        key: of the strategy.
+
+    Raises:
+        ConfigError: a flag is not supported by this strategy, or no algorithm is.
     """
-    own: dict[str, Value] = {"accept_threshold": family.accept_threshold}
-    own |= family.generation(generation)
+    model_defaults: dict[str, Value] = {"accept_threshold": family.accept_threshold}
+    model_defaults |= family.generation(generation)
     mode = _sampling_mode(config, family)
 
     def served(fields: tuple[Field, ...]) -> tuple[Field, ...]:
         flags = {f.name: value for f in fields if (value := _flag(config, f)) is not None}
-        return with_defaults(fields, block_size, flags, strategy.defaults, own)
+        return with_defaults(fields, block_size, flags, strategy.defaults, model_defaults)
 
     if mode != "edit" and all(rule.edits for rule in algorithms_for(key)):
         raise ConfigError(f"--decoding-strategy {key} needs --sampling-mode edit")
-    fitting = [rule for rule in fitting_rules(family, key, orders) if rule.uniform_noise == strategy.uniform_noise]
-    if not fitting:
+    supported = [rule for rule in supported_algorithms(family, key, edit_tokens) if rule.uniform_noise == strategy.uniform_noise]
+    if not supported:
         raise ConfigError(
-            f"--decoding-strategy {key} of the {family.key} family goes with no acceptance rule that this version has; "
-            f"it has: {', '.join(algorithm_keys())}"
+            f"--decoding-strategy {key} of the {family.key} family supports no unmasking algorithm of this version; "
+            f"available: {', '.join(algorithm_keys())}"
         )
-    _check_read(
+    _check_used(
         config,
         f"{key} of the {family.key} family",
-        [*strategy.fields, *(field for rule in fitting for field in rule.fields)],
+        [*strategy.fields, *(field for rule in supported for field in rule.fields)],
     )
-    wanted = "edit" if mode == "edit" else "threshold"
+    preferred = "edit" if mode == "edit" else "threshold"
     return {
         "temperature": _generation(generation, "temperature", 0, 100, greedy=1.0 if strategy.uniform_noise else 0.0),
         "top_p": _generation(generation, "top_p", 1e-6, 1, greedy=1.0),
-        "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, whole=True)),
+        "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, integer=True)),
         "strategy_fields": list(served(strategy.fields)),
         "algorithms": [
             AlgorithmInfo(
@@ -99,20 +109,20 @@ def offer(
                 supports_grammar=rule.supports_grammar,
                 reorders_tokens=rule.reorders_tokens,
             )
-            for rule in fitting
+            for rule in supported
         ],
-        "default_algorithm": next((rule.key for rule in fitting if rule.key == wanted), fitting[0].key),
+        "default_algorithm": next((rule.key for rule in supported if rule.key == preferred), supported[0].key),
     }
 
 
-def fitting_rules(family: ModelFamily[Any], key: str, orders: EditTokens | None = None) -> list[UnmaskingAlgorithm]:
-    """The acceptance rules that requests may choose. `key`: the strategy's."""
-    every = [algorithms_with_edit_tokens(orders)(rule.key) for rule in algorithms_for(key)]
-    return [rule for rule in every if ("edit" if rule.edits else "naive") in family.sampling_modes]
+def supported_algorithms(family: ModelFamily[Any], key: str, edit_tokens: EditTokens | None = None) -> list[UnmaskingAlgorithm]:
+    """Returns the unmasking algorithms that requests may select with the strategy `key`."""
+    algorithms = [algorithms_with_edit_tokens(edit_tokens)(rule.key) for rule in algorithms_for(key)]
+    return [rule for rule in algorithms if ("edit" if rule.edits else "naive") in family.sampling_modes]
 
 
 def _sampling_mode(config: EngineConfig, family: ModelFamily[Any]) -> str:
-    """The flag's, else the family's first."""
+    """Returns the mode of the flag, otherwise the first one of the family."""
     mode = config.sampling_mode or family.sampling_modes[0]
     if mode not in family.sampling_modes:
         raise ConfigError(
@@ -124,21 +134,21 @@ def _sampling_mode(config: EngineConfig, family: ModelFamily[Any]) -> str:
 
 
 def _generation(
-    generation: Mapping[str, Any], name: str, low: float, high: float, greedy: float, *, whole: bool = False
+    generation: Mapping[str, Any], name: str, low: float, high: float, greedy: float, *, integer: bool = False
 ) -> float:
-    """A sampling default of generation_config.json; `greedy` where that names none or switches sampling off."""
+    """Returns a sampling default of generation_config.json; `greedy` if it is absent or sampling is off."""
     value = generation.get(name)
     if value is None or not generation.get("do_sample", True):
         return greedy
-    kind = int if whole else int | float
+    kind = int if integer else int | float
     if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-        number = "whole number" if whole else "number"
+        number = "whole number" if integer else "number"
         raise ConfigError(f"generation_config.json: {name} is {value!r}, not a {number} from {low:g} to {high:g}")
     return float(value)
 
 
 def _flag(config: EngineConfig, field: Field) -> Value | None:
-    """The server's default of a field, None if no flag sets it; ConfigError if the field cannot have it here."""
+    """Returns the flag that sets the default of a field; None if it is not set. Raises ConfigError if it is invalid."""
     dest = field.flag or field.name
     value: Value | None = getattr(config, dest, None)
     if value is not None:
@@ -149,9 +159,9 @@ def _flag(config: EngineConfig, field: Field) -> Value | None:
     return value
 
 
-def _check_read(config: EngineConfig, server: str, fields: list[Field]) -> None:
-    """Raises ConfigError for a default of something that no request of this `server` can have."""
+def _check_used(config: EngineConfig, server: str, fields: list[Field]) -> None:
+    """Raises ConfigError for a decoding flag that no request of this server can use."""
     read = {field.flag or field.name for field in fields}
     for flag in FLAGS:
         if flag.group == DECODING and flag.dest not in read and getattr(config, flag.dest, None) is not None:
-            raise ConfigError(f"--{flag.name} means nothing to {server}; leave it out")
+            raise ConfigError(f"--{flag.name} is not supported by {server}; leave it out")

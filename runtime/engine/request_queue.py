@@ -1,10 +1,9 @@
-"""Who is admitted next, and whose turns come first: fair shares between those who send.
+"""Fair queueing across tenants and HTTP requests: a request with n=100 cannot starve others.
 
-An *owner* is who sends (the server's API keys tell), a *group* what is sent at once (the prompts and choices of one
-HTTP request). Next in line is the owner of whom the fewest requests run, in it the group of which the fewest run, in it
-the request that came first; among equals whoever has stood there longest. So it does not matter to a single request how
-many choices others ask for, and who has nothing running waits only for those who stood there before, with nothing
-running. A caller that names neither (``runtime.LLM``) is one group: first come, first served.
+A *tenant* is an API key, a *group* consists of the prompts and choices of one HTTP request. The next request to admit
+belongs to the tenant with the fewest running requests, and there to the group with the fewest running requests. Equal
+tenants or groups are served in the order in which they entered the queue. Within a group, requests are served in the
+order of their arrival. ``runtime.LLM`` uses one tenant and one group, so it is first come, first served.
 """
 
 from __future__ import annotations
@@ -17,12 +16,15 @@ from runtime.engine.request import Request
 
 
 class FairQueue:
-    """The waiting requests, and how many run of each owner and group; every change costs the same however many wait."""
+    """The waiting requests, and the numbers of running requests per tenant and group.
+
+    The cost of each operation does not depend on the number of waiting requests.
+    """
 
     def __init__(self) -> None:
-        self._owners = _Line()
-        self._groups: dict[str, _Line] = {}  # of each owner of whom something waits or runs
-        self._waiting: dict[tuple[str, str], OrderedDict[int, Request]] = {}  # by group, in order of arrival
+        self._tenants = _LeastRunningQueue()
+        self._groups: dict[str, _LeastRunningQueue] = {}  # of each tenant with waiting or running requests
+        self._waiting: dict[tuple[str, str], OrderedDict[int, Request]] = {}  # by tenant and group, in order of arrival
         self._count = 0
         self._groups_running = 0
 
@@ -34,132 +36,137 @@ class FairQueue:
             yield from members.values()
 
     def first(self) -> Request:
-        """The next to be admitted; there has to be one."""
-        owner = self._owners.first()
-        return next(iter(self._waiting[owner, self._groups[owner].first()].values()))
+        """Returns the next request to admit; the queue must not be empty."""
+        tenant = self._tenants.first()
+        return next(iter(self._waiting[tenant, self._groups[tenant].first()].values()))
 
-    def line(self) -> Iterator[Request]:
-        """The first of each group, about in the order in which they would be admitted."""
-        for owner in self._owners.line():
-            for group in self._groups[owner].line():
-                yield next(iter(self._waiting[owner, group].values()))
+    def heads(self) -> Iterator[Request]:
+        """Yields the first request of each group, approximately in the order of admission."""
+        for tenant in self._tenants.names_in_order():
+            for group in self._groups[tenant].names_in_order():
+                yield next(iter(self._waiting[tenant, group].values()))
 
     def add(self, request: Request) -> None:
-        """A new request, behind all that came before it from its group."""
-        self._join(request, ahead=False)
+        """Adds a new request at the end of its group."""
+        self._join(request, at_front=False)
 
     def remove(self, request: Request) -> None:
-        """Forget a waiting request."""
-        owner, group = place = request.spec.tenant, request.spec.parent_id
-        members = self._waiting[place]
+        """Removes a waiting request."""
+        tenant, group = key = request.spec.tenant, request.spec.parent_id
+        members = self._waiting[key]
         del members[request.arrival_index]
         self._count -= 1
         if not members:
-            del self._waiting[place]
-            self._groups[owner].leave(group)
-            if not self._groups[owner].names:
-                self._owners.leave(owner)
-                self._forget(owner)
+            del self._waiting[key]
+            self._groups[tenant].leave(group)
+            if not self._groups[tenant].waiting:
+                self._tenants.leave(tenant)
+                self._forget(tenant)
 
     def admit(self, request: Request) -> None:
-        """A waiting request runs from now on."""
-        self._run(request, 1, ahead=False)  # first, so that the owner's line lives on when nothing else of it waits
+        """Moves a waiting request to the running ones."""
+        self._count_running(request, 1, at_front=False)  # first, to keep the queue of the tenant
         self.remove(request)
 
     def end(self, request: Request) -> None:
-        """A running request is gone for good."""
-        self._run(request, -1, ahead=False)
+        """Removes a running request."""
+        self._count_running(request, -1, at_front=False)
         self._forget(request.spec.tenant)
 
-    def give_back(self, request: Request) -> None:
-        """A running request waits again: it goes first in its group, which is the first of its equals."""
-        self._run(request, -1, ahead=True)
-        self._join(request, ahead=True)
+    def requeue(self, request: Request) -> None:
+        """Moves a running request back to the queue: first in its group, and its group first among equal ones."""
+        self._count_running(request, -1, at_front=True)
+        self._join(request, at_front=True)
 
     def running(self, request: Request) -> tuple[int, int]:
-        """How many requests run of its owner, and how many of its group."""
-        line = self._groups.get(request.spec.tenant)
-        return self._owners.running.get(request.spec.tenant, 0), (
-            0 if line is None else line.running.get(request.spec.parent_id, 0)
+        """Returns the numbers of running requests of the request's tenant and of its group."""
+        groups = self._groups.get(request.spec.tenant)
+        return self._tenants.running.get(request.spec.tenant, 0), (
+            0 if groups is None else groups.running.get(request.spec.parent_id, 0)
         )
 
     @property
-    def parties(self) -> int:
-        """Those that share the engine now: the owners with something running, or one owner's groups."""
-        return len(self._owners.running) if len(self._owners.running) > 1 else self._groups_running
+    def num_tenants(self) -> int:
+        """Number of tenants with running requests. For a single tenant: number of its groups with running requests."""
+        return len(self._tenants.running) if len(self._tenants.running) > 1 else self._groups_running
 
-    def may_displace(self, request: Request, runner: Request) -> bool:
-        """Whether a waiting request of a group that runs nothing may have the place of one whose side runs several."""
-        owner, group = self.running(request)
-        if group:
+    def may_preempt(self, request: Request, victim: Request) -> bool:
+        """Whether a waiting request of a group without running requests may preempt `victim`."""
+        tenant_running, group_running = self.running(request)
+        if group_running:
             return False
-        its_owner, its_group = self.running(runner)
-        if runner.spec.tenant != request.spec.tenant:
-            return its_owner >= owner + 2  # so that it is not the other's turn to displace afterwards
-        return its_group >= 2
+        victim_tenant_running, victim_group_running = self.running(victim)
+        if victim.spec.tenant != request.spec.tenant:
+            return victim_tenant_running >= tenant_running + 2  # otherwise the victim could preempt in return
+        return victim_group_running >= 2
 
-    def _join(self, request: Request, *, ahead: bool) -> None:
-        owner, group = place = request.spec.tenant, request.spec.parent_id
-        members = self._waiting.get(place)
+    def _join(self, request: Request, *, at_front: bool) -> None:
+        tenant, group = key = request.spec.tenant, request.spec.parent_id
+        members = self._waiting.get(key)
         if members is None:
-            members = self._waiting[place] = OrderedDict()
-            line = self._groups.setdefault(owner, _Line())
-            if not line.names:
-                self._owners.join(owner, ahead=ahead)
-            line.join(group, ahead=ahead)
+            members = self._waiting[key] = OrderedDict()
+            groups = self._groups.setdefault(tenant, _LeastRunningQueue())
+            if not groups.waiting:
+                self._tenants.join(tenant, at_front=at_front)
+            groups.join(group, at_front=at_front)
         members[request.arrival_index] = request
-        if ahead:  # what runs of a group came before what waits of it, and the newest gives way first
+        if at_front:  # running requests of a group are older than its waiting ones
             members.move_to_end(request.arrival_index, last=False)
         self._count += 1
 
-    def _run(self, request: Request, change: int, *, ahead: bool) -> None:
-        owner, group = request.spec.tenant, request.spec.parent_id
-        line = self._groups[owner]
-        before = len(line.running)
-        line.run(group, change, ahead=ahead)
-        self._owners.run(owner, change, ahead=ahead)
-        self._groups_running += len(line.running) - before
+    def _count_running(self, request: Request, change: int, *, at_front: bool) -> None:
+        tenant, group = request.spec.tenant, request.spec.parent_id
+        groups = self._groups[tenant]
+        before = len(groups.running)
+        groups.count_running(group, change, at_front=at_front)
+        self._tenants.count_running(tenant, change, at_front=at_front)
+        self._groups_running += len(groups.running) - before
 
-    def _forget(self, owner: str) -> None:
-        line = self._groups[owner]
-        if not line.names and not line.running:
-            del self._groups[owner]
+    def _forget(self, tenant: str) -> None:
+        groups = self._groups[tenant]
+        if not groups.waiting and not groups.running:
+            del self._groups[tenant]
 
 
-class _Line:
-    """Names in line: those of whom the fewest run first; among equals who has stood there longest."""
+class _LeastRunningQueue:
+    """A queue of names, those with the fewest running requests first; equal ones in the order of their entry.
+
+    Attributes:
+        running: number of running requests per name, waiting or not; 0 is left out.
+        waiting: names in the queue.
+    """
 
     def __init__(self) -> None:
-        self.running: dict[str, int] = {}  # of names in line or not; nobody stands here with 0
-        self.names: set[str] = set()  # those in line
-        self._equals: dict[int, OrderedDict[str, None]] = {}
+        self.running: dict[str, int] = {}
+        self.waiting: set[str] = set()
+        self._by_running: dict[int, OrderedDict[str, None]] = {}
 
     def first(self) -> str:
-        return next(iter(self._equals[min(self._equals)]))
+        return next(iter(self._by_running[min(self._by_running)]))
 
-    def line(self) -> Iterator[str]:
-        return (name for count in sorted(self._equals) for name in list(self._equals[count]))
+    def names_in_order(self) -> Iterator[str]:
+        return (name for count in sorted(self._by_running) for name in list(self._by_running[count]))
 
-    def join(self, name: str, *, ahead: bool) -> None:
-        self.names.add(name)
+    def join(self, name: str, *, at_front: bool) -> None:
+        self.waiting.add(name)
         running = self.running.get(name, 0)
-        equals = self._equals.get(running)
+        equals = self._by_running.get(running)
         if equals is None:
-            equals = self._equals[running] = OrderedDict()
+            equals = self._by_running[running] = OrderedDict()
         equals[name] = None
-        if ahead:
+        if at_front:
             equals.move_to_end(name, last=False)
 
     def leave(self, name: str) -> None:
-        self.names.discard(name)
+        self.waiting.discard(name)
         running = self.running.get(name, 0)
-        del self._equals[running][name]
-        if not self._equals[running]:
-            del self._equals[running]
+        del self._by_running[running][name]
+        if not self._by_running[running]:
+            del self._by_running[running]
 
-    def run(self, name: str, change: int, *, ahead: bool) -> None:
-        """`change` more of `name` run; it takes its place among its new equals."""
-        waits = name in self.names
+    def count_running(self, name: str, change: int, *, at_front: bool) -> None:
+        """Adds `change` to the running requests of `name`, and moves it to its new equals."""
+        waits = name in self.waiting
         if waits:
             self.leave(name)
         running = self.running.get(name, 0) + change
@@ -168,35 +175,35 @@ class _Line:
         else:
             del self.running[name]
         if waits:
-            self.join(name, ahead=ahead)
+            self.join(name, at_front=at_front)
 
 
-def deal(requests: Iterable[Request]) -> list[list[Request]]:
-    """Running requests in rounds: in each round one of every owner, or where there is one owner, of every group.
+def round_robin(requests: Iterable[Request]) -> list[list[Request]]:
+    """Returns the running requests in rounds: each round has one request per tenant, or per group of a single tenant.
 
-    What was served longest ago goes first: within a group, between an owner's groups, and within a round.
+    The least recently served comes first: within a group, among the groups of a tenant, and within a round.
     """
-    owners: dict[str, dict[str, list[Request]]] = {}
+    tenants: dict[str, dict[str, list[Request]]] = {}
     for request in sorted(requests, key=served_longest_ago):
-        owners.setdefault(request.spec.tenant, {}).setdefault(request.spec.parent_id, []).append(request)
-    if len(owners) > 1:
-        piles = [_in_turn(list(groups.values())) for groups in owners.values()]
+        tenants.setdefault(request.spec.tenant, {}).setdefault(request.spec.parent_id, []).append(request)
+    if len(tenants) > 1:
+        queues = [_interleave_groups(list(groups.values())) for groups in tenants.values()]
     else:
-        piles = [group for groups in owners.values() for group in groups.values()]
-    return [sorted(round, key=served_longest_ago) for round in _rounds(piles)]
+        queues = [group for groups in tenants.values() for group in groups.values()]
+    return [sorted(round, key=served_longest_ago) for round in _rounds(queues)]
 
 
-def _in_turn(groups: list[list[Request]]) -> list[Request]:
-    """One request of each group after the other, first the group that was served longest ago."""
+def _interleave_groups(groups: list[list[Request]]) -> list[Request]:
+    """Returns one request per group in turn, beginning with the least recently served group."""
     groups.sort(key=lambda members: max(request.last_served_step for request in members))
     return [request for round in _rounds(groups) for request in round]
 
 
 def served_longest_ago(request: Request) -> tuple[int, bool, int]:
-    """Sorts by the last turn; among equals decoding before prefilling, then by arrival."""
+    """Returns the sort key: last served step, then decoding before prefilling, then arrival."""
     return request.last_served_step, request.prefilling, request.arrival_index
 
 
-def _rounds(piles: Iterable[list[Request]]) -> Iterator[list[Request]]:
-    for round in zip_longest(*piles):
+def _rounds(queues: Iterable[list[Request]]) -> Iterator[list[Request]]:
+    for round in zip_longest(*queues):
         yield [request for request in round if request is not None]

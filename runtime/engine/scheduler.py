@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import time
 
-from runtime.engine.in_batch_prefix_cache import Sharing
+from runtime.engine.in_batch_prefix_cache import InBatchPrefixCache
 from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages
-from runtime.engine.lora_manager import Adapters
+from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request, Status
-from runtime.engine.request_queue import FairQueue, deal, served_longest_ago
+from runtime.engine.request_queue import FairQueue, round_robin, served_longest_ago
 from runtime.engine.scheduled_request import ScheduledRequest
-from runtime.engine.step_time_budget import Pace
+from runtime.engine.step_time_budget import StepTimeEstimator
 from runtime.strategies.base import Strategy
 
 
-class TurnError(Exception):
-    """The strategy failed (the cause) on what this one request feeds."""
+class SchedulingError(Exception):
+    """The strategy raised an error (the cause) while one request was scheduled."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request.spec.id)
@@ -30,10 +30,15 @@ class TurnError(Exception):
 
 
 class Scheduler:
-    """Holds the waiting and the running requests; hands out pages; never touches a tensor of the device.
+    """Selects the rows of each step and allocates KV pages. It does not access device tensors.
 
     Args:
-        budget: rows of one forward. max_requests: requests that hold pages at a time.
+        token_budget: maximum number of rows of one forward.
+        max_num_reqs: maximum number of running requests.
+
+    Attributes:
+        min_tokens: rows that suffice for any request that is not prefilling.
+        running: running requests in the order of their arrival.
     """
 
     def __init__(
@@ -42,261 +47,274 @@ class Scheduler:
         cache: KVCacheManager,
         table: PageTable,
         strategy: Strategy,
-        budget: int,
-        max_requests: int,
-        adapters: Adapters | None = None,
+        token_budget: int,
+        max_num_reqs: int,
+        lora_manager: LoRAManager | None = None,
     ) -> None:
         self.cache = cache
         self.table = table
         self.strategy = strategy
-        self.budget = budget
-        self.max_requests = max_requests
-        self.adapters = adapters or Adapters()
-        self.least = strategy.max_rows()  # rows that any request's turn fits in, its prefill apart
-        self.pace = Pace(2 * self.least)
-        self.sharing = Sharing(cache, table, strategy.uncacheable_tail)
+        self.token_budget = token_budget
+        self.max_num_reqs = max_num_reqs
+        self.lora_manager = lora_manager or LoRAManager()
+        self.min_tokens = strategy.max_rows()
+        self.step_time = StepTimeEstimator(2 * self.min_tokens)
+        self.in_batch_prefix_cache = InBatchPrefixCache(cache, table, strategy.uncacheable_tail)
         self.waiting = FairQueue()
-        self.running: list[Request] = []  # in order of arrival
+        self.running: list[Request] = []
         self.preemptions = 0
-        self._found = 0  # tokens that requests found in the prefix cache when they were admitted
+        self._num_prefix_hit_tokens = 0  # at admission
         self._step = 0
-        self._left_out = False  # the budget did not reach everybody last time
-        self._passed_over: Request | None = None  # it wants forwards of its own, and others had the last one
-        self._refused_at: tuple[int, int] | None = None  # request and free units when admission last failed
+        self._budget_exhausted = False  # in the last step, for some request
+        self._deferred_exclusive: Request | None = None  # it runs alone, and the last batch was taken
+        self._failed_admission: tuple[int, int] | None = None  # request and available page groups
 
     def add(self, request: Request) -> None:
         self.waiting.add(request)
 
     @property
     def prefix_hit_tokens(self) -> int:
-        """Tokens of prompts that did not have to be computed."""
-        return self._found + self.sharing.taken_over
+        """Prompt tokens whose K/V was found in the prefix cache."""
+        return self._num_prefix_hit_tokens + self.in_batch_prefix_cache.num_adopted_tokens
 
     def schedule(self) -> list[ScheduledRequest]:
-        """The turns of the next step; empty when there is nothing to do.
+        """Returns the requests of the next step with their rows; empty if there is nothing to run.
 
         Raises:
-            TurnError: no step comes of it, and what was handed out so far stays with its requests.
+            SchedulingError: a request cannot be scheduled. All requests keep what was allocated to them.
         """
         self._step += 1
         self._admit()
-        self.sharing.begin_step()
+        self.in_batch_prefix_cache.begin_step()
         batch: dict[int, ScheduledRequest] = {}
-        left = self.budget
-        left_out = False
-        # while several share the engine, what one of them has beyond its first turn must not make steps long
-        shared = 1 < self.waiting.parties < len(self.running)
-        order, firsts = self._deal() if shared else (self._order(), 0)
-        spare = self.pace.bound(left) if shared else left
-        first, self._passed_over = self._passed_over, None
-        if first is not None and first.status is Status.RUNNING:  # whoever came since would go before it for ever
+        remaining = self.token_budget
+        budget_exhausted = False
+        # With several tenants, further requests of a tenant must not make the steps of the others long.
+        shared = 1 < self.waiting.num_tenants < len(self.running)
+        order, num_first = self._round_robin_order() if shared else (self._order(), 0)
+        remaining_in_time = self.step_time.max_tokens(remaining) if shared else remaining
+        first, self._deferred_exclusive = self._deferred_exclusive, None
+        if first is not None and first.status is Status.RUNNING:  # otherwise later requests would always precede it
             order = [first, *(request for request in order if request is not first)]
         running, step = Status.RUNNING, self._step
         for n, request in enumerate(order):
             if request.status is not running:
-                continue  # made way for somebody in this very loop
-            alone = request.exclusive_batch
-            if alone and batch:
-                self._passed_over = self._passed_over or request
-                left_out = True
+                continue  # it was preempted in this loop
+            exclusive = request.exclusive_batch
+            if exclusive and batch:
+                self._deferred_exclusive = self._deferred_exclusive or request
+                budget_exhausted = True
                 continue
             prefilling = request.num_computed_tokens < request.prefill_len
-            if prefilling and self.sharing.holds_back(request):
+            if prefilling and self.in_batch_prefix_cache.should_wait(request):
                 continue
-            room = left
+            max_tokens = remaining
             if shared:
-                room = min(left, max(spare, self.least if n < firsts else 0))
-                if not room:
-                    left_out = True
+                max_tokens = min(remaining, max(remaining_in_time, self.min_tokens if n < num_first else 0))
+                if not max_tokens:
+                    budget_exhausted = True
                     break
-            scheduled = self._turn(request, room)
+            scheduled = self._schedule_request(request, max_tokens)
             if scheduled is None:
-                left_out = True
+                budget_exhausted = True
                 continue
             last = scheduled.last
-            if last > request.num_allocated_tokens and not self._hold_pages(request, last, batch):
+            if last > request.num_allocated_tokens and not self._allocate(request, last, batch):
                 continue
             batch[request.arrival_index] = scheduled
             if prefilling:
-                self.sharing.computes(request)
+                self.in_batch_prefix_cache.mark_computing(request)
             rows = last - scheduled.first
-            left -= rows
-            spare -= rows
+            remaining -= rows
+            remaining_in_time -= rows
             request.last_served_step = step
-            if alone:
-                left_out = len(order) > 1
+            if exclusive:
+                budget_exhausted = len(order) > 1
                 break
-        self._left_out = left_out
+        self._budget_exhausted = budget_exhausted
         return list(batch.values())
 
     def _order(self) -> list[Request]:
-        """Decoding before prefilling; whoever was left out last time goes first."""
-        if self._left_out:
+        """Returns the running requests, decoding before prefilling; after a full budget, longest waiting first."""
+        if self._budget_exhausted:
             return sorted(self.running, key=served_longest_ago)
         prefilling = [r for r in self.running if r.num_computed_tokens < r.prefill_len]
         if not prefilling:
             return list(self.running)
         return [r for r in self.running if not r.prefilling] + prefilling
 
-    def _deal(self) -> tuple[list[Request], int]:
-        """Everybody's first turn, then everybody's second ...; how many are the first ones."""
-        rounds = deal(self.running)
+    def _round_robin_order(self) -> tuple[list[Request], int]:
+        """Returns the running requests in rounds over tenants or groups, and the size of the first round."""
+        rounds = round_robin(self.running)
         return [request for round in rounds for request in round], len(rounds[0])
 
-    def _turn(self, request: Request, left: int) -> ScheduledRequest | None:
-        """As much as fits `left` rows: of what is settled a chunk, of the open part all or nothing."""
+    def _schedule_request(self, request: Request, max_tokens: int) -> ScheduledRequest | None:
+        """Returns the rows of a request within `max_tokens`; None if nothing fits.
+
+        A prefill of final tokens may be split into chunks. Open blocks are forwarded entirely or not at all.
+        """
         if request.output_deferred:
             scheduled = request.last_scheduled
-            return scheduled if scheduled is not None and scheduled.last - scheduled.first <= left else None
-        cached, settled = request.num_computed_tokens, request.num_final_tokens
-        dropped = request.recompute_spans
-        if dropped and cached == settled:
-            again = dropped[0]
-            last = again.start + len(again.tokens)
-            return ScheduledRequest(request, again.start, last, None, again) if last - again.start <= left else None
+            return scheduled if scheduled is not None and scheduled.last - scheduled.first <= max_tokens else None
+        num_computed, num_final = request.num_computed_tokens, request.num_final_tokens
+        recompute_spans = request.recompute_spans
+        if recompute_spans and num_computed == num_final:
+            recompute = recompute_spans[0]
+            last = recompute.start + len(recompute.tokens)
+            return (
+                ScheduledRequest(request, recompute.start, last, None, recompute)
+                if last - recompute.start <= max_tokens
+                else None
+            )
         try:
-            if settled - cached <= left and request.reason is None and not dropped:
+            if num_final - num_computed <= max_tokens and request.reason is None and not recompute_spans:
                 span = self.strategy.plan_forward(request)
                 first, last = span.first, span.last
-                if cached < first and cached < request.num_final_tokens:
-                    first = cached
-                if last - first <= left:
+                if num_computed < first and num_computed < request.num_final_tokens:
+                    first = num_computed
+                if last - first <= max_tokens:
                     scheduled = request.last_scheduled
                     if scheduled is None or scheduled.span is not span or scheduled.first != first:
-                        alone = (
-                            first == span.first and request.num_computed_tokens >= request.num_final_tokens
-                        )  # nothing else is forwarded
-                        steady = alone and self.strategy.is_layout_stable(request, span)
+                        only_span = first == span.first and request.num_computed_tokens >= request.num_final_tokens
+                        stable_layout = only_span and self.strategy.is_layout_stable(request, span)
                         scheduled = request.last_scheduled = ScheduledRequest(
-                            request, first, last, span, stable_layout=steady
+                            request, first, last, span, stable_layout=stable_layout
                         )
                     return scheduled
-            chunk = request.num_final_tokens - cached
-            if chunk > left:
-                chunk = self.strategy.prefill_chunk_size(request, left)
+            chunk = request.num_final_tokens - num_computed
+            if chunk > max_tokens:
+                chunk = self.strategy.prefill_chunk_size(request, max_tokens)
         except Exception as error:
-            raise TurnError(request) from error
-        return ScheduledRequest(request, cached, cached + chunk, None) if chunk else None
+            raise SchedulingError(request) from error
+        return ScheduledRequest(request, num_computed, num_computed + chunk, None) if chunk else None
 
-    def _hold_pages(self, request: Request, tokens: int, batch: dict[int, ScheduledRequest]) -> bool:
-        """Pages for the first `tokens` positions, if need be another's; False if `request` itself has to give way."""
-        missing = self.cache.units_for(tokens) - len(request.page_groups)
-        while missing > self.cache.available:
-            last = self._last()
-            batch.pop(last.arrival_index, None)
-            self._preempt(last)
-            if last is request:
+    def _allocate(self, request: Request, tokens: int, batch: dict[int, ScheduledRequest]) -> bool:
+        """Allocates page groups for the first `tokens` positions, by preemption if necessary.
+
+        Returns:
+            False if the request itself was preempted.
+        """
+        missing = self.cache.page_groups_for(tokens) - len(request.page_groups)
+        while missing > self.cache.num_available:
+            victim = self._preemption_victim()
+            batch.pop(victim.arrival_index, None)
+            self._preempt(victim)
+            if victim is request:
                 return False
-        self._extend(request, self.cache.take(missing))
+        self._append_page_groups(request, self.cache.allocate(missing))
         return True
 
-    def _last(self) -> Request:
-        """Who gives way: the newest of whoever runs most. Never the oldest of all, unless it is alone."""
+    def _preemption_victim(self) -> Request:
+        """Returns the newest request of the tenant and group with the most running requests."""
         return max(self.running, key=lambda r: (r.answered, *self.waiting.running(r), r.arrival_index))
 
     def _preempt(self, request: Request) -> None:
         if request.answered:
-            self.release(request)  # it was answered; only sharing its last blocks is lost
+            self.release(request)  # only the prefix cache loses its last blocks
             return
-        self._let_go(request)
+        self._free(request)
         request.reset_kv()
         request.status = Status.WAITING
-        self.waiting.give_back(request)
+        self.waiting.requeue(request)
         self.preemptions += 1
 
     def _admit(self) -> None:
-        while (request := self.adapters.first(self.waiting)) is not None:
-            if len(self.running) >= self.max_requests:
-                if not self._make_room(request):
+        while (request := self.lora_manager.next_request(self.waiting)) is not None:
+            if len(self.running) >= self.max_num_reqs:
+                if not self._preempt_for(request):
                     return
                 continue
-            if self._refused_at == (request.arrival_index, self.cache.available):
-                return  # nothing has changed since
+            if self._failed_admission == (request.arrival_index, self.cache.num_available):
+                return  # the result would be the same
             try:
-                self.adapters.bring(request.adapter)
+                self.lora_manager.activate(request.adapter)
             except Exception as error:
-                raise TurnError(request) from error
-            units = self._match(request)
-            # What it really needs: all that is to be prefilled, and the blocks its first step feeds.
-            need = self.cache.units_for(self.strategy.required_tokens(request))
+                raise SchedulingError(request) from error
+            page_groups = self._find_cached_prefix(request)
+            # The prefill and the blocks of the first step must fit.
+            need = self.cache.page_groups_for(self.strategy.required_tokens(request))
             try:
-                fresh = self.cache.admit(units, need - len(units))
+                fresh = self.cache.allocate_with_prefix(page_groups, need - len(page_groups))
             except OutOfPages:
-                if self._make_room(request):
+                if self._preempt_for(request):
                     continue
-                self._refused_at = (request.arrival_index, self.cache.available)
+                self._failed_admission = (request.arrival_index, self.cache.num_available)
                 return
-            self._refused_at = None
+            self._failed_admission = None
             self.waiting.admit(request)
             request.status = Status.RUNNING
-            request.lora_slot = self.adapters.hold(request.adapter)
-            request.req_slot = self.table.take_row()
-            request.num_cached_page_groups = len(units)
-            request.num_computed_tokens = len(units) * self.cache.unit
-            self._extend(request, units + fresh)
+            request.lora_slot = self.lora_manager.acquire(request.adapter)
+            request.req_slot = self.table.allocate_row()
+            request.num_cached_page_groups = len(page_groups)
+            request.num_computed_tokens = len(page_groups) * self.cache.page_group_size
+            self._append_page_groups(request, page_groups + fresh)
             if request.cached_tokens is None:
                 request.cached_tokens = request.num_computed_tokens
-                self._found += request.num_computed_tokens
+                self._num_prefix_hit_tokens += request.num_computed_tokens
                 request.queue_seconds = time.perf_counter() - request.arrival_time
             at = len(self.running)
             while at and self.running[at - 1].arrival_index > request.arrival_index:
                 at -= 1
             self.running.insert(at, request)
 
-    def _make_room(self, request: Request) -> bool:
-        """Let one of those who run several give way to a waiting request whose group has nothing running."""
-        owner, group = self.waiting.running(request)
-        if group or owner == len(self.running) == self.waiting.parties:
-            return False  # it has something running, or all that runs is its owner's, one request a group
-        last = self._last()
-        if last.answered or not self.waiting.may_displace(request, last):
-            return False  # who is answered is gone after this step
-        self._preempt(last)
+    def _preempt_for(self, request: Request) -> bool:
+        """Preempts a request for a waiting one whose group has no running request, if that is fair."""
+        tenant_running, group_running = self.waiting.running(request)
+        if group_running or tenant_running == len(self.running) == self.waiting.num_tenants:
+            return False  # its group runs already, or only its tenant runs, one request per group
+        victim = self._preemption_victim()
+        if victim.answered or not self.waiting.may_preempt(request, victim):
+            return False  # an answered request is gone after this step
+        self._preempt(victim)
         return True
 
-    def _match(self, request: Request) -> list[int]:
-        """Units of other requests that hold what this one would prefill."""
+    def _find_cached_prefix(self, request: Request) -> list[int]:
+        """Returns the cached page groups with the longest prefix of the tokens to prefill."""
         if not self.cache.prefix_caching:
             return []
-        self.cache.extend_chain(request.block_hashes, request.cache_salt, request.tokens, request.num_final_tokens)
-        own = self.strategy.uncacheable_tail(request)
-        return self.cache.match(request.block_hashes[: max(request.num_final_tokens - own, 0) // self.cache.unit])
+        self.cache.extend_block_hashes(
+            request.block_hashes, request.cache_salt, request.tokens, request.num_final_tokens
+        )
+        uncacheable = self.strategy.uncacheable_tail(request)
+        return self.cache.find_longest_prefix(
+            request.block_hashes[: max(request.num_final_tokens - uncacheable, 0) // self.cache.page_group_size]
+        )
 
-    def _extend(self, request: Request, units: list[int]) -> None:
-        self.table.append(request.req_slot, len(request.page_groups), units)
-        request.page_groups.extend(units)
-        request.num_allocated_tokens = len(request.page_groups) * self.cache.unit
+    def _append_page_groups(self, request: Request, page_groups: list[int]) -> None:
+        self.table.write(request.req_slot, len(request.page_groups), page_groups)
+        request.page_groups.extend(page_groups)
+        request.num_allocated_tokens = len(request.page_groups) * self.cache.page_group_size
 
-    def publish(self, request: Request) -> None:
-        """Let later requests share what has become final: whole units below ``request.num_computed_tokens``."""
+    def cache_pages(self, request: Request) -> None:
+        """Adds the page groups whose content has become final to the prefix cache."""
         if not self.cache.prefix_caching:
             return
-        final = request.num_computed_tokens // self.cache.unit
+        final = request.num_computed_tokens // self.cache.page_group_size
         if final > request.num_cached_page_groups:
-            self.cache.extend_chain(
+            self.cache.extend_block_hashes(
                 request.block_hashes, request.cache_salt, request.tokens, request.num_computed_tokens
             )
             for n in range(request.num_cached_page_groups, final):
-                self.cache.publish(request.page_groups[n], request.block_hashes[n])
+                self.cache.cache_page_group(request.page_groups[n], request.block_hashes[n])
             request.num_cached_page_groups = final
 
     def release(self, request: Request) -> None:
-        """Give back all that the request holds, wherever it is."""
+        """Removes a request in any state and frees all that it holds."""
         if request.status is Status.RUNNING:
-            self._let_go(request)
+            self._free(request)
             self.waiting.end(request)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
         request.status = Status.FINISHED
 
-    def _let_go(self, request: Request) -> None:
+    def _free(self, request: Request) -> None:
         self.running.remove(request)
-        self.publish(request)  # what the last step made final
-        self.cache.release(request.page_groups)
-        self.adapters.let_go(request.adapter)
+        self.cache_pages(request)
+        self.cache.free(request.page_groups)
+        self.lora_manager.release(request.adapter)
         request.lora_slot = -1
         request.last_scheduled = None
         request.output_deferred = False
-        self.table.give_back(request.req_slot)
+        self.table.free_row(request.req_slot)
         request.req_slot = -1
-        self._refused_at = None
+        self._failed_admission = None

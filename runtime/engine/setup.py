@@ -1,4 +1,4 @@
-"""From a configuration to a loaded engine: checkpoint, model, K/V pool, the facts that requests are checked against."""
+"""Loads an engine from a configuration: checkpoint, model, KV pool, and the limits for requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
-from runtime.engine.lora_setup import wanted
-from runtime.engine.request_defaults import offer, read_orders
+from runtime.engine.lora_setup import make_lora_setup
+from runtime.engine.request_defaults import read_edit_tokens, request_defaults
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
@@ -26,13 +26,13 @@ from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.structured_output.grammar_cache_setup import create_grammar_cache
 from runtime.weights import Checkpoint, TokenIds, load_model, resolve_checkpoint, resolve_token_ids
 from runtime.weights.hub import Progress
-from runtime.worker.memory import make_runner
+from runtime.worker.memory import build_model_runner
 
 DEFAULT_MODEL_LEN = 4096
 
 
 class LoadModel(Protocol):
-    """A checkpoint's model, filled."""
+    """Creates the model of a checkpoint and loads its weights."""
 
     def __call__(
         self,
@@ -50,12 +50,14 @@ def load_engine(
     load: LoadModel = load_model,
     group: TensorParallelGroup = SINGLE_RANK,
 ) -> Engine:
-    """Load the checkpoint and make an engine of it. ConfigError if anything about it cannot be honoured.
+    """Loads the checkpoint and returns an engine.
 
     Args:
-        load: where weights come from; benchmarks draw them.
-        group: the processes that share the model, each of which loads its own share; what the engine's runner is given
-            to do, all of theirs have to do (``runtime.distributed``).
+        load: creates the model; benchmarks use random weights.
+        group: tensor parallel group. Each process loads its shard and runs the same steps (``runtime.distributed``).
+
+    Raises:
+        ConfigError: a flag or the checkpoint is not supported.
     """
     checkpoint = resolve_checkpoint(config.model, progress)
     family = resolve_family(config.model_name, checkpoint.config)
@@ -74,45 +76,48 @@ def load_engine(
     )
     info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    beside = wanted(config, family, arch, dtype, device)
-    deals = config.expert_parallel_size > 1
+    lora = make_lora_setup(config, family, arch, dtype, device)
+    expert_parallel = config.expert_parallel_size > 1
     build = LayerFactory.create(
-        device, dtype, config.attn_impl, info.quantization, beside.room, deterministic=config.deterministic,
-        group=group, expert_parallel=deals,
+        device, dtype, config.attn_impl, info.quantization, lora.lora_config, deterministic=config.deterministic,
+        group=group, expert_parallel=expert_parallel,
     )  # fmt: skip
-    if beside.change is not None:
-        load = partial(load_model, transform=beside.change)
+    if lora.weight_transform is not None:
+        load = partial(load_model, transform=lora.weight_transform)
     model = load(checkpoint, family, arch, build, progress)
-    adapters = beside.beside(model, build)
-    if beside.room is not None:
-        slots, rank = beside.room
+    lora_manager = lora.load_adapters(model, build)
+    if lora.lora_config is not None:
+        slots, rank = lora.lora_config
         info = msgspec.structs.replace(
             info, max_loras=slots, max_lora_rank=rank, default_adapter=config.default_adapter
         )
     if progress is not None:
         loaded = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
-        progress("warmup", loaded, loaded)  # nothing is left to load, so whoever shows a share shows all of it
-    if deals and not any(w.shard and w.shard.dim == -3 for w in named_weights(cast(nn.Module, model)).values()):
+        progress("warmup", loaded, loaded)  # completes the progress bar
+    if expert_parallel and not any(w.shard and w.shard.dim == -3 for w in named_weights(cast(nn.Module, model)).values()):
         raise ConfigError(
-            f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to deal out; leave it out"
+            f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to distribute; "
+            "leave it out"
         )
-    runner, pages = make_runner(config, info, strategy, model, device, dtype, free_at_start, adapters, group)
+    runner, pages = build_model_runner(config, info, strategy, model, device, dtype, free_at_start, lora_manager, group)
     info = msgspec.structs.replace(info, num_pages=pages)
-    return Engine(info=info, runner=runner, strategy=strategy, adapters=adapters, grammars=_grammars(checkpoint, info))
+    return Engine(
+        info=info, runner=runner, strategy=strategy, lora_manager=lora_manager, grammars=_grammars(checkpoint, info)
+    )
 
 
 def _grammars(checkpoint: Checkpoint, info: EngineInfo) -> GrammarCache | None:
-    """What answers can keep to, where they can; the tokenizer is read once one does."""
+    """Returns the cache of compiled grammars; None if structured output is not available."""
     return None if info.structured_output_error else create_grammar_cache(checkpoint.path, info)
 
 
-def _unstructured(config: EngineConfig, strategy: Strategy, key: str, ids: TokenIds) -> str:
-    """Why no answer can keep to a grammar, "" where they can."""
+def _structured_output_unavailable_reason(config: EngineConfig, strategy: Strategy, key: str, ids: TokenIds) -> str:
+    """Returns why structured output is not available; "" if it is."""
     if config.skip_tokenizer:
         return "no tokenizer is loaded"
     if not strategy.supports_grammar:
-        return f"grammars are not built for the {key} strategy"
-    return "" if ids.eos else "this model has no end of sequence"
+        return f"structured output is not supported by the {key} strategy"
+    return "" if ids.eos else "the model has no end-of-sequence token"
 
 
 def _strategy_key(config: EngineConfig, family: ModelFamily[Any]) -> str:
@@ -141,7 +146,7 @@ def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingC
     if budget < strategy.max_rows():
         why = f"blocks of {context.block_size} and --buffer-size {strategy.buffer_size}"
         if strategy.requires_full_prompt:
-            why += f" and, as prompts are not cut, --max-model-len {context.max_model_len}"
+            why += f" and, as prompts are not split, --max-model-len {context.max_model_len}"
         raise ConfigError(
             f"--max-num-batched-tokens: {budget} is less than the {strategy.max_rows()} rows that a step of one "
             f"request may take, with {why}"
@@ -173,7 +178,7 @@ def _info(
     device: torch.device,
     dtype: torch.dtype,
 ) -> EngineInfo:
-    """All but the number of pages, which depends on what the weights leave and is 0 here."""
+    """Returns EngineInfo without the number of pages, which depends on the memory after loading."""
     block_size = context.block_size
     if block_size % facts.block_multiple:
         raise ConfigError(
@@ -187,7 +192,7 @@ def _info(
             f"--page-size {page_size}{default} is neither a multiple nor a divisor of the block size {block_size}; set "
             f"one that is, such as {block_size}"
         )
-    orders, key = read_orders(facts, ids), _strategy_key(config, family)
+    edit_tokens, key = read_edit_tokens(facts, ids), _strategy_key(config, family)
     return EngineInfo(
         family=family.key,
         strategy=key,
@@ -201,8 +206,8 @@ def _info(
         mask_token_id=ids.mask,
         eos_token_ids=list(ids.eos),
         bos_token_id=facts.bos_id,
-        delete_token_id=None if orders is None else orders.delete,
-        split_token_id=None if orders is None else orders.split,
+        delete_token_id=None if edit_tokens is None else edit_tokens.delete,
+        split_token_id=None if edit_tokens is None else edit_tokens.split,
         block_size=block_size,
         buffer_size=strategy.buffer_size,
         page_size=page_size,
@@ -217,6 +222,6 @@ def _info(
         tool_calls=family.tool_calls,
         reasoning=family.reasoning,
         model_revision=checkpoint.revision,
-        structured_output_error=_unstructured(config, strategy, key, ids),
-        **offer(config, family, checkpoint.generation_config, strategy, key, block_size, orders),
+        structured_output_error=_structured_output_unavailable_reason(config, strategy, key, ids),
+        **request_defaults(config, family, checkpoint.generation_config, strategy, key, block_size, edit_tokens),
     )

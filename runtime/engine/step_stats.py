@@ -1,4 +1,4 @@
-"""How long steps took and how large they were, kept for whoever asks next."""
+"""Observations of steps, stored until the next report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from runtime.request.engine_messages import EngineStats
 from runtime.worker.runner_stats import OBSERVATIONS
 
 
-class Observed:
-    """What was observed since the last report: the latest, if very much was."""
+class StepStats:
+    """Stores the latest observations since the last report."""
 
     def __init__(self) -> None:
         self.step_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
@@ -18,19 +18,25 @@ class Observed:
         self.batch_sizes: deque[int] = deque(maxlen=OBSERVATIONS)
         self.block_steps: deque[int] = deque(maxlen=OBSERVATIONS)
 
-    def step(self, requests: int, seconds: float, *, whole: float, device: float | None) -> None:
-        """Args:
-        seconds: from the plan on. whole: with what came before it. device: the device's part, None where there is none.
-        Of a step that began before the one before it had ended both count from that end.
+    def record(self, requests: int, seconds: float, *, total_seconds: float, device_seconds: float | None) -> None:
+        """Records a step.
+
+        If a step was launched before the previous one ended, its times are measured from the end of the previous step.
+
+        Args:
+            requests: number of requests in the batch.
+            seconds: time since planning began.
+            total_seconds: time since scheduling began.
+            device_seconds: device time. None: unknown.
         """
         self.step_seconds.append(seconds)
         self.batch_sizes.append(requests)
-        if device is not None:
-            self.device_seconds.append(device)
-            self.host_seconds.append(max(whole - device, 0.0))
+        if device_seconds is not None:
+            self.device_seconds.append(device_seconds)
+            self.host_seconds.append(max(total_seconds - device_seconds, 0.0))
 
-    def report(self, stats: EngineStats) -> None:
-        """Hand all of it over."""
+    def flush_to(self, stats: EngineStats) -> None:
+        """Moves all observations to `stats`."""
         for name, observed in vars(self).items():
             setattr(stats, name, list(observed))
             observed.clear()

@@ -61,7 +61,7 @@ class AdapterWork:
 
     def _reads(self, name: str, uri: str) -> None:
         try:
-            self._read.append((name, self.engine.adapters.read(uri)))
+            self._read.append((name, self.engine.lora_manager.read(uri)))
         except ConfigError as error:
             self._read.append((name, str(error)))
         except Exception as error:
@@ -70,7 +70,7 @@ class AdapterWork:
 
     def _take(self, name: str, adapter: Any) -> str | None:
         try:
-            self.engine.adapters.load(name, adapter)
+            self.engine.lora_manager.load(name, adapter)
         except ConfigError as error:
             return str(error)
         except Exception as error:

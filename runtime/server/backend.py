@@ -65,7 +65,7 @@ class Backend:
                 if self.profile.on:
                     self.profile.step(self.engine)
                 else:
-                    self.engine.advance()
+                    self.engine.execute_step()
                 if not self.holds or not self.engine.has_work():
                     self.tell()
                 if time.monotonic() - self.stats_sent > messages.BUSY_STATS_SECONDS:
@@ -73,7 +73,7 @@ class Backend:
 
     def tell(self) -> None:
         """Send what steps brought."""
-        news = self.engine.news()
+        news = self.engine.take_outputs()
         if news:
             self.link.send(Outputs(news))
 

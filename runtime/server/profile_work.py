@@ -61,7 +61,7 @@ class ProfileWork:
         from torch.profiler import record_function
 
         with record_function(STEP):
-            engine.advance()
+            engine.execute_step()
 
     def stop(self, keep: bool) -> None:
         """The file is written beside the steps that follow."""

@@ -34,7 +34,8 @@ class Strategy(Protocol):
 
     The engine forwards final tokens itself, before the open blocks or together with them: prompts, finished blocks, or
     both after a preemption. The strategy only limits the chunk size. ``Request.reused_kv_spans`` has rows of open
-    blocks that later steps read and do not forward. After a preemption the engine forwards them again.
+    blocks that later steps read and do not forward. After a preemption the engine forwards them again, with the ids of
+    then.
 
     Attributes:
         fields: fields that requests may set for the strategy. ``Request.values`` has their values.
@@ -85,7 +86,9 @@ class Strategy(Protocol):
         ...
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        """Returns how many rows after ``request.num_computed_tokens`` to forward if final tokens exceed `budget`."""
+        """Returns how many rows after ``request.num_computed_tokens`` to forward if final tokens exceed `budget`
+        rows.
+        """
         ...
 
     def plan_forward(self, request: Request) -> ForwardSpan:

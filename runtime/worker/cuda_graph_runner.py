@@ -35,7 +35,7 @@ from runtime.worker.input_batch import (
     sample_inputs,
 )
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sample.sampler_output import Told, all_go_on, results, tokens_after
+from runtime.worker.sample.sampler_output import HostOutput, all_blocks_continue, next_tokens, to_block_results
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class CudaGraphRunner(ModelRunner):
         self._last_conditioned: SelfConditioningRows | None = None
         self._hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
         self._launched_tokens: Ints | None = None  # of the next step, if its forward was launched already
-        self.next_tokens_fn = tokens_after  # benchmarks replace it to repeat a step
+        self.next_tokens_fn = next_tokens  # benchmarks replace it to repeat a step
         largest = BufferLayout(
             forward_buffer_specs(
                 sizes.forward_descriptors(self_conditioning=self.self_conditioning)[0], sizes.block_size
@@ -136,7 +136,7 @@ class CudaGraphRunner(ModelRunner):
         graph.replay()
         return self._hidden_states
 
-    def _launch_next_step(self, step: StepPlan, plan: DenoiseBlocks, output: Told) -> bool:
+    def _launch_next_step(self, step: StepPlan, plan: DenoiseBlocks, output: HostOutput) -> bool:
         """Launches the forward of the next step if its layout is the same; returns whether it did.
 
         It must not if logprobs of this step are requested, if rows of the step belong to no sampled block, or if only
@@ -152,7 +152,10 @@ class CudaGraphRunner(ModelRunner):
             step.self_conditioning is None or len(step.self_conditioning.rows) < len(plan.tokens)
         ):
             return False
-        if not all_go_on(output, len(plan.tokens), noisy=plan.noise_uniforms is not None) or not step.try_launch_next():
+        if (
+            not all_blocks_continue(output, len(plan.tokens), uniform_noise=plan.noise_uniforms is not None)
+            or not step.try_launch_next()
+        ):
             return False
         self._launched_tokens = self.next_tokens_fn(plan, output).ravel()
         self._replay(self._launched_tokens)
@@ -205,7 +208,7 @@ class CudaGraphRunner(ModelRunner):
                 self.overlap_callback()
             output = self.d2h.to_host(found)
             self.timer.end(self.d2h, next_launched=self._launch_next_step(step, plan, output))
-            return self._walked(plan, hidden_states, results(shape, output, members))
+            return self._apply_constraints(plan, hidden_states, to_block_results(shape, output, members))
         self.stats.count(reason)
         if graph.outputs is None:
             graph.outputs = self._outputs.slice(graph.output_layout.nbytes)
@@ -215,13 +218,13 @@ class CudaGraphRunner(ModelRunner):
         graph.outputs.download()
         self._forward_inputs.pending = self._sample_inputs.pending = False
         self.timer.end(self._outputs.pinned, next_launched=self._launch_next_step(step, plan, graph.host_outputs))
-        return self._walked(plan, hidden_states, results(padded, graph.host_outputs, members))
+        return self._apply_constraints(plan, hidden_states, to_block_results(padded, graph.host_outputs, members))
 
     def _forward_graph(self, shape: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
         """Launches the graph of a forward; False if there is none."""
 
         def work() -> None:
-            left = self.step.forward(shape, given)
+            left = self.step.forward(shape, inputs)
             if self._hidden_states is None:
                 self._hidden_states = left.new_zeros(
                     self.sizes.forward_descriptors(self_conditioning=self.self_conditioning)[0].rows, *left.shape[1:]
@@ -231,7 +234,7 @@ class CudaGraphRunner(ModelRunner):
         graph = self._get_graph(shape, lambda: forward_buffer_specs(shape, self.sizes.block_size), self._forward_inputs)
         if graph is None:
             return False
-        given = graph.device_inputs
+        inputs = graph.device_inputs
         return self._launch(shape, graph, self._forward_inputs, fill, work)
 
     def _sample_graph(self, shape: SampleDescriptor, fill: Callable[[Views], None]) -> CapturedGraph | None:
@@ -239,7 +242,7 @@ class CudaGraphRunner(ModelRunner):
 
         def work() -> None:
             assert self._hidden_states is not None
-            found = self.step.sample(shape, given, self._hidden_states, graph_safe=True)
+            found = self.step.sample(shape, inputs, self._hidden_states, graph_safe=True)
             if not out.specs:
                 out.set_specs(tensor_specs(found))
             pack(found, out, self._outputs.device)
@@ -253,7 +256,7 @@ class CudaGraphRunner(ModelRunner):
         graph = self._get_graph(shape, kinds, self._sample_inputs)
         if graph is None:
             return None
-        given, out = graph.device_inputs, graph.output_layout
+        inputs, out = graph.device_inputs, graph.output_layout
         return graph if self._launch(shape, graph, self._sample_inputs, fill, work) else None
 
     def _get_graph(

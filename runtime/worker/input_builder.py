@@ -1,4 +1,4 @@
-"""Turns into the arrays of a StepPlan: one indexing for the whole batch wherever there is one."""
+"""Builds the arrays of a StepPlan from scheduled requests, with one numpy operation per batch where possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.algorithms.base import MIN_P, TEMPERATURE, LogitStat, UnmaskingAlgorithm, get_algorithm
 from runtime.algorithms.rng import DRAW, RENOISE, uniforms
-from runtime.engine.lora_manager import Adapters
+from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import MASKED, UNMASKED, Block, Request
 from runtime.engine.scheduled_request import ScheduledRequest
@@ -26,92 +26,108 @@ from runtime.engine.step_plan import (
 )
 from runtime.strategies.base import Strategy
 from runtime.worker.input_embeds import self_conditioning_rows, soft_embedding_rows
-from runtime.worker.sample.forced_tokens import recitals, walks
+from runtime.worker.sample.forced_tokens import forced_blocks, grammar_blocks
 from runtime.worker.sample.logits_processors import make_logits_processor_batch
-from runtime.worker.sample.logprobs import asked
+from runtime.worker.sample.logprobs import requested_logprobs
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Where a step's rows stand: all of its forward but the ids. Shared between steps: not to be written to."""
+class BatchLayout:
+    """All arrays of a forward but the token ids. Read-only, as steps with the same layout reuse it.
 
-    facts: list[int]  # all that it depends on
+    Attributes:
+        cache_key: all values that determine the layout.
+        offsets: added to a position of each scheduled request, gives its row.
+        has_soft_embeddings: some request uses soft embeddings.
+        has_self_conditioning: some request uses self-conditioning.
+    """
 
+    cache_key: list[int]
     positions: Ints
     slots: Ints
     visible_end: Ints32
     window_origin: Ints
-    open: Bools
+    is_editable: Bools
     tiles: Ints32
     page_table: Ints32
-    adapters: Ints32 | None
-    offsets: list[int]  # of each turn, what has to be added to a position to get its row
-    merges: bool  # whether rows may be made of several tokens
-    conditions: bool  # whether rows may be told of their blocks' last steps
+    lora_slots: Ints32 | None
+    offsets: list[int]
+    has_soft_embeddings: bool
+    has_self_conditioning: bool
 
 
-class Planner:
-    """Makes plans of turns. A batch that only denoises stands where it stood in the step before: its geometry is made
-    anew only when something of it has changed, and looked at only when some turn or page has."""
+class InputBuilder:
+    """Builds step plans.
 
-    def __init__(self, table: PageTable, strategy: Strategy, adapters: Adapters | None = None) -> None:
+    While a batch only denoises, its layout stays the same. It is rebuilt only if its cache key has changed, and the key
+    is computed only if the batch or a page table has changed.
+    """
+
+    def __init__(self, table: PageTable, strategy: Strategy, lora_manager: LoRAManager | None = None) -> None:
         self.table = table
-        self.adapters = adapters or Adapters()
+        self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
-        self._known: Geometry | None = None
-        self._turns: list[ScheduledRequest] = []  # whose it is
+        self._layout: BatchLayout | None = None
+        self._batch: list[ScheduledRequest] = []  # the batch of `_layout`
 
     def plan(
         self,
         batch: list[ScheduledRequest],
-        ready: Callable[[], object] = lambda: None,
-        begin_next: Callable[[], bool] = bool,
+        finish_deferred: Callable[[], object] = lambda: None,
+        try_launch_next: Callable[[], bool] = bool,
     ) -> StepPlan:
-        """The step's plan; the blocks of the turns that have a feed are in it in the turns' order. `ready`: brings the
-        blocks to their present state; until they are asked for only the requests' tokens have to be. `begin_next`: see
-        StepPlan."""
-        geometry = self._known
-        if geometry is None or geometry.facts[0] != self.table.version or self._turns != batch:
-            facts = self._facts(batch)
-            if geometry is None or geometry.facts != facts:
-                self._known = self._geometry(batch, facts)
-            self._turns = batch
-        return self.again(batch, ready, begin_next)
+        """Returns the plan of a step. Its blocks are in the order of the scheduled requests.
 
-    def again(
-        self, batch: list[ScheduledRequest], ready: Callable[[], object], begin_next: Callable[[], bool]
+        Args:
+            finish_deferred: applies deferred output to the blocks. It is called before the blocks are read; until then
+                only the token ids of the requests must be current.
+            try_launch_next: see `StepPlan`.
+        """
+        layout = self._layout
+        if layout is None or layout.cache_key[0] != self.table.version or self._batch != batch:
+            cache_key = self._cache_key(batch)
+            if layout is None or layout.cache_key != cache_key:
+                self._layout = self._make_layout(batch, cache_key)
+            self._batch = batch
+        return self.replan(batch, finish_deferred, try_launch_next)
+
+    def replan(
+        self, batch: list[ScheduledRequest], finish_deferred: Callable[[], object], try_launch_next: Callable[[], bool]
     ) -> StepPlan:
-        """The same turns' next plan, wherever their requests may be by now."""
-        geometry = self._known
-        assert geometry is not None
+        """Returns the next plan of the same batch, without access to the state of its requests."""
+        layout = self._layout
+        assert layout is not None
 
         def sampled() -> DenoiseBlocks | None:
-            ready()
-            return _plan_blocks(batch, geometry.offsets)
+            finish_deferred()
+            return _plan_blocks(batch, layout.offsets)
 
         return StepPlan(
-            tokens=_end_to_end([scheduled.tokens for scheduled in batch]),
-            positions=geometry.positions,
-            slots=geometry.slots,
-            visible_end=geometry.visible_end,
-            window_origin=geometry.window_origin,
-            is_editable=geometry.open,
-            tiles=geometry.tiles,
-            page_table=geometry.page_table,
+            tokens=_concat([scheduled.tokens for scheduled in batch]),
+            positions=layout.positions,
+            slots=layout.slots,
+            visible_end=layout.visible_end,
+            window_origin=layout.window_origin,
+            is_editable=layout.is_editable,
+            tiles=layout.tiles,
+            page_table=layout.page_table,
             make_blocks=sampled,
-            make_blocks_per_request=lambda: _apart(batch, geometry.offsets),
-            try_launch_next=begin_next,
-            soft_embeddings=soft_embedding_rows(batch, geometry.offsets) if geometry.merges else None,
-            self_conditioning=self_conditioning_rows(batch, geometry.offsets) if geometry.conditions else None,
-            lora_slots=geometry.adapters,
-            active_lora_modules=geometry.facts[1],
+            make_blocks_per_request=lambda: _plan_blocks_per_request(batch, layout.offsets),
+            try_launch_next=try_launch_next,
+            soft_embeddings=soft_embedding_rows(batch, layout.offsets) if layout.has_soft_embeddings else None,
+            self_conditioning=self_conditioning_rows(batch, layout.offsets) if layout.has_self_conditioning else None,
+            lora_slots=layout.lora_slots,
+            active_lora_modules=layout.cache_key[1],
         )
 
-    def _facts(self, batch: list[ScheduledRequest]) -> list[int]:
-        facts = [self.table.version, self.adapters.touched({scheduled.request.adapter for scheduled in batch})]
+    def _cache_key(self, batch: list[ScheduledRequest]) -> list[int]:
+        cache_key = [
+            self.table.version,
+            self.lora_manager.affected_modules({scheduled.request.adapter for scheduled in batch}),
+        ]
         for scheduled in batch:
             request, first = scheduled.request, scheduled.first
-            facts += (
+            cache_key += (
                 first,
                 scheduled.last - first,
                 request.num_final_tokens,
@@ -120,10 +136,10 @@ class Planner:
                 request.arrival_index,
                 request.lora_slot,
             )
-        return facts
+        return cache_key
 
-    def _geometry(self, batch: list[ScheduledRequest], facts: list[int]) -> Geometry:
-        first, counts, settled, row, _, _, slot = np.array(facts[2:], dtype=np.int64).reshape(len(batch), -1).T
+    def _make_layout(self, batch: list[ScheduledRequest], cache_key: list[int]) -> BatchLayout:
+        first, counts, settled, row, _, _, slot = np.array(cache_key[2:], dtype=np.int64).reshape(len(batch), -1).T
         layout = make_row_layout(tuple(counts.tolist()))
         owner, positions = layout.request_index, layout.positions(first)
         visible_end = self.strategy.visible_end([scheduled.request for scheduled in batch], owner, positions)
@@ -132,27 +148,31 @@ class Planner:
         pages = self.table.rows(row, int(visible_end.max()))
         page = positions // page_size
         at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
-        return Geometry(
-            facts=facts,
+        return BatchLayout(
+            cache_key=cache_key,
             positions=positions,
             slots=positions + (at - page) * page_size,
             visible_end=visible_end.astype(np.int32),
             window_origin=np.minimum(positions, boundary) if self.strategy.shared_window else positions,
-            open=positions >= boundary,
+            is_editable=positions >= boundary,
             tiles=layout.tiles,
             page_table=pages,
-            adapters=slot[owner].astype(np.int32) if facts[1] else None,
+            lora_slots=slot[owner].astype(np.int32) if cache_key[1] else None,
             offsets=(layout.first_rows - first).tolist(),
-            merges=any(scheduled.request.soft_embedding_params is not None for scheduled in batch),
-            conditions=any(scheduled.request.required_stats & LogitStat.SELF_CONDITIONING for scheduled in batch),
+            has_soft_embeddings=any(scheduled.request.soft_embedding_params is not None for scheduled in batch),
+            has_self_conditioning=any(scheduled.request.required_stats & LogitStat.SELF_CONDITIONING for scheduled in batch),
         )
 
 
 def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBlocks | None:
-    """`offsets`: of each turn, what has to be added to a position to get its row."""
+    """Returns the blocks to sample; None if there are none.
+
+    Args:
+        offsets: see `BatchLayout`.
+    """
     blocks: list[Block] = []
     owners: list[Request] = []
-    numbers: list[int] = []  # of each block, one after the other: an array of tuples takes three times as long
+    numbers: list[int] = []  # flat, as an array of tuples takes three times as long
     rules: set[UnmaskingAlgorithm] = set()
     wants = 0
     unstable = led = shaped = False
@@ -179,7 +199,7 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     n = len(blocks)
     columns = np.array(numbers, dtype=np.int64).reshape(n, -1).T.copy()
     size = max([block.size for block in blocks])
-    state = _rectangle([block.state for block in blocks], size)
+    state = _pad_and_stack([block.state for block in blocks], size)
     needed = state == MASKED
     if unstable:
         needed |= (state == UNMASKED) & np.array([request.may_revise for request in owners])[:, None]
@@ -187,18 +207,18 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
             needed[i, : block.num_skipped] = False
     may_force = columns[1] > 0
     for i in (i for i, request in enumerate(owners) if led and request.decodes_left_to_right):
-        needed[i] = may_force[i] = False  # the rule leaves it as it is
+        needed[i] = may_force[i] = False  # the algorithm leaves the block unchanged
     params = [request.params for request in owners]
     groups: tuple[AlgorithmBatch, ...]
     if len(rules) == 1:
         (rule,) = rules
-        kept = _kept(rule, blocks, size)
-        groups = (AlgorithmBatch(rule.key, np.arange(n), _end_to_end(params).reshape(n, -1), wants, kept),)
+        history = _history(rule, blocks, size)
+        groups = (AlgorithmBatch(rule.key, np.arange(n), _concat(params).reshape(n, -1), wants, history),)
     else:
         groups = _groups(owners, blocks, params, size)
     return DenoiseBlocks(
         rows=columns[0],
-        tokens=_rectangle([block.tokens for block in blocks], size),
+        tokens=_pad_and_stack([block.tokens for block in blocks], size),
         state=state,
         sampled=needed,
         may_force=may_force,
@@ -207,58 +227,58 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         step_budget=columns[4],
         post_edit_steps=columns[5],
         remasked=_remasked(blocks, size),
-        sampling=_drawing(owners, blocks, groups, size),
+        sampling=_sampling_inputs(owners, blocks, groups, size),
         groups=groups,
         noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if any(rule.uniform_noise for rule in rules) else None,
         req_slot=np.array([request.req_slot for request in owners]) if wants & LogitStat.SELF_CONDITIONING else None,
         logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
-        grammar_blocks=walks(owners, blocks) if led else (),
-        forced_tokens=recitals(owners, blocks) if led else (),
-        num_logprobs=asked(owners),
+        grammar_blocks=grammar_blocks(owners, blocks) if led else (),
+        forced_tokens=forced_blocks(owners, blocks) if led else (),
+        num_logprobs=requested_logprobs(owners),
     )
 
 
-def _apart(batch: list[ScheduledRequest], offsets: list[int]) -> list[DenoiseBlocks]:
+def _plan_blocks_per_request(batch: list[ScheduledRequest], offsets: list[int]) -> list[DenoiseBlocks]:
     plans = [_plan_blocks([scheduled], [offset]) for scheduled, offset in zip(batch, offsets, strict=True)]
     return [plan for plan in plans if plan is not None]
 
 
-def _rectangle(parts: list[np.ndarray], size: int) -> np.ndarray:
-    """The parts as rows of one array; where one is shorter than `size`, zeros follow (FIXED, of states)."""
-    joined = _end_to_end(parts)
+def _pad_and_stack(parts: list[np.ndarray], size: int) -> np.ndarray:
+    """Returns [len(parts), size]; shorter parts are padded with zeros (FIXED, for states)."""
+    joined = _concat(parts)
     if len(joined) < len(parts) * size:
-        joined = _end_to_end([np.pad(part, (0, size - len(part))) for part in parts])
+        joined = _concat([np.pad(part, (0, size - len(part))) for part in parts])
     return joined.reshape(len(parts), size)
 
 
-def _end_to_end(parts: list[np.ndarray]) -> np.ndarray:
-    """As ``np.concatenate``, which takes three times as long; each is contiguous, and they are of one type."""
-    return np.frombuffer(bytearray().join(cast("list[bytearray]", parts)), dtype=parts[0].dtype)  # they are buffers
+def _concat(parts: list[np.ndarray]) -> np.ndarray:
+    """Same as ``np.concatenate`` for contiguous arrays of one dtype, in a third of the time."""
+    return np.frombuffer(bytearray().join(cast("list[bytearray]", parts)), dtype=parts[0].dtype)  # arrays are buffers
 
 
 def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
     if all(block.remasked is None for block in blocks):
         return None
     none = np.zeros(size, dtype=np.bool_)
-    return _rectangle([none if block.remasked is None else block.remasked for block in blocks], size)
+    return _pad_and_stack([none if block.remasked is None else block.remasked for block in blocks], size)
 
 
-def _kept(rule: UnmaskingAlgorithm, blocks: list[Block], size: int) -> np.ndarray | None:
-    """What the rule remembers of its blocks, side by side, and room for one more record, or for its one."""
+def _history(rule: UnmaskingAlgorithm, blocks: list[Block], size: int) -> np.ndarray | None:
+    """Returns the history [n, size, records, fields] of an algorithm's blocks, with a zero record for the next step."""
     if not rule.history_fields:
         return None
     records = [0 if block.history is None else block.history.shape[1] for block in blocks]
-    kept = np.zeros((len(blocks), size, 1 if rule.static_history else max(records) + 1, len(rule.history_fields)))
-    for place, block, n in zip(kept, blocks, records, strict=True):
+    history = np.zeros((len(blocks), size, 1 if rule.static_history else max(records) + 1, len(rule.history_fields)))
+    for record, block, n in zip(history, blocks, records, strict=True):
         if n:
-            place[: block.size, :n] = block.history
-    return kept
+            record[: block.size, :n] = block.history
+    return history
 
 
 def _groups(
     owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int
 ) -> tuple[AlgorithmBatch, ...]:
-    """The blocks of each rule, by the requests that own them."""
+    """Groups the blocks by the unmasking algorithm of their requests."""
     members: dict[UnmaskingAlgorithm, list[int]] = {}
     wants: dict[UnmaskingAlgorithm, int] = {}
     for i, request in enumerate(owners):
@@ -271,28 +291,28 @@ def _groups(
             np.array(mine, dtype=np.int64),
             np.stack([params[i] for i in mine]),
             wants[rule],
-            _kept(rule, [blocks[i] for i in mine], size),
+            _history(rule, [blocks[i] for i in mine], size),
         )
         for rule, mine in members.items()
     )
 
 
-def _drawing(
+def _sampling_inputs(
     owners: list[Request], blocks: list[Block], groups: tuple[AlgorithmBatch, ...], size: int
 ) -> SamplingInputs | None:
-    """What the requests that draw need; None when all take the likeliest."""
+    """Returns sampling parameters and random numbers; None if all blocks are greedy."""
     if not any(group.params[:, TEMPERATURE].any() for group in groups):
         return None
     limits = np.empty((len(blocks), MIN_P + 1))
     for group in groups:
         limits[group.members] = group.params[:, : limits.shape[1]]
-        if get_algorithm(group.algorithm).uniform_noise:  # it brings the logits to their temperature itself
+        if get_algorithm(group.algorithm).uniform_noise:  # the algorithm applies the temperature
             limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
     return SamplingInputs(limits, _uniforms(owners, blocks, size, DRAW))
 
 
 def _uniforms(owners: list[Request], blocks: list[Block], size: int, stream: int) -> np.ndarray:
-    """[blocks, size]: numbers from one of the requests' streams, at their present steps."""
+    """Returns uniform random numbers [blocks, size] of one stream, for the current step of each request."""
     seeds = np.array([request.spec.seed for request in owners], dtype=np.uint64)
     starts = np.array([block.start for block in blocks], dtype=np.int64)
     steps = np.array([request.nfe for request in owners], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Rows that are more than their token: made of several tokens', or told of their block's last step."""
+"""Finds the input rows with soft embeddings or self-conditioning."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from runtime.engine.step_plan import SelfConditioningRows, SoftEmbeddingRows, ma
 
 
 def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> SoftEmbeddingRows | None:
-    """The UNMASKED positions of open blocks that have been sampled by a rule that has them made of several tokens'.
-    `offsets`: of each turn, what has to be added to a position to get its row."""
+    """Returns the UNMASKED positions of open blocks with soft tokens; None if there are none.
+
+    Args:
+        offsets: see ``input_builder.BatchLayout``.
+    """
     ids: list[np.ndarray] = []
     probs: list[np.ndarray] = []
     states: list[np.ndarray] = []
@@ -38,27 +41,27 @@ def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> So
     count = max([each.shape[1] for each in ids])
     return SoftEmbeddingRows(
         rows=layout.positions(np.array(starts))[filled],
-        ids=_widened(ids, count)[filled],
-        probs=_widened(probs, count)[filled],
+        ids=_pad_columns(ids, count)[filled],
+        probs=_pad_columns(probs, count)[filled],
         params=np.array(how, dtype=np.float64)[layout.request_index[filled]],
     )
 
 
 def self_conditioning_rows(batch: list[ScheduledRequest], offsets: list[int]) -> SelfConditioningRows | None:
-    """The blocks that have had a step of a rule that has the next one told of it."""
+    """Returns the blocks with self-conditioning after their first step; None if there are none."""
     rows: list[int] = []
-    place: list[int] = []
+    req_slot: list[int] = []
     for scheduled, offset in zip(batch, offsets, strict=True):
         if scheduled.request.required_stats & LogitStat.SELF_CONDITIONING:
             for block in scheduled.blocks:
                 if block.num_steps_forcing:
                     rows.append(block.logits_start + offset)
-                    place.append(scheduled.request.req_slot)
-    return SelfConditioningRows(np.array(rows), np.array(place)) if rows else None
+                    req_slot.append(scheduled.request.req_slot)
+    return SelfConditioningRows(np.array(rows), np.array(req_slot)) if rows else None
 
 
-def _widened(parts: list[np.ndarray], count: int) -> np.ndarray:
-    """Below each other [rows, count]; where one is narrower, zeros follow."""
+def _pad_columns(parts: list[np.ndarray], count: int) -> np.ndarray:
+    """Concatenates the parts to [rows, count]; narrower ones are padded with zeros."""
     return np.concatenate(
         [part if part.shape[1] == count else np.pad(part, ((0, 0), (0, count - part.shape[1]))) for part in parts]
     )

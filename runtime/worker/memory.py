@@ -1,5 +1,4 @@
-"""From a built model to the runner of its steps: the K/V pool as large as memory allows, everything warmed up, and on a
-GPU recorded."""
+"""Builds the model runner: sizes the KV pool by profiling, warms up, and captures CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
-from runtime.engine.lora_manager import Adapters
-from runtime.engine.request_defaults import orders_of
+from runtime.engine.lora_manager import LoRAManager
+from runtime.engine.request_defaults import edit_tokens_of
 from runtime.errors import ConfigError
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
@@ -24,16 +23,16 @@ from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph import GraphCapturer
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.warmup import record_steps, recorded_bytes, warm_up
+from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, warm_up
 
 log = logging.getLogger(__name__)
 
 CPU_POOL_BYTES = 1 << 30
-PROMPT_ROWS = 2048  # that steps are recorded for however few requests there may be: a prompt's chunk has many rows too
-RECORDED_ROWS = 4096  # most rows of a step that is recorded whatever its size
+MIN_CAPTURE_ROWS = 2048  # captured with few requests too, as prefill chunks have many rows
+MAX_CAPTURE_ROWS = 4096  # larger steps are captured at one size only
 
 
-def make_runner(
+def build_model_runner(
     config: EngineConfig,
     info: EngineInfo,
     strategy: Strategy,
@@ -41,18 +40,25 @@ def make_runner(
     device: torch.device,
     dtype: torch.dtype,
     free_at_start: int,
-    adapters: Adapters,
+    lora_manager: LoRAManager,
     group: TensorParallelGroup = SINGLE_RANK,
 ) -> tuple[ModelRunner, int]:
-    """The runner with its K/V pool, warmed up and recorded, and the pool's pages, as many in all of a group."""
+    """Returns the warmed-up runner and the number of pages of its KV pool, the same on all ranks.
+
+    Args:
+        free_at_start: free device memory in bytes before the weights were loaded.
+
+    Raises:
+        ConfigError: the memory does not suffice for one request of --max-model-len.
+    """
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
     bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
-    unit = max(page_size, info.block_layout.alignment)
+    page_group_size = max(page_size, info.block_layout.alignment)
     longest = max_request_len(strategy, info.max_model_len)
-    needed = -(-longest // unit) * (unit // page_size)
-    sizes = step_sizes(info, strategy, needed, adapters)
+    needed = -(-longest // page_group_size) * (page_group_size // page_size)
+    sizes = capture_sizes_for(info, strategy, needed, lora_manager)
     block = sizes.block_size
-    records = _records(config, device, dtype)
+    use_cuda_graphs = _uses_cuda_graphs(config, device, dtype)
     logits_ops = DEFAULT_LOGITS_OPS
     if config.compile_mode is not None:
         logits = torch.promote_types(dtype, torch.float32)
@@ -60,22 +66,22 @@ def make_runner(
 
     def make(pages: int) -> ModelRunner:
         pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
-        named: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "block_size": block,
             "mask_id": info.mask_token_id,
             "max_token_id": info.max_token_id,
             "eos_ids": tuple(info.eos_token_ids),
-            "edit_tokens": orders_of(info),
+            "edit_tokens": edit_tokens_of(info),
             "max_num_reqs": info.max_num_reqs,
             "batch_invariant": config.deterministic,
             "logits_ops": logits_ops,
         }
-        if not records:
-            return ModelRunner(model, pool, **named)
+        if not use_cuda_graphs:
+            return ModelRunner(model, pool, **arguments)
         return CudaGraphRunner(
             model,
             pool,
-            **named,
+            **arguments,
             sizes=sizes,
             capture=GraphCapturer(device),
             capture_sampling=not config.disable_full_static_runner,
@@ -84,61 +90,70 @@ def make_runner(
     pages, on_cuda = config.num_pages, device.type == "cuda"
     if pages is None and on_cuda:
         torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
+        allocated_before = torch.cuda.memory_allocated()
         runner = make(needed)
-        warm_up(runner, rows=info.max_num_batched_tokens, longest=info.max_model_len, adapted=adapters.every)
+        warm_up(
+            runner,
+            rows=info.max_num_batched_tokens,
+            max_seq_len=info.max_model_len,
+            active_lora_modules=lora_manager.graph_modules,
+        )
         pool = runner.pool.nbytes
-        largest_step = torch.cuda.max_memory_allocated() - held - pool
-        recorded = recorded_bytes(runner, info) if isinstance(runner, CudaGraphRunner) else 0
+        largest_step = torch.cuda.max_memory_allocated() - allocated_before - pool
+        graph_bytes = estimate_graph_bytes(runner, info) if isinstance(runner, CudaGraphRunner) else 0
         del runner
         gc.collect()
         torch.cuda.empty_cache()
         used = free_at_start - torch.cuda.mem_get_info()[0]
-        left = free_at_start * config.gpu_memory_utilization - used - largest_step - recorded
-        pages = int(left // bytes_of_page)
+        free_bytes = free_at_start * config.gpu_memory_utilization - used - largest_step - graph_bytes
+        pages = int(free_bytes // bytes_of_page)
     elif pages is None:
-        wanted = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
-        pages = min(wanted, CPU_POOL_BYTES // bytes_of_page)
+        enough = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
+        pages = min(enough, CPU_POOL_BYTES // bytes_of_page)
     pages = group.min_across_ranks(pages, device)
     if pages < needed:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(
             f"{found} pages of {page_size} tokens, fewer than the {needed} that one request of --max-model-len "
-            f"{info.max_model_len} needs; lower --max-model-len or make more room"
+            f"{info.max_model_len} needs; lower --max-model-len or provide more memory"
         )
     runner = make(pages)
-    if config.num_pages is not None or not on_cuda:  # else the runner that measured has warmed everything up
+    if config.num_pages is not None or not on_cuda:  # otherwise profiling has warmed up the kernels
         rows = info.max_num_batched_tokens if on_cuda else runner.block_size
-        warm_up(runner, rows=rows, longest=info.max_model_len, adapted=adapters.every)
+        warm_up(runner, rows=rows, max_seq_len=info.max_model_len, active_lora_modules=lora_manager.graph_modules)
     if isinstance(runner, CudaGraphRunner):
-        record_steps(runner, info)
+        capture_graphs(runner, info)
     return runner, pages
 
 
-def step_sizes(info: EngineInfo, strategy: Strategy, pages: int, adapters: Adapters) -> CaptureSizes:
-    """What steps are filled up to. `pages`: of the longest request."""
+def capture_sizes_for(info: EngineInfo, strategy: Strategy, pages: int, lora_manager: LoRAManager) -> CaptureSizes:
+    """Returns the sizes of steps to capture.
+
+    Args:
+        pages: pages of the longest request.
+    """
     block = min(info.block_size, max_request_len(strategy, info.max_model_len))
-    blocks = 2 * info.max_num_reqs * block  # each denoises one, and commits another
+    blocks = 2 * info.max_num_reqs * block  # a request denoises one and commits another
     budget = info.max_num_batched_tokens
-    most = max(min(budget, max(blocks, strategy.max_rows(), PROMPT_ROWS), RECORDED_ROWS), block)
+    max_tokens = max(min(budget, max(blocks, strategy.max_rows(), MIN_CAPTURE_ROWS), MAX_CAPTURE_ROWS), block)
     return CaptureSizes(
         block_size=block,
         pages=pages,
         page_size=info.page_size,
-        max_tokens=most,
+        max_tokens=max_tokens,
         max_sampled_blocks=info.max_num_reqs * strategy.buffer_size,
         max_num_reqs=info.max_num_reqs,
-        lora_modules=adapters.any,
-        eager_lora_modules=adapters.apart,
-        max_prefill_tokens=budget if budget // block > most // block else 0,
+        lora_modules=lora_manager.all_modules,
+        eager_lora_modules=lora_manager.eager_modules,
+        max_prefill_tokens=budget if budget // block > max_tokens // block else 0,
     )
 
 
-def _records(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether steps are recorded: on a GPU, unless the flags say otherwise or something in a step asks the host."""
+def _uses_cuda_graphs(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether CUDA graphs are used: on a GPU, unless a flag disables them or attention synchronizes with the host."""
     if device.type != "cuda" or config.enforce_eager:
         return False
     if config.attn_impl in ("torch", "naive") or dtype == torch.float64:
-        log.warning("steps are launched anew each time: attention in torch plans on the host")
+        log.warning("CUDA graphs disabled: the torch attention backend and float64 cannot be captured")
         return False
     return True

@@ -18,11 +18,11 @@ from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import ForwardDescriptor, forward_inputs, sample_inputs
 from runtime.worker.model_step import ModelStep
 from runtime.worker.runner_stats import DeviceTimer, RunnerStats
-from runtime.worker.sample.constrained_decoding import walk
-from runtime.worker.sample.forced_tokens import recite
+from runtime.worker.sample.constrained_decoding import apply_grammar
+from runtime.worker.sample.forced_tokens import force_tokens
 from runtime.worker.sample.full_logits import FullLogits
-from runtime.worker.sample.logprobs import tell
-from runtime.worker.sample.sampler_output import end_to_end, results
+from runtime.worker.sample.logprobs import compute_logprobs
+from runtime.worker.sample.sampler_output import concat_results, to_block_results
 
 
 class Runner(Protocol):
@@ -92,8 +92,8 @@ class ModelRunner:
 
     def batch(self, plan: StepPlan) -> ForwardBatch:
         """Returns the plan's forward batch on the device."""
-        shape, given = self._rows(plan)
-        return self.step.batch(shape, given)
+        shape, inputs = self._rows(plan)
+        return self.step.batch(shape, inputs)
 
     def _rows(self, plan: StepPlan) -> tuple[ForwardDescriptor, dict[str, torch.Tensor]]:
         shape, arrays = forward_inputs(
@@ -145,10 +145,12 @@ class ModelRunner:
         outputs = [self.d2h.to_host(found) for _, found in launched]
         self.timer.end(self.d2h)
         shapes = [shape for shape, _ in launched]
-        found = end_to_end([results(*each) for each in zip(shapes, outputs, members, strict=True)])
-        return self._walked(blocks, hidden_states, found)
+        found = concat_results([to_block_results(*each) for each in zip(shapes, outputs, members, strict=True)])
+        return self._apply_constraints(blocks, hidden_states, found)
 
-    def _walked(self, plan: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> BlockResults:
+    def _apply_constraints(
+        self, plan: DenoiseBlocks, hidden_states: torch.Tensor, to_block_results: BlockResults
+    ) -> BlockResults:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
         full_logits = FullLogits(
             self.step.sampler, self.model.final_hidden_states, hidden_states, self.notify_ranks, self.batch_invariant
@@ -156,9 +158,9 @@ class ModelRunner:
         if full_logits.vocab_parallel and self.notify_ranks is None:
             self.last_logits = full_logits
         if plan.grammar_blocks:
-            walk(full_logits, plan, results)
+            apply_grammar(full_logits, plan, to_block_results)
         if plan.forced_tokens:
-            recite(plan, results)
+            force_tokens(plan, to_block_results)
         if plan.num_logprobs is not None:
-            tell(full_logits, plan, results)
-        return results
+            compute_logprobs(full_logits, plan, to_block_results)
+        return to_block_results

@@ -15,7 +15,7 @@ from runtime.models.base import Model, SelfConditioned, SupportsTensorParallel
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor
 from runtime.worker.sample.algorithm_groups import Tensors
 from runtime.worker.sample.sampler import Sampler
-from runtime.worker.sample.sampler_output import Outcome, outcome
+from runtime.worker.sample.sampler_output import SamplerOutput, make_sampler_output
 
 SOFT_EMBEDDING_CHUNK_ROWS = 32  # rows per chunk of soft embeddings in batch-invariant mode
 
@@ -51,13 +51,11 @@ class ModelStep:
         self.mask_id = mask_id
         self.soft_embedding_chunk_rows = (
             (1 if pool.device.type == "cpu" else SOFT_EMBEDDING_CHUNK_ROWS) if batch_invariant else None
-        )  # rows at a time
+        )
         self.eos_ids = torch.tensor(eos_ids, dtype=torch.int64, device=pool.device)
         self_conditioned = model if isinstance(model, SelfConditioned) else None
-        self.self_conditioning: torch.Tensor | None = (
-            None  # [places, block, width], of the last step of whoever has the place
-        )
-        if self_conditioned is not None:  # the last is nobody's
+        self.self_conditioning: torch.Tensor | None = None  # [slots, block, width], of the last step of each slot
+        if self_conditioned is not None:  # the last slot is for padding
             shape = (max_num_reqs + 1, block_size, self_conditioned.self_conditioning_size)
             self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
         ids = model.ids if isinstance(model, SupportsTensorParallel) else None
@@ -95,7 +93,7 @@ class ModelStep:
 
     def sample(
         self, shape: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, *, graph_safe: bool = False
-    ) -> Outcome:
+    ) -> SamplerOutput:
         """Samples the blocks of a step and applies their unmasking algorithms.
 
         Args:
@@ -110,7 +108,7 @@ class ModelStep:
         if self.self_conditioning is not None and shape.self_conditioned:
             self_conditioning = self.self_conditioning.new_zeros(shape.blocks, *self.self_conditioning.shape[1:])
         decided = []
-        history: Outcome = {}
+        history: SamplerOutput = {}
         groups = self.sampler.sample(shape, inputs, hidden, self_conditioning, graph_safe=graph_safe)
         for i, (algorithm, members, blocks) in enumerate(groups):
             decided.append((members, algorithm.decide(blocks)))
@@ -118,12 +116,12 @@ class ModelStep:
                 history[f"history{i}"] = blocks.history
         if self.self_conditioning is not None and self_conditioning is not None:
             self.self_conditioning[inputs["req_slot"]] = self_conditioning
-        found = outcome(
+        found = make_sampler_output(
             inputs["block_tokens"], inputs["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
         )
         return found | history
 
-    def _fused_unmask(self, shape: SampleDescriptor, inputs: Tensors, hidden: torch.Tensor) -> Outcome | None:
+    def _fused_unmask(self, shape: SampleDescriptor, inputs: Tensors, hidden: torch.Tensor) -> SamplerOutput | None:
         """Returns the output of the fused unmasking kernel, for one threshold algorithm without further statistics;
         None where it does not apply.
 

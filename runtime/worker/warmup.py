@@ -1,4 +1,4 @@
-"""First steps of every size, so that compiling, allocating, recording and failing happen before the first request."""
+"""Warm-up: runs a step of each size before the first request, so that kernels are compiled and memory is allocated."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ from runtime.worker.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
-TELL_EVERY = 5.0  # seconds
-UNEVEN = 320  # rows that leave much of kernels' tiles empty: then some leave it to the vendor's library
-MEASURED = 4  # recordings of each kind whose memory is taken for all the others'
+LOG_SECONDS = 5.0
+UNEVEN_ROWS = 320  # partly fills the tiles of kernels, so that some use the vendor's library
+MEASURED_CAPTURES = 4  # captures of each kind whose memory is measured
 
 
-def warm_up(runner: ModelRunner, *, rows: int, longest: int, adapted: int = 0) -> None:
-    """Steps of one block, two, four ..., one of UNEVEN and at last `rows` rows through the whole runner: kernels choose
-    their tiles by the size of a step. The sequences are at most `longest` tokens long and lie on the first pages.
-    `adapted`: what adapters may change, of which the first slot's is then that of all."""
+def warm_up(runner: ModelRunner, *, rows: int, max_seq_len: int, active_lora_modules: int = 0) -> None:
+    """Runs steps of increasing size, up to `rows` rows. Kernels select their tile sizes by the size of a step.
+
+    Args:
+        max_seq_len: maximum length of the sequences. They use the first pages of the pool.
+        active_lora_modules: modules that adapters may change; all rows use the first LoRA slot.
+    """
     block = runner.block_size
-    sizes = {block << n for n in range(rows.bit_length())} | {UNEVEN // block * block}  # of large blocks one of them
+    sizes = {block << n for n in range(rows.bit_length())} | {UNEVEN_ROWS // block * block}  # none for large blocks
     for size in sorted(size for size in sizes if 0 < size < rows):
-        _step(runner, size, longest, adapted)
-    _step(runner, rows, longest, adapted)
+        _step(runner, size, max_seq_len, active_lora_modules)
+    _step(runner, rows, max_seq_len, active_lora_modules)
 
 
-def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
-    """Every row is sampled, drawing under top-p beside the rest that a rule can ask for: no step takes more memory."""
+def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules: int) -> None:
+    """Runs a step that samples every row with top-p and computes all statistics, so that no step needs more memory."""
     size = runner.block_size
-    longest = max(longest // size, 1) * size
-    counts = [min(longest, rows - start) // size * size for start in range(0, rows // size * size, longest)]
+    max_seq_len = max(max_seq_len // size, 1) * size
+    counts = [min(max_seq_len, rows - start) // size * size for start in range(0, rows // size * size, max_seq_len)]
     total = sum(counts)
     table = np.arange(-(-max(counts) // runner.pool.page_size), dtype=np.int32)
     blocks = total // size
@@ -57,7 +60,7 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
         state=np.full(shape, MASKED, dtype=np.int8),
         sampled=np.ones(shape, dtype=np.bool_),
         may_force=np.ones(blocks, dtype=np.bool_),
-        num_steps_forcing=none + 1,  # a model that conditions itself is told of a step before
+        num_steps_forcing=none + 1,  # with self-conditioning from an earlier step
         initial_masks=none + size,
         step_budget=none,
         post_edit_steps=none,
@@ -76,46 +79,48 @@ def _step(runner: ModelRunner, rows: int, longest: int, adapted: int) -> None:
         block_size=size,
         blocks=block_plan,
     )
-    if adapted:
-        plan = replace(plan, lora_slots=np.zeros(total, dtype=np.int32), active_lora_modules=adapted)
+    if active_lora_modules:
+        plan = replace(plan, lora_slots=np.zeros(total, dtype=np.int32), active_lora_modules=active_lora_modules)
     runner.launch(plan)
 
 
-def record_steps(runner: CudaGraphRunner, info: EngineInfo) -> None:
-    """Record all sizes of a step, under the rule and with the values that a request has which sets none."""
-    began, told = time.monotonic(), time.monotonic()
-    before = _taken(runner.device)
-    works = _works(runner, *_shapes(runner, info))
-    for done, work in enumerate(works):
-        work()
-        if time.monotonic() - told > TELL_EVERY:
-            told = time.monotonic()
-            log.info("recording steps: %d of %d", done + 1, len(works))
-    runner.stats.graph_bytes = _since(before, runner.device)
+def capture_graphs(runner: CudaGraphRunner, info: EngineInfo) -> None:
+    """Captures CUDA graphs of all sizes, for the default algorithm and sampling parameters."""
+    began, logged = time.monotonic(), time.monotonic()
+    before = _used_bytes(runner.device)
+    captures = _captures(runner, *_descriptors(runner, info))
+    for done, capture in enumerate(captures):
+        capture()
+        if time.monotonic() - logged > LOG_SECONDS:
+            logged = time.monotonic()
+            log.info("Capturing CUDA graphs: %d of %d", done + 1, len(captures))
+    runner.stats.graph_bytes = _used_since(before, runner.device)
     log.info(
-        "recorded %d steps in %.1f s, %.2f GB of the device's memory",
+        "Captured %d CUDA graphs in %.1f s, %.2f GB of device memory",
         runner.num_graphs, time.monotonic() - began, runner.stats.graph_bytes / 1e9,
     )  # fmt: skip
 
 
-def recorded_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
-    """What `record_steps` will take: the largest of each kind, and of all others what a few do, as they share memory
-    but for the launches themselves."""
-    forwards, samples = _shapes(runner, info)
-    before = _taken(runner.device)
-    for work in _works(runner, forwards[:1], samples[:1]):
-        work()
-    largest = _since(before, runner.device)
-    each = 0
-    for some in (_works(runner, forwards[1:], []), _works(runner, [], samples[1:])):
-        before = _taken(runner.device)
-        for work in some[:MEASURED]:
-            work()
-        each += _since(before, runner.device) * len(some) // MEASURED
-    return largest + each
+def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
+    """Estimates the device memory of `capture_graphs` in bytes.
+
+    Graphs share memory, so the largest one is measured, and a few others for the memory of the launches themselves.
+    """
+    forwards, samples = _descriptors(runner, info)
+    before = _used_bytes(runner.device)
+    for capture in _captures(runner, forwards[:1], samples[:1]):
+        capture()
+    largest = _used_since(before, runner.device)
+    others = 0
+    for some in (_captures(runner, forwards[1:], []), _captures(runner, [], samples[1:])):
+        before = _used_bytes(runner.device)
+        for capture in some[:MEASURED_CAPTURES]:
+            capture()
+        others += _used_since(before, runner.device) * len(some) // MEASURED_CAPTURES
+    return largest + others
 
 
-def _shapes(runner: CudaGraphRunner, info: EngineInfo) -> tuple[list[ForwardDescriptor], list[SampleDescriptor]]:
+def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[list[ForwardDescriptor], list[SampleDescriptor]]:
     forwards = runner.sizes.forward_descriptors(self_conditioning=runner.self_conditioning)
     if not runner.capture_sampling:
         return forwards, []
@@ -128,16 +133,15 @@ def _shapes(runner: CudaGraphRunner, info: EngineInfo) -> tuple[list[ForwardDesc
     return forwards, samples
 
 
-def _works(
+def _captures(
     runner: CudaGraphRunner, forwards: list[ForwardDescriptor], samples: list[SampleDescriptor]
 ) -> list[Callable[[], None]]:
-    works: list[Callable[[], None]] = [partial(runner.capture_forward, shape) for shape in forwards]
-    return works + [partial(runner.capture_sample, shape) for shape in samples]
+    captures: list[Callable[[], None]] = [partial(runner.capture_forward, shape) for shape in forwards]
+    return captures + [partial(runner.capture_sample, shape) for shape in samples]
 
 
-def _taken(device: torch.device) -> tuple[int, int]:
-    """Bytes of the device's memory that are taken, and of these what this process's tensors take; without what is kept
-    to be used again. 0 where there is no such thing."""
+def _used_bytes(device: torch.device) -> tuple[int, int]:
+    """Returns the used device memory, and the memory reserved by this process, in bytes. 0 without CUDA."""
     if device.type != "cuda":
         return 0, 0
     torch.cuda.synchronize(device)
@@ -146,6 +150,6 @@ def _taken(device: torch.device) -> tuple[int, int]:
     return total - free, torch.cuda.memory_reserved(device)
 
 
-def _since(before: tuple[int, int], device: torch.device) -> int:
-    """Bytes taken since then. Other processes may have given some back; what tensors took is this one's in any case."""
-    return max(now - then for now, then in zip(_taken(device), before, strict=True))
+def _used_since(before: tuple[int, int], device: torch.device) -> int:
+    """Returns the bytes used since `before`; the larger difference, as other processes may have freed memory."""
+    return max(now - then for now, then in zip(_used_bytes(device), before, strict=True))

@@ -18,7 +18,7 @@ from runtime.algorithms.insert_delete import InsertDelete
 from runtime.errors import ConfigError
 from runtime.worker.sample import sampler as heads
 from runtime.worker.sample.sampler import Sampler
-from runtime.worker.sample.sampler_output import used
+from runtime.worker.sample.sampler_output import nonzero_records
 from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, Kept, blocks, check, parameters, plan_of
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
@@ -64,7 +64,7 @@ class Blocks:
             for row, i in enumerate(group.members.tolist()):
                 check(got, row, self.several[i], logits[i], self.params[i], force[i], EDITING)
                 if batch.history is not None:
-                    self.kept[i] = used(batch.history[row].numpy())
+                    self.kept[i] = nonzero_records(batch.history[row].numpy())
 
 
 @examples(60)

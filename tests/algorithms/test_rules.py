@@ -31,10 +31,10 @@ from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
-from runtime.worker.input_builder import _kept
+from runtime.worker.input_builder import _history
 from runtime.worker.sample import sampler as heads
 from runtime.worker.sample.sampler import Sampler
-from runtime.worker.sample.sampler_output import used
+from runtime.worker.sample.sampler_output import nonzero_records
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
 from tests.oracle import dmax
@@ -123,7 +123,7 @@ def plan_of(
         for i in members:
             wants |= rule.required_stats(values(rule, params[i]))
         rows = np.array([param_row(rule, params[i]) for i in members])
-        memory = _kept(rule, [SimpleNamespace(history=kept[i], size=size) for i in members], size)
+        memory = _history(rule, [SimpleNamespace(history=kept[i], size=size) for i in members], size)
         groups.append(AlgorithmBatch(key, np.array(members), rows, int(wants), memory))
     unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
     return DenoiseBlocks(
@@ -199,7 +199,7 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
             for row, i in enumerate(group.members.tolist()):
                 check(got, row, several[i], logits[i], params[i], force[i])
                 if batch.history is not None:
-                    kept[i] = used(batch.history[row].numpy())
+                    kept[i] = nonzero_records(batch.history[row].numpy())
 
 
 def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:

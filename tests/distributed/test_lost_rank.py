@@ -158,7 +158,7 @@ def test_hosts_that_do_not_come():
     ("key", "flags", "says"),
     [
         ("dream", {}, r"--tensor-parallel-size 2: .* heads are 7, which it does not divide"),
-        ("sdar", {"expert_parallel_size": 2}, "the model has no experts to deal out"),
+        ("sdar", {"expert_parallel_size": 2}, "the model has no experts to distribute"),
     ],
 )
 def test_what_a_rank_refuses_is_told(key, flags, says):

@@ -18,7 +18,7 @@ from runtime.algorithms import EditTokens, algorithms_for, algorithms_with_edit_
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request
 from runtime.engine.step_plan import BlockResults, StepPlan
-from runtime.engine.step_time_budget import Pace
+from runtime.engine.step_time_budget import StepTimeEstimator
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
@@ -103,14 +103,14 @@ class Ask:
         return {offset: token for offset, token in self.given if offset < self.params.max_tokens}
 
 
-class FixedPace(Pace):
+class FixedPace(StepTimeEstimator):
     """Says the same whatever the steps took, so that a run can be repeated."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows)
         self.rows = rows
 
-    def bound(self, budget: int) -> int:
+    def max_tokens(self, budget: int) -> int:
         return min(self.rows, budget)
 
 
@@ -136,7 +136,7 @@ class CheckedRunner(ModelRunner):
         scheduler = self.engine.scheduler
         served = [request for request in scheduler.running if request.last_served_step == scheduler._step]
         assert len(plan.page_table) == len(served) == 1 or not any(request.exclusive_batch for request in served)
-        for unit in set((plan.slots // cache.unit).tolist()):
+        for unit in set((plan.slots // cache.page_group_size).tolist()):
             assert cache._refs[unit] == 1, "a shared page is written"
             assert unit not in cache._key_of, "a final, published page is written"
 
@@ -209,7 +209,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     else:
         runner = CheckedRunner(model, pool, **named)
     runner.engine = Engine(info=info, runner=runner, strategy=strategy)
-    runner.engine.scheduler.pace = FixedPace(setup.pace)
+    runner.engine.scheduler.step_time = FixedPace(setup.pace)
     return runner.engine
 
 
@@ -365,23 +365,23 @@ def check_accounting(engine: Engine) -> None:
     assert len(free) == len(cache._free)
     assert not free & idle
     assert not (free | idle) & set(held)
-    assert free | idle | set(held) == set(range(cache.num_units))
-    assert [held[unit] for unit in range(cache.num_units)] == cache._refs
+    assert free | idle | set(held) == set(range(cache.num_page_groups))
+    assert [held[unit] for unit in range(cache.num_page_groups)] == cache._refs
     assert idle <= set(cache._key_of)
     assert {unit: key for key, unit in cache._by_key.items()} == cache._key_of
     for request in scheduler.running:
         assert len(set(request.page_groups)) == len(request.page_groups)
-        assert request.num_computed_tokens <= len(request.page_groups) * cache.unit
-        n = len(request.page_groups) * cache.pages_per_unit
-        pages = [unit * cache.pages_per_unit + i for unit in request.page_groups for i in range(cache.pages_per_unit)]
+        assert request.num_computed_tokens <= len(request.page_groups) * cache.page_group_size
+        n = len(request.page_groups) * cache.pages_per_group
+        pages = [unit * cache.pages_per_group + i for unit in request.page_groups for i in range(cache.pages_per_group)]
         assert engine.table._pages[request.req_slot, :n].tolist() == pages
     rows = [request.req_slot for request in scheduler.running]
     assert sorted(rows + engine.table._free_rows) == list(range(engine.info.max_num_reqs))
     assert all(not r.page_groups and r.req_slot == -1 and r.num_computed_tokens == 0 for r in scheduler.waiting)
     check_queue(engine)
     stats = engine.stats()
-    assert stats.pages_used == len(held) * cache.pages_per_unit
-    assert stats.pages_cached == len(idle) * cache.pages_per_unit
+    assert stats.pages_used == len(held) * cache.pages_per_group
+    assert stats.pages_cached == len(idle) * cache.pages_per_group
 
 
 def check_queue(engine: Engine) -> None:
@@ -397,7 +397,7 @@ def check_queue(engine: Engine) -> None:
     for request in (*running, *queue):
         place = (request.spec.tenant, request.spec.parent_id)
         assert queue.running(request) == (owners[place[0]], counts[place])
-    assert queue.parties == (len(owners) if len(owners) > 1 else len(counts))
+    assert queue.num_tenants == (len(owners) if len(owners) > 1 else len(counts))
     for place, members in waiting.items():
         order = [r.arrival_index for r in running if (r.spec.tenant, r.spec.parent_id) == place] + [
             r.arrival_index for r in members
@@ -410,7 +410,7 @@ def check_queue(engine: Engine) -> None:
         assert owners[place[0]] == min(owners[owner] for owner, _ in waiting)
         assert counts[place] == min(n for (owner, _), n in _counts(waiting, counts) if owner == place[0])
     else:
-        assert not queue._owners.names
+        assert not queue._tenants.waiting
     assert set(queue._groups) == {owner for owner, _ in waiting} | set(owners)
 
 
@@ -542,7 +542,7 @@ def run_schedule(
         if not pending and not run.engine.has_work():
             break
         if step in preemptions and run.engine.scheduler.running:
-            run.engine.scheduler._preempt(run.engine.scheduler._last())
+            run.engine.scheduler._preempt(run.engine.scheduler._preemption_victim())
             check_accounting(run.engine)
         run.step()
     run.drain()

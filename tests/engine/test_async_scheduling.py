@@ -15,12 +15,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
-from runtime.engine.async_scheduling import Ahead
+from runtime.engine.async_scheduling import AsyncScheduler
 from runtime.engine.request import Status
 from runtime.request.engine_messages import EngineOutput
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
-from runtime.worker.sample.sampler_output import all_go_on, results
+from runtime.worker.sample.sampler_output import all_blocks_continue, to_block_results
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.samples import asks, examples, setups
 from tests.golden import GOLDEN
@@ -152,7 +152,7 @@ def test_a_step_that_all_have_left_is_not_run(monkeypatch: pytest.MonkeyPatch) -
     watched.engine.abort("r0")
     assert not watched.engine.has_work()
     steps = watched.engine.stats().steps
-    watched.engine.advance()
+    watched.engine.execute_step()
     assert watched.engine.stats().steps == steps
     watched.engine.add(spec_of("r1", several[1]))
     watched.drain()
@@ -206,8 +206,8 @@ def test_a_batch_goes_on_where_all_of_its_blocks_do(
     tokens = np.zeros((len(blocks), size), dtype=np.int64)
     told = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
     shape = SampleDescriptor(len(blocks), size, (AlgorithmShape("threshold", 0, len(blocks), 0),), uniform_noise=noisy)
-    found = results(shape, told, [np.arange(len(plan))])
-    assert all_go_on(told, len(plan), noisy=noisy) == all(found.continuing)
+    found = to_block_results(shape, told, [np.arange(len(plan))])
+    assert all_blocks_continue(told, len(plan), uniform_noise=noisy) == all(found.continuing)
 
 
 def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,19 +235,19 @@ def test_no_step_begins_early_with_one_that_has_ended() -> None:
             8,
             [SimpleNamespace(size=8)],
         )
-    ahead = Ahead(Mock(waiting=0), Mock(running=[going.request] * 2, waiting=[]))
+    ahead = AsyncScheduler(Mock(waiting=0), Mock(running=[going.request] * 2, waiting=[]))
     batch: list[Any] = [going, ended]
-    assert not ahead.after(batch)()
-    assert ahead.take() is None
+    assert not ahead.make_launch_hook(batch)()
+    assert ahead.take_launched() is None
     ended.request.status = Status.RUNNING
-    assert ahead.after(batch)()
-    assert ahead.take() is batch
+    assert ahead.make_launch_hook(batch)()
+    assert ahead.take_launched() is batch
 
 
 def test_what_lies_between_two_steps_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(SETUP, asking(36), monkeypatch)
     learnt: list[float] = []
-    monkeypatch.setattr(watched.engine.scheduler.pace, "learn", lambda _, seconds: learnt.append(seconds))
+    monkeypatch.setattr(watched.engine.scheduler.step_time, "update", lambda _, seconds: learnt.append(seconds))
     now, pause = 0.0, 1000.0
 
     def perf_counter() -> float:
@@ -272,7 +272,7 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
     """Where most steps begin early, and their news are told while the next one runs."""
     noted = noting(monkeypatch)
 
-    @examples(12)
+    @examples(30)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         setup = replace(
@@ -284,18 +284,18 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
         engine, heard, aborted = make_engine(setup), list[EngineOutput](), set[str]()
         runner = engine.runner
         assert isinstance(runner, CudaGraphRunner)
-        runner.overlap_callback = lambda: heard.extend(engine.news())
+        runner.overlap_callback = lambda: heard.extend(engine.take_outputs())
         coming = [(f"r{number}", ask) for number, ask in enumerate(several)]
         while coming or engine.has_work():
             if coming and (not engine.has_work() or data.draw(st.integers(0, 5)) == 0):
                 id, ask = coming.pop(0)
                 engine.add(spec_of(id, ask))
             if data.draw(st.integers(0, 9)) == 0:
-                heard += engine.news()
+                heard += engine.take_outputs()
                 aborted.add(id)
                 engine.abort(id)
-            engine.advance()
-        heard += engine.news()
+            engine.execute_step()
+        heard += engine.take_outputs()
         check_idle(engine)
         for id, other in expected.heard.items():
             mine = [output for output in heard if output.id == id]

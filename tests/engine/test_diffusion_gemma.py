@@ -164,7 +164,9 @@ def test_engine_equals_the_oracle_whatever_the_batch():
 def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""
     engine, told = llm.engine, []
-    monkeypatch.setattr(engine.runner, "overlap_callback", (lambda: told.extend(engine.news())) if held else None)
+    monkeypatch.setattr(
+        engine.runner, "overlap_callback", (lambda: told.extend(engine.take_outputs())) if held else None
+    )
     prompts, params = zip(*(asked(n) for n in range(3)), strict=True)
     ids = [f"{n}" for n in range(3)]
 
@@ -180,11 +182,11 @@ def test_a_preemption_changes_nothing(llm, held, monkeypatch):
                     before = request.nfe - sum(block.steps for block in request.blocks)
                     engine.scheduler._preempt(request)
                     assert request.nfe == before
-            engine.advance()
+            engine.execute_step()
             if not held:
-                told.extend(engine.news())
+                told.extend(engine.take_outputs())
             step += 1
-        told.extend(engine.news())
+        told.extend(engine.take_outputs())
         return {out.id: (out.new_tokens, out.nfe) for out in told}, step
 
     undisturbed, steps = answers()
@@ -218,12 +220,12 @@ def test_a_first_step_that_has_nothing_else_to_forward_is_told_of(llm, monkeypat
     """Of a prompt that is cached whole; what became of the step is written while the next one runs."""
     _, params = asked(0)
     prompt, told = list(range(50, 82)), []
-    monkeypatch.setattr(llm.engine.runner, "overlap_callback", lambda: told.extend(llm.engine.news()))
+    monkeypatch.setattr(llm.engine.runner, "overlap_callback", lambda: told.extend(llm.engine.take_outputs()))
     for number in range(2):
         llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, id=f"{number}"))
         while llm.engine.has_work():
-            llm.engine.advance()
-        told.extend(llm.engine.news())
+            llm.engine.execute_step()
+        told.extend(llm.engine.take_outputs())
     assert [out.cached_tokens for out in told] == [0, 32]
     assert told[0].new_tokens == told[1].new_tokens
 
@@ -315,7 +317,7 @@ def test_what_the_checkpoint_and_the_server_say(llm):
         ({"buffer_size": 2}, "--buffer-size 2: this model's blocks are decoded one at a time"),
         ({"decoding_strategy": "multi_bd"}, "'multi_bd' does not fit this model"),
         ({"max_num_batched_tokens": 31}, "--max-num-batched-tokens: 31 is less than the 32 rows"),
-        ({"accept_threshold": 0.5}, "--accept-threshold means nothing to diffusion_gemma"),
+        ({"accept_threshold": 0.5}, "--accept-threshold is not supported by diffusion_gemma"),
         ({"sampling_mode": "edit"}, "--sampling-mode edit: the diffusion_gemma family has only naive"),
     ):
         with pytest.raises(ConfigError, match=sentence):

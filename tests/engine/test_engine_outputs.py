@@ -41,7 +41,7 @@ def overlapping(setup: Setup, heard: list[EngineOutput], several: Sequence[Ask] 
     """An engine whose news come to `heard` while it is at the next step, with the requests r0, r1 ..."""
     engine = make_engine(setup)
     engine.runner = Overlapping(engine.runner)
-    assert engine.set_overlap_callback(lambda: heard.extend(engine.news()))
+    assert engine.set_overlap_callback(lambda: heard.extend(engine.take_outputs()))
     for number, ask in enumerate(several):
         engine.add(spec_of(f"r{number}", ask))
     return engine
@@ -49,8 +49,8 @@ def overlapping(setup: Setup, heard: list[EngineOutput], several: Sequence[Ask] 
 
 def drain(engine: Engine, heard: list[EngineOutput]) -> None:
     while engine.has_work():
-        engine.advance()
-    heard += engine.news()
+        engine.execute_step()
+    heard += engine.take_outputs()
     check_idle(engine)
 
 
@@ -89,11 +89,11 @@ def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.Da
             aborted.setdefault(id, len(heard))
             engine.abort(id)
         if data.draw(st.integers(0, 7)) == 0:
-            heard += engine.news()
+            heard += engine.take_outputs()
         if data.draw(st.integers(0, 7)) == 0:
             engine.stats()
-        engine.advance()
-    heard += engine.news()
+        engine.execute_step()
+    heard += engine.take_outputs()
     check_idle(engine)
     for id, other in expected.heard.items():
         mine = [output for output in heard[: aborted.get(id)] if output.id == id]
@@ -106,10 +106,10 @@ def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.Da
 def test_most_of_what_a_step_did_is_written_while_the_next_one_runs() -> None:
     engine = make_engine(Setup(block=8))
     engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True))))
-    request = engine.entrance.scheduler.waiting.first()
+    request = engine.grammar_queue.scheduler.waiting.first()
     late = 0
     while engine.has_work():
-        engine.advance()
+        engine.execute_step()
         late += request.output_deferred
         if request.blocks and request.output_deferred:
             (block,) = request.blocks
@@ -160,7 +160,7 @@ def test_errors_are_told_though_every_step_fails() -> None:
         engine.add(spec_of(f"r{number}", Ask((1, 2, 3), Params(max_tokens=5))))
     told = []
     while engine.has_work():
-        engine.advance()
+        engine.execute_step()
         told.append(len(heard))
     assert told == [1, 2, 3]
 
@@ -171,9 +171,9 @@ def test_a_step_that_nobody_has_a_turn_in_tells_too() -> None:
     engine = overlapping(Setup(), heard)
     engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=3, accept_threshold=0.0, ignore_eos=True))))
     while engine.scheduler.running or engine.scheduler.waiting:
-        engine.advance()
-    assert engine._writing.untold
-    engine.advance()
+        engine.execute_step()
+    assert engine._output_processor.updated_requests
+    engine.execute_step()
     assert heard[-1].finish_reason == "length"
 
 
@@ -182,15 +182,15 @@ def test_of_an_aborted_request_nothing_more_is_told() -> None:
     ask = Ask((1, 2, 3), Params(max_tokens=12, accept_threshold=0.0, ignore_eos=True))
     for id in ("kept", "aborted"):
         engine.add(spec_of(id, ask))
-    while not engine._writing.untold:
-        engine.advance()
+    while not engine._output_processor.updated_requests:
+        engine.execute_step()
     engine.abort("aborted")
-    assert {output.id for output in engine.news()} == {"kept"}
-    assert engine.news() == []
-    while not any(request.reason for request in engine._writing.untold):
-        engine.advance()
+    assert {output.id for output in engine.take_outputs()} == {"kept"}
+    assert engine.take_outputs() == []
+    while not any(request.reason for request in engine._output_processor.updated_requests):
+        engine.execute_step()
     engine.abort("kept")  # it has ended, and nobody was told
-    assert engine.news() == []
+    assert engine.take_outputs() == []
 
 
 def test_whoever_comes_in_between_finds_what_the_last_step_made_final() -> None:
@@ -204,5 +204,5 @@ def test_whoever_comes_in_between_finds_what_the_last_step_made_final() -> None:
     engine = make_engine(setup)
     engine.add(spec_of("r0", ask))
     while engine.has_work():
-        engine.advance()
+        engine.execute_step()
     assert engine.cache._by_key.keys() == run.engine.cache._by_key.keys()

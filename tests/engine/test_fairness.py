@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engine.request import Request, Status
-from runtime.engine.request_queue import FairQueue, deal
-from runtime.engine.step_time_budget import Pace
+from runtime.engine.request_queue import FairQueue, round_robin
+from runtime.engine.step_time_budget import StepTimeEstimator
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_schedule, spec_of
 from tests.engine.samples import asks, examples, setups
 from tests.engine.test_scheduler import SLOW, Watched, prompt
@@ -79,7 +79,7 @@ def test_one_comes_in_though_the_pages_are_full() -> None:
     crowd(run, groups=1, size=16, params=replace(SLOW, max_tokens=40))
     for _ in range(8):
         run.step()
-    assert run.engine.cache.available < 6
+    assert run.engine.cache.num_available < 6
     assert steps_until(run, run.add(ask)) <= usual + 2
     finish(run)
 
@@ -208,7 +208,7 @@ def test_who_is_first_in_line() -> None:
         queue.admit(order[-1])
     # owners in turn, within an owner its groups; when b has no more, a has all
     assert [one.arrival_index for one in order] == [0, 4, 3, 5, 1, 2]
-    queue.give_back(waiting[2])
+    queue.requeue(waiting[2])
     late = request(9, "a", "2")
     queue.add(late)
     assert queue.first() is late  # of its group fewer run
@@ -218,7 +218,7 @@ def test_who_is_first_in_line() -> None:
     for one in (*waiting[:2], *waiting[3:], late):
         queue.end(one)
     assert not queue
-    assert queue.parties == 0
+    assert queue.num_tenants == 0
     assert not queue._groups
 
 
@@ -229,7 +229,7 @@ def test_who_gave_way_goes_first_among_its_equals() -> None:
         queue.add(one)
     queue.admit(first)
     queue.admit(second)
-    queue.give_back(second)
+    queue.requeue(second)
     assert queue.first() is second
 
 
@@ -242,12 +242,12 @@ def test_who_has_nothing_running_may_displace_who_has_several() -> None:
     other, same, own = request(2, "b", "1"), request(3, "a", "2"), request(4, "a", "1")
     for one in (other, same, own):
         queue.add(one)
-    assert queue.may_displace(other, runs[1])
-    assert queue.may_displace(same, runs[1])
-    assert not queue.may_displace(own, runs[1])
+    assert queue.may_preempt(other, runs[1])
+    assert queue.may_preempt(same, runs[1])
+    assert not queue.may_preempt(own, runs[1])
     queue.end(runs[0])
-    assert not queue.may_displace(other, runs[1])
-    assert not queue.may_displace(same, runs[1])
+    assert not queue.may_preempt(other, runs[1])
+    assert not queue.may_preempt(same, runs[1])
 
 
 def test_rounds_of_turns() -> None:
@@ -255,28 +255,28 @@ def test_rounds_of_turns() -> None:
         requests = [request(seq, *place) for seq, place in enumerate(places)]
         for one in requests:
             one.status = Status.RUNNING
-        return [[one.arrival_index for one in round] for round in deal(requests)]
+        return [[one.arrival_index for one in round] for round in round_robin(requests)]
 
     assert dealt(("", "x"), ("", "x"), ("", "y"), ("", "x")) == [[0, 2], [1], [3]]
     assert dealt(("a", "x"), ("a", "x"), ("a", "y"), ("b", "x")) == [[0, 3], [2], [1]]
 
 
 def test_a_pace_is_learnt_from_steps() -> None:
-    pace = Pace(64, 0.1)
-    assert pace.bound(8192) == 8192
+    pace = StepTimeEstimator(64, 0.1)
+    assert pace.max_tokens(8192) == 8192
     for _ in range(20):
-        pace.learn(1000, 1.0)
-    assert 95 <= pace.bound(8192) <= 105
+        pace.update(1000, 1.0)
+    assert 95 <= pace.max_tokens(8192) <= 105
     for _ in range(20):
-        pace.learn(4096, 0.02)  # where rows cost next to nothing the budget is what binds
-    assert pace.bound(8192) == 8192
+        pace.update(4096, 0.02)  # where rows cost next to nothing the budget is what binds
+    assert pace.max_tokens(8192) == 8192
 
 
 def test_where_the_smallest_step_is_long_others_may_be_twice_as_long() -> None:
     """Weights that take 0.3 s to read, whatever the rows, and 1 ms a row: 300 more rows double a step, no fewer."""
-    pace = Pace(64, 0.1)
+    pace = StepTimeEstimator(64, 0.1)
     rows = 32
     for _ in range(60):
-        pace.learn(rows, 0.3 + rows / 1000)
-        rows = pace.bound(8192)
+        pace.update(rows, 0.3 + rows / 1000)
+        rows = pace.max_tokens(8192)
     assert 300 <= rows <= 400

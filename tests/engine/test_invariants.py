@@ -233,10 +233,10 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     assert committing.answered
     second = Ask((1, 2), Params(max_tokens=8, ignore_eos=True))
     run.engine.add(spec_of("same", second))
-    run.engine.scheduler.budget = 4  # the failing step serves the commit alone
+    run.engine.scheduler.token_budget = 4  # the failing step serves the commit alone
     works, run.engine.runner.run = run.engine.runner.run, Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
     assert run.engine.step() == []
-    run.engine.runner.run, run.engine.scheduler.budget = works, setup.budget  # type: ignore[method-assign]
+    run.engine.runner.run, run.engine.scheduler.token_budget = works, setup.budget  # type: ignore[method-assign]
     outputs: list[EngineOutput] = []
     while run.engine.has_work():
         outputs += run.engine.step()

@@ -16,7 +16,7 @@ def tokens(*values: int) -> np.ndarray:
 
 def chain_of(cache: KVCacheManager, content: np.ndarray, salt: str = "") -> list[bytes]:
     chain: list[bytes] = []
-    cache.extend_chain(chain, salt, content, len(content))
+    cache.extend_block_hashes(chain, salt, content, len(content))
     return chain
 
 
@@ -25,7 +25,7 @@ def test_a_chain_grows_to_what_it_would_be_at_once():
     content = tokens(1, 2, 3)
     grown: list[bytes] = []
     for end in (5, 8, 15, 16, 24):
-        cache.extend_chain(grown, "", content, end)
+        cache.extend_block_hashes(grown, "", content, end)
         assert len(grown) == end // 8
     assert grown == chain_of(cache, content)
 
@@ -40,33 +40,33 @@ def test_a_key_stands_for_all_before_it_and_for_the_salt():
 def test_a_match_ends_at_the_first_unit_that_is_not_known():
     cache = manager()
     chain = chain_of(cache, tokens(1, 2, 3))
-    units = cache.take(3)
-    cache.publish(units[0], chain[0])
-    cache.publish(units[2], chain[2])
-    assert cache.match(chain) == units[:1]
+    units = cache.allocate(3)
+    cache.cache_page_group(units[0], chain[0])
+    cache.cache_page_group(units[2], chain[2])
+    assert cache.find_longest_prefix(chain) == units[:1]
 
 
 def test_what_is_reclaimed_is_forgotten_the_tail_first():
     cache = manager()
     chain = chain_of(cache, tokens(1, 2, 3))
-    units = cache.take(3)
+    units = cache.allocate(3)
     for unit, key in zip(units, chain, strict=True):
-        cache.publish(unit, key)
-    cache.release(units)
+        cache.cache_page_group(unit, key)
+    cache.free(units)
     assert (cache.pages_used, cache.pages_cached) == (0, 6)
-    cache.take(2)  # one is free, one must be reclaimed
-    assert cache.match(chain) == units[:2]
+    cache.allocate(2)  # one is free, one must be reclaimed
+    assert cache.find_longest_prefix(chain) == units[:2]
 
 
 def test_admission_takes_all_or_nothing():
     cache = manager()
     chain = chain_of(cache, tokens(1, 2))
-    units = cache.take(2)
+    units = cache.allocate(2)
     for unit, key in zip(units, chain, strict=True):
-        cache.publish(unit, key)
-    cache.release(units)
+        cache.cache_page_group(unit, key)
+    cache.free(units)
     with pytest.raises(OutOfPages):
-        cache.admit(units, 3)  # four units in all, two of them the shared ones
-    assert cache.available == 4
-    assert len(cache.admit(units, 2)) == 2
-    assert cache.available == 0
+        cache.allocate_with_prefix(units, 3)  # four units in all, two of them the shared ones
+    assert cache.num_available == 4
+    assert len(cache.allocate_with_prefix(units, 2)) == 2
+    assert cache.num_available == 0

@@ -212,10 +212,12 @@ def kept(llm: LLM, tokens: list[int]) -> torch.Tensor:
         engine.step()
     cache = engine.cache
     chain: list[bytes] = []
-    cache.extend_chain(chain, engine.adapters.salt("", ""), np.array(tokens, dtype=np.int64), len(tokens))
-    units = cache.match(chain)
+    cache.extend_block_hashes(
+        chain, engine.lora_manager.cache_salt("", ""), np.array(tokens, dtype=np.int64), len(tokens)
+    )
+    units = cache.find_longest_prefix(chain)
     pool = engine.runner.pool
-    pages = [unit * cache.pages_per_unit + i for unit in units for i in range(cache.pages_per_unit)]
+    pages = [unit * cache.pages_per_group + i for unit in units for i in range(cache.pages_per_group)]
     return torch.stack([tensor[:, pages].flatten(1, 2) for tensor in pool.tensors])
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.engine.lora_manager import Adapters
+from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request_queue import FairQueue
 from runtime.errors import ConfigError, RequestError
 
@@ -37,67 +37,67 @@ def adapter(digest="d"):
 
 @pytest.fixture
 def adapters():
-    made = Adapters(2, Matrices(), apart=0b100)
+    made = LoRAManager(2, Matrices(), eager_modules=0b100)
     for name in "abcx":
         made.load(name, adapter())
     return made
 
 
 def test_least_recently_used_goes_first(adapters):
-    slots = {name: adapters.hold(name) for name in "ab"}
+    slots = {name: adapters.acquire(name) for name in "ab"}
     for name in "ab":
-        adapters.let_go(name)
-    adapters.hold("a")
-    assert adapters.hold("c") == slots["b"]
-    assert not adapters.fits("b")
-    assert adapters.fits("a")
-    assert adapters.fits("")
-    adapters.let_go("a")
-    assert adapters.fits("b")
-    assert adapters.hold("b") == slots["a"]
-    assert adapters.matrices.slots == {slots["a"]: "b", slots["b"]: "c"}
+        adapters.release(name)
+    adapters.acquire("a")
+    assert adapters.acquire("c") == slots["b"]
+    assert not adapters.can_activate("b")
+    assert adapters.can_activate("a")
+    assert adapters.can_activate("")
+    adapters.release("a")
+    assert adapters.can_activate("b")
+    assert adapters.acquire("b") == slots["a"]
+    assert adapters.backend.slots == {slots["a"]: "b", slots["b"]: "c"}
     assert adapters.evictions == 2
 
 
 def test_one_that_cannot_be_put_takes_no_slot(adapters):
     for _ in range(3):
         with pytest.raises(MemoryError):
-            adapters.bring("x")
-    assert {adapters.hold("a"), adapters.hold("b")} == {0, 1}
+            adapters.activate("x")
+    assert {adapters.acquire("a"), adapters.acquire("b")} == {0, 1}
 
 
 def test_unloading(adapters):
-    adapters.hold("a")
+    adapters.acquire("a")
     with pytest.raises(ValueError, match="in use"):
         adapters.unload("a")
-    adapters.leaving.add("a")
-    assert not adapters.offers("a")
-    adapters.let_go("a")
+    adapters.unloading.add("a")
+    assert not adapters.is_available("a")
+    adapters.release("a")
     adapters.unload("a")
     adapters.unload("a")
-    assert adapters.offered == ["b", "c", "x"]
-    assert adapters.matrices.names == {"b", "c", "x"}
-    adapters.hold("b")
-    adapters.hold("c")  # into its slot
+    assert adapters.available == ["b", "c", "x"]
+    assert adapters.backend.names == {"b", "c", "x"}
+    adapters.acquire("b")
+    adapters.acquire("c")  # into its slot
     assert adapters.evictions == 0
 
 
 def test_what_a_step_touches(adapters):
-    assert adapters.touched([""]) == 0
-    assert adapters.touched(["a", ""]) == 0b011  # what any does, but of the costly ones what these do
-    assert adapters.touched(["a", "c"]) == 0b111
+    assert adapters.affected_modules([""]) == 0
+    assert adapters.affected_modules(["a", ""]) == 0b011  # what any does, but of the costly ones what these do
+    assert adapters.affected_modules(["a", "c"]) == 0b111
 
 
 def test_names(adapters):
-    assert adapters.named(None) == ""
-    assert adapters.named(None, "a") == "a"
-    with pytest.raises(RequestError, match="'z' is not loaded; there is a, b, c, x"):
-        adapters.named("z")
+    assert adapters.resolve(None) == ""
+    assert adapters.resolve(None, "a") == "a"
+    with pytest.raises(RequestError, match="'z' is not loaded; available: a, b, c, x"):
+        adapters.resolve("z")
     adapters.load("a", adapter())
     with pytest.raises(ConfigError, match="loaded with other content"):
         adapters.load("a", adapter("other"))
-    assert adapters.salt("a", "s") != adapters.salt("", "s") != adapters.salt("", "t")
-    assert adapters.salt("a", "s") != adapters.salt("", "d\0s")
+    assert adapters.cache_salt("a", "s") != adapters.cache_salt("", "s") != adapters.cache_salt("", "t")
+    assert adapters.cache_salt("a", "s") != adapters.cache_salt("", "d\0s")
 
 
 def waiting(*names):
@@ -108,10 +108,10 @@ def waiting(*names):
 
 
 def test_the_base_passes_one_that_waits_for_a_slot(adapters):
-    assert adapters.first(waiting()) is None
-    assert adapters.first(waiting("c", "")).adapter == "c"
-    adapters.hold("a")
-    adapters.hold("b")
-    assert adapters.first(waiting("c", "a", "", "")).arrival_index == 2
-    assert adapters.first(waiting("c", "a")) is None  # or the first would wait for ever
-    assert adapters.first(waiting("a", "c")).arrival_index == 0
+    assert adapters.next_request(waiting()) is None
+    assert adapters.next_request(waiting("c", "")).adapter == "c"
+    adapters.acquire("a")
+    adapters.acquire("b")
+    assert adapters.next_request(waiting("c", "a", "", "")).arrival_index == 2
+    assert adapters.next_request(waiting("c", "a")) is None  # or the first would wait for ever
+    assert adapters.next_request(waiting("a", "c")).arrival_index == 0

@@ -14,7 +14,7 @@ from runtime.kernels import batch_invariant_torch
 from runtime.kernels.lora import LoRARows
 from runtime.worker.cuda_graph import run_eagerly
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.memory import step_sizes
+from runtime.worker.memory import capture_sizes_for
 from tests.golden import GOLDEN
 from tests.lora.samples import merged_checkpoint, random_adapter
 from tests.matrix import marked
@@ -83,7 +83,7 @@ def test_a_batch_of_eight_and_the_base_equals_each_alone(adapters, alone, slots)
     """Also where not all of them fit on the device."""
     with llm(lora=adapters, max_loras=slots, max_num_reqs=32) as engine:
         outs = engine.generate(prompts(18), PARAMS, adapter=NAMES)
-        evictions = engine.engine.adapters.evictions
+        evictions = engine.engine.lora_manager.evictions
     assert [out.token_ids for out in outs] == [alone(name, i) for i, name in enumerate(NAMES)]
     assert len({tuple(out.token_ids) for out in outs}) > 8
     assert (evictions > 0) == (slots == 3)
@@ -93,7 +93,7 @@ def replayed(engine):
     """The same with steps that are filled up and replayed, as on a GPU."""
     inner = engine.engine
     runner, info = inner.runner, engine.info
-    sizes = step_sizes(info, inner.strategy, -(-info.max_model_len // info.page_size), inner.adapters)
+    sizes = capture_sizes_for(info, inner.strategy, -(-info.max_model_len // info.page_size), inner.lora_manager)
     inner.runner = CudaGraphRunner(
         runner.model, runner.pool, block_size=sizes.block_size, mask_id=info.mask_token_id,
         max_token_id=info.max_token_id, eos_ids=tuple(info.eos_token_ids), max_num_reqs=info.max_num_reqs, sizes=sizes,
@@ -130,7 +130,7 @@ def test_a_prefix_is_shared_with_ones_own_adapter_alone(adapters):
 
 def test_loading_and_unloading(adapters, tmp_path):
     with llm(max_loras=2, max_lora_rank=4) as engine:
-        assert engine.engine.adapters.offered == []
+        assert engine.engine.lora_manager.available == []
         engine.load_adapter("x", str(adapters["a0"]))
         engine.load_adapter("x", str(adapters["a0"]))  # the same again
         with pytest.raises(ConfigError, match=r"adapter 'x' is loaded with other content"):
@@ -139,22 +139,22 @@ def test_loading_and_unloading(adapters, tmp_path):
             engine.load_adapter("y", str(adapters["a4"]))
         with pytest.raises(ConfigError, match="is not the name of an adapter"):
             engine.load_adapter("", str(adapters["a0"]))
-        assert engine.engine.adapters.offered == ["x"]
+        assert engine.engine.lora_manager.available == ["x"]
         before = engine.logits([3, 4, 5], adapter="x")
-        with pytest.raises(RequestError, match=r"'y' is not loaded; there is x") as error:
+        with pytest.raises(RequestError, match=r"'y' is not loaded; available: x") as error:
             engine.generate([[3, 4]], PARAMS, adapter="y")
         assert error.value.status == 404
         stream = engine.stream([3, 4], SamplingParams(max_tokens=16), adapter="x")
         next(stream)
         with pytest.raises(RequestError, match="answers with 'x' are under way"):
             engine.unload_adapter("x")
-        assert engine.engine.adapters.offered == ["x"]
+        assert engine.engine.lora_manager.available == ["x"]
         list(stream)
         engine.unload_adapter("x")
-        assert engine.engine.adapters.offered == []
+        assert engine.engine.lora_manager.available == []
         engine.load_adapter("x", str(adapters["a1"]))  # other content, now that the name is free
         assert not torch.equal(engine.logits([3, 4, 5], adapter="x"), before)
-    with llm() as engine, pytest.raises(ConfigError, match="without room for adapters"):
+    with llm() as engine, pytest.raises(ConfigError, match="LoRA is disabled"):
         engine.load_adapter("x", str(adapters["a0"]))
 
 
@@ -245,9 +245,9 @@ def test_forty_over_eight_slots(tmp_path):
     prompt = [5, 9, 11, 7]
     with llm(lora=paths, max_loras=8, max_num_reqs=32) as engine:
         outs = engine.generate([prompt] * len(names), short, adapter=names)
-        held = engine.engine.adapters
+        held = engine.engine.lora_manager
         assert held.evictions >= 32
-        assert not any(held.held(name) for name in paths)
+        assert not any(held.num_running(name) for name in paths)
         for i in numbers.sample(range(len(names)), 8):
             (again,) = engine.generate([prompt], short, adapter=names[i])
             assert again.token_ids == outs[i].token_ids

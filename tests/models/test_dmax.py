@@ -99,8 +99,8 @@ def test_other_strategies_have_neither_the_rule_nor_its_fields() -> None:
     [
         ("dmax", {"decoding_strategy": "dmax"}, "--decoding-strategy dmax needs --sampling-mode edit"),
         ("sdar", {"decoding_strategy": "dmax"}, "does not fit this model; it can be: multi_bd"),
-        ("dmax", {"token_merge_top_k": 2}, "--token-merge-top-k means nothing to multi_bd of the llada2 family"),
-        ("dmax", {**DMAX, "edit_threshold": 0.1}, "--edit-threshold means nothing to dmax of the llada2 family"),
+        ("dmax", {"token_merge_top_k": 2}, "--token-merge-top-k is not supported by multi_bd of the llada2 family"),
+        ("dmax", {**DMAX, "edit_threshold": 0.1}, "--edit-threshold is not supported by dmax of the llada2 family"),
         ("dmax", {**DMAX, "token_merge_top_k": 65}, "--token-merge-top-k: 65 is not"),
         ("dmax", {**DMAX, "token_merge_weight": -1}, "--token-merge-weight: -1 is not"),
         ("dmax", {**DMAX, "token_merge_mode": "topk"}, "--token-merge-mode: 'topk' is not one of"),

@@ -77,7 +77,7 @@ def test_what_d2f_does_unasked_on_dream():
         (
             "d2f_llada",
             {"decoding_strategy": "d2f", "block_size": 8, "max_model_len": 200, "max_num_batched_tokens": 198},
-            "198 is less than the 199 rows .* as prompts are not cut, --max-model-len 200",
+            "198 is less than the 199 rows .* as prompts are not split, --max-model-len 200",
         ),
         (
             "d2f_dream",
@@ -92,8 +92,8 @@ def test_what_d2f_does_unasked_on_dream():
             {"block_size": 12, "page_size": 12},
             "--block-size 12: must be a multiple of .* sub-blocks of 8",
         ),
-        ("fast_dllm_v2", {"add_block_threshold": 0.3}, "--add-block-threshold means nothing to fast_dllm_v2"),
-        ("sdar", {"edit_threshold": 0.3}, "--edit-threshold means nothing to multi_bd of the sdar family"),
+        ("fast_dllm_v2", {"add_block_threshold": 0.3}, "--add-block-threshold is not supported by fast_dllm_v2"),
+        ("sdar", {"edit_threshold": 0.3}, "--edit-threshold is not supported by multi_bd of the sdar family"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, flags, says):

@@ -11,10 +11,10 @@ from tests.server.limits import raise_limits
 
 
 class BlockedEngine(FakeEngine):
-    def advance(self) -> None:
+    def execute_step(self) -> None:
         while Path(os.environ["TEST_BLOCKED"]).exists():
             time.sleep(0.01)
-        super().advance()
+        super().execute_step()
 
 
 if __name__ == "__main__":

@@ -60,11 +60,11 @@ class FakeEngine:
     def set_overlap_callback(self, work: object, heard: object) -> bool:
         return False
 
-    def news(self) -> list[EngineOutput]:
+    def take_outputs(self) -> list[EngineOutput]:
         brought, self.brought = self.brought, []
         return brought
 
-    def advance(self) -> None:
+    def execute_step(self) -> None:
         time.sleep(0.002)
         outputs = self.brought
         for spec, done, due in list(self.live.values()):

@@ -41,7 +41,7 @@ class ScriptedEngine(FakeEngine):
         self.scripts.pop(request_id, None)
         super().abort(request_id)
 
-    def advance(self) -> None:
+    def execute_step(self) -> None:
         outputs = self.brought
         for spec, done, _ in list(self.live.values()):
             left = self.scripts[spec.id]

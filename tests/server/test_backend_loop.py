@@ -46,7 +46,7 @@ class Recording:
     def has_work(self) -> bool:
         return self.left > 0
 
-    def advance(self) -> None:
+    def execute_step(self) -> None:
         number = self.steps - self.left
         self.left -= 1
         self.said.append(f"step {number}")
@@ -55,7 +55,7 @@ class Recording:
         self.said.append(f"end {number}")
         self.brought.append(EngineOutput(id=f"news {number}", nfe=1))
 
-    def news(self) -> list[EngineOutput]:
+    def take_outputs(self) -> list[EngineOutput]:
         brought, self.brought = self.brought, []
         return brought
 

@@ -115,7 +115,7 @@ class Quiet(TorchDispatchMode):
 @contextmanager
 def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU that records: steps are filled up and go the way of recorded ones, and nothing in what decides asks."""
-    monkeypatch.setattr(memory, "_records", lambda config, *_: not config.enforce_eager)
+    monkeypatch.setattr(memory, "_uses_cuda_graphs", lambda config, *_: not config.enforce_eager)
     monkeypatch.setattr(memory, "GraphCapturer", lambda device: run_eagerly)
     sample = ModelStep.sample
 

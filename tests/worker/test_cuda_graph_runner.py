@@ -11,7 +11,7 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.algorithms import LogitStat, algorithm_keys
-from runtime.engine.lora_manager import Adapters
+from runtime.engine.lora_manager import LoRAManager
 from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.capture_sizes import CaptureSizes, capture_batch_sizes, pad_sampled_rows
@@ -24,7 +24,7 @@ from runtime.worker.graph_padding import (
     sample_buffer_specs,
 )
 from runtime.worker.input_batch import AlgorithmShape, ForwardDescriptor, SampleDescriptor
-from runtime.worker.memory import step_sizes
+from runtime.worker.memory import capture_sizes_for
 from tests.golden import GOLDEN
 from tests.matrix import marked
 from tests.request.test_sampling_params import info
@@ -192,7 +192,7 @@ def test_what_is_sampled_is_recorded_for_no_more_blocks_than_are_open() -> None:
 def test_prompts_find_recorded_steps_however_few_requests_there_may_be(requests: int, budget: int, rows: int) -> None:
     facts = msgspec.structs.replace(info(), block_size=32, max_num_reqs=requests, max_num_batched_tokens=budget)
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, 2, True, facts.max_model_len))
-    sizes = step_sizes(facts, strategy, 4, Adapters())
+    sizes = capture_sizes_for(facts, strategy, 4, LoRAManager())
     assert (sizes.max_tokens, sizes.max_sampled_blocks) == (rows, 2 * requests)
 
 

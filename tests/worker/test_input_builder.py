@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.step_plan import StepPlan
 from runtime.strategies import strategies
-from runtime.worker.input_builder import Planner
+from runtime.worker.input_builder import InputBuilder
 from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import asks, setups
 from tests.oracle.block import Params
@@ -20,22 +20,22 @@ from tests.oracle.block import Params
 WHERE = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
 
 
-class Comparing(Planner):
+class Comparing(InputBuilder):
     """Compares each plan with one that is made anew."""
 
     made = 0
     kept = 0
 
     def plan(self, batch: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
-        before = self._known
+        before = self._layout
         plan = super().plan(batch, *others)
         self.made += 1
-        self.kept += before is not None and self._known is before
+        self.kept += before is not None and self._layout is before
         return plan
 
-    def again(self, batch: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
-        plan = super().again(batch, *others)
-        fresh = Planner(self.table, self.strategy).plan(batch)
+    def replan(self, batch: list[ScheduledRequest], *others: Callable[[], Any]) -> StepPlan:
+        plan = super().replan(batch, *others)
+        fresh = InputBuilder(self.table, self.strategy).plan(batch)
         for name in (*WHERE, "tokens"):
             assert np.array_equal(getattr(plan, name), getattr(fresh, name)), name
         return plan
@@ -50,7 +50,7 @@ def test_what_stands_where_it_stood_is_where_it_would_be(data: st.DataObject) ->
     strategy = data.draw(st.sampled_from(OF_EACH_KIND))
     setup = data.draw(setups(strategy=strategy))
     run = Run(setup)
-    run.engine.planner = Comparing(run.engine.table, run.engine.strategy)
+    run.engine.input_builder = Comparing(run.engine.table, run.engine.strategy)
     for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
         run.add(ask)
     run.drain()
@@ -59,7 +59,7 @@ def test_what_stands_where_it_stood_is_where_it_would_be(data: st.DataObject) ->
 
 def test_a_batch_of_fixed_that_only_denoises_is_not_laid_out_again() -> None:
     run = Run(Setup(block=8, page=8))
-    run.engine.planner = planner = Comparing(run.engine.table, run.engine.strategy)
+    run.engine.input_builder = planner = Comparing(run.engine.table, run.engine.strategy)
     for n in range(3):
         run.add(Ask((1, 2, n), Params(max_tokens=20, algorithm="fixed", steps=8, seed=n)))
     run.drain()

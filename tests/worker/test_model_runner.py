@@ -72,7 +72,7 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
         return distribution(logits, **limits)
 
     monkeypatch.setattr(sampling, "filtered_probs", counted)
-    warm_up(runner, rows=45, longest=22)
+    warm_up(runner, rows=45, max_seq_len=22)
     assert runner.heard == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
     assert drawn == [4, 8, 16, 32, 44]
 

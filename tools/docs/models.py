@@ -9,7 +9,7 @@ from torch import nn
 
 from runtime.algorithms import algorithm_keys
 from runtime.bench.model_shapes import ARCHITECTURES
-from runtime.engine.request_defaults import fitting_rules
+from runtime.engine.request_defaults import supported_algorithms
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
@@ -50,7 +50,7 @@ def _defaults(family: ModelFamily[Any], strategy: Strategy, key: str) -> str:
 
 
 def _rules(family: ModelFamily[Any], key: str) -> str:
-    fitting = {rule.key for rule in fitting_rules(family, key)}
+    fitting = {rule.key for rule in supported_algorithms(family, key)}
     others = [key for key in algorithm_keys() if key not in fitting]
     if len(others) < len(fitting):
         return "all but " + ", ".join(f"`{key}`" for key in others) if others else "all"

@@ -1,8 +1,10 @@
-"""The walk of requests whose answers keep to a grammar (docs/server.md, Structured output).
+"""Constrained decoding for structured output (docs/server.md, Structured output).
 
-From a block's first masked position on, the best token that the grammar allows is taken from this step's logits as long
-as it is confident enough; the first always, and what the grammar forces without a look. What comes after the first that
-is not stays masked. All walks of a step go side by side: each position is one mask, one choice and one answer for all.
+From the first masked position of a block on, the best token that the grammar allows is accepted from the logits of the
+step, as long as its confidence is above the threshold. The first token of a step is always accepted. Tokens that the
+grammar forces need no logits. All positions after the first rejected token stay masked.
+
+All constrained blocks of a step advance together: one bitmask, one argmax and one host synchronization per position.
 """
 
 from __future__ import annotations
@@ -23,158 +25,176 @@ from runtime.worker.sample.logits_processors import apply_logits_processors, log
 
 
 @dataclass
-class Walking:
-    """A walk on its way: `at` is the offset it has come to, `taken` what it took from `walk.first` on."""
+class GrammarWalk:
+    """Progress of a constrained block within a step.
 
-    walk: GrammarBlock
-    size: int  # positions of the block
-    first_row: int  # of its first position's logits, among those of its batch
-    taken: list[int] = field(default_factory=list)
-    bold: bool = False  # its first token was taken though it was not confident
+    Attributes:
+        block: the block.
+        size: number of its positions.
+        first_row: row of its first masked position among the logits of the batch.
+        accepted: tokens accepted in this step, from the first masked position on.
+        forced: the first token was accepted below the threshold.
+        stopped: a token was rejected.
+    """
+
+    block: GrammarBlock
+    size: int
+    first_row: int
+    accepted: list[int] = field(default_factory=list)
+    forced: bool = False
     stopped: bool = False
 
     @property
-    def at(self) -> int:
-        return self.walk.first_masked + len(self.taken)
+    def position(self) -> int:
+        """Offset of the next position in the block."""
+        return self.block.first_masked + len(self.accepted)
 
     @property
     def row(self) -> int:
-        return self.first_row + len(self.taken)
+        """Row of the next position among the logits of the batch."""
+        return self.first_row + len(self.accepted)
 
     @property
-    def goes_on(self) -> bool:
-        return not self.stopped and self.at < self.size and not self.walk.constraint.error
+    def is_active(self) -> bool:
+        return not self.stopped and self.position < self.size and not self.block.constraint.error
 
-    def take(self, token: int) -> None:
-        """A token that comes next; behind an end of sequence the block is full of them."""
-        constraint = self.walk.constraint
+    def accept(self, token: int) -> None:
+        """Accepts the next token. An end-of-sequence token fills the rest of the block."""
+        constraint = self.block.constraint
         constraint.accept_token(token)
-        self.taken.append(token)
+        self.accepted.append(token)
         if constraint.finished:
-            self.taken += [token] * (self.size - self.at)
+            self.accepted += [token] * (self.size - self.position)
 
-    def take_forced(self) -> None:
-        while self.goes_on:
-            forced = self.walk.constraint.forced_tokens()
-            if not forced:
+    def accept_forced(self) -> None:
+        """Accepts all tokens that the grammar forces next."""
+        while self.is_active:
+            tokens = self.block.constraint.forced_tokens()
+            if not tokens:
                 return
-            for token in forced[: self.size - self.at]:
-                self.take(token)
+            for token in tokens[: self.size - self.position]:
+                self.accept(token)
 
-    def offer(self, token: int, conf: float) -> None:
-        """The best allowed one."""
-        if self.taken and not conf > self.walk.threshold:
+    def propose(self, token: int, confidence: float) -> None:
+        """Accepts an allowed token if it is the first one of the step or its confidence is above the threshold."""
+        if self.accepted and not confidence > self.block.threshold:
             self.stopped = True
             return
-        self.bold |= not conf > self.walk.threshold
-        self.take(token)
+        self.forced |= not confidence > self.block.threshold
+        self.accept(token)
 
 
 @torch.inference_mode()
-def walk(looking: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
-    """Take the step's walks, and write what they took into `results`, where their blocks are as they were."""
-    for batch in _batches(plan, 0 if looking.batch_invariant else looking.max_rows):
-        rows = np.concatenate([plan.rows[w.walk.block] + np.arange(w.at, w.size) for w in batch])
-        logits = looking.rows(rows)
+def apply_grammar(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
+    """Decodes the constrained blocks of a step, and writes the accepted tokens to `results`.
+
+    Until then `results` has these blocks unchanged.
+    """
+    for batch in _batches(plan, 0 if full_logits.batch_invariant else full_logits.max_rows):
+        rows = np.concatenate([plan.rows[w.block.block] + np.arange(w.position, w.size) for w in batch])
+        logits = full_logits.rows(rows)
         if plan.logits_processors is not None:
-            block = np.concatenate([np.full(w.size - w.at, w.walk.block) for w in batch])
-            at = np.concatenate([np.arange(w.at, w.size) for w in batch])
-            given = {
-                name: _on(array, logits) for name, array in logits_processor_arrays(plan.logits_processors).items()
-            }
-            apply_logits_processors(logits, given, _on(block, logits), _on(at, logits), DEFAULT_LOGITS_OPS)
-        _go(batch, logits, plan)
-        for walking in batch:
-            _write(walking, results)
+            block = np.concatenate([np.full(w.size - w.position, w.block.block) for w in batch])
+            at = np.concatenate([np.arange(w.position, w.size) for w in batch])
+            arrays = logits_processor_arrays(plan.logits_processors)
+            inputs = {name: _to_device(array, logits) for name, array in arrays.items()}
+            apply_logits_processors(logits, inputs, _to_device(block, logits), _to_device(at, logits), DEFAULT_LOGITS_OPS)
+        _advance(batch, logits, plan)
+        for walk in batch:
+            _write(walk, results)
 
 
-def _on(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+def _to_device(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array).to(like.device)
 
 
-def _batches(plan: DenoiseBlocks, most: int) -> Iterator[list[Walking]]:
-    """Walks whose logits are made at once, of `most` rows, or one walk."""
-    batch: list[Walking] = []
+def _batches(plan: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
+    """Yields the constrained blocks in batches of at most `max_rows` rows of logits, or of one block."""
+    batch: list[GrammarWalk] = []
     rows = 0
-    for each in plan.grammar_blocks:
-        count = each.size - each.first_masked
-        if batch and rows + count > most:
+    for block in plan.grammar_blocks:
+        count = block.size - block.first_masked
+        if batch and rows + count > max_rows:
             yield batch
             batch, rows = [], 0
-        batch.append(Walking(each, each.size, rows))
+        batch.append(GrammarWalk(block, block.size, rows))
         rows += count
     if batch:
         yield batch
 
 
-def _go(batch: Sequence[Walking], logits: torch.Tensor, plan: DenoiseBlocks) -> None:
-    words = -(-logits.shape[1] // 32)
-    for walking in batch:
-        walking.take_forced()
-    going = [walking for walking in batch if walking.goes_on]
-    while going:
-        allowed = np.zeros((len(going), max(words, going[0].walk.constraint.facts.mask_len)), dtype=np.int32)
-        for walking, row in zip(going, allowed, strict=True):
-            walking.walk.constraint.fill_bitmask(row[: walking.walk.constraint.facts.mask_len])
-        going, allowed = _alive(going, allowed[:, :words])
-        if not going:
+def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, plan: DenoiseBlocks) -> None:
+    """Decodes the blocks of a batch until none of them is active."""
+    mask_size = -(-logits.shape[1] // 32)
+    for walk in batch:
+        walk.accept_forced()
+    active = [walk for walk in batch if walk.is_active]
+    while active:
+        bitmask = np.zeros((len(active), max(mask_size, active[0].block.constraint.facts.mask_len)), dtype=np.int32)
+        for walk, row in zip(active, bitmask, strict=True):
+            walk.block.constraint.fill_bitmask(row[: walk.block.constraint.facts.mask_len])
+        active, bitmask = _drop_failed(active, bitmask[:, :mask_size])
+        if not active:
             return
-        rows = torch.tensor([walking.row for walking in going], device=logits.device)
-        mine = logits[rows].masked_fill(~_bits(allowed, logits), float("-inf"))
-        found = _choose(mine, going, plan)
-        told = torch.stack([found.token.double(), found.confidence.double()]).tolist()
-        for walking, token, conf in zip(going, *told, strict=True):
-            walking.offer(int(token), conf)
-            walking.take_forced()
-        going = [walking for walking in going if walking.goes_on]
+        rows = torch.tensor([walk.row for walk in active], device=logits.device)
+        allowed_logits = logits[rows].masked_fill(~_unpack_bitmask(bitmask, logits), float("-inf"))
+        candidates = _sample_allowed(allowed_logits, active, plan)
+        values: list[list[float]] = torch.stack([candidates.token.double(), candidates.confidence.double()]).tolist()
+        for walk, token, confidence in zip(active, *values, strict=True):
+            walk.propose(int(token), confidence)
+            walk.accept_forced()
+        active = [walk for walk in active if walk.is_active]
 
 
-def _alive(going: list[Walking], allowed: np.ndarray) -> tuple[list[Walking], np.ndarray]:
-    """Without those that have just failed."""
-    kept = [i for i, walking in enumerate(going) if not walking.walk.constraint.error]
-    return [going[i] for i in kept], allowed[kept]
+def _drop_failed(active: list[GrammarWalk], bitmask: np.ndarray) -> tuple[list[GrammarWalk], np.ndarray]:
+    remaining = [i for i, walk in enumerate(active) if not walk.block.constraint.error]
+    return [active[i] for i in remaining], bitmask[remaining]
 
 
-def _bits(allowed: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
-    """bool [n, vocab] of int32 [n, words], a bit a token."""
-    words = torch.from_numpy(np.ascontiguousarray(allowed)).to(logits.device)
+def _unpack_bitmask(bitmask: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
+    """Returns bool [n, vocab] from int32 [n, ceil(vocab / 32)] with one bit per token."""
+    packed = torch.from_numpy(np.ascontiguousarray(bitmask)).to(logits.device)
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
-    bits = (words[:, :, None] >> shifts) & 1
+    bits = (packed[:, :, None] >> shifts) & 1
     return bits.flatten(1)[:, : logits.shape[1]].bool()
 
 
-def _choose(logits: torch.Tensor, going: Sequence[Walking], plan: DenoiseBlocks) -> sampling.Candidate:
-    """The likeliest allowed token of each row, or the drawn one of those that draw; and its probability among the
-    allowed."""
+def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: DenoiseBlocks) -> sampling.Candidate:
+    """Returns a token per row of `logits` [n, vocab] and its probability among the allowed tokens.
+
+    It is the argmax, or a sample for requests with a temperature.
+    """
     best = sampling.greedy(logits)
-    drawing = plan.sampling
-    if drawing is None:
+    sampling_inputs = plan.sampling
+    if sampling_inputs is None:
         return best
-    limits = torch.from_numpy(drawing.limits[[w.walk.block for w in going]]).to(logits.device)
-    draws = [i for i, w in enumerate(going) if drawing.limits[w.walk.block, TEMPERATURE] > 0]
-    if not draws:
+    limits = torch.from_numpy(sampling_inputs.limits[[w.block.block for w in active]]).to(logits.device)
+    sampled = [i for i, w in enumerate(active) if sampling_inputs.limits[w.block.block, TEMPERATURE] > 0]
+    if not sampled:
         return best
-    mine = limits[draws]
+    sampled_limits = limits[sampled]
     probs = sampling.filtered_probs(
-        logits[draws], temperature=mine[:, TEMPERATURE], top_k=mine[:, TOP_K].long(), top_p=mine[:, TOP_P],
-        min_p=mine[:, MIN_P],
+        logits[sampled], temperature=sampled_limits[:, TEMPERATURE], top_k=sampled_limits[:, TOP_K].long(),
+        top_p=sampled_limits[:, TOP_P], min_p=sampled_limits[:, MIN_P],
     )  # fmt: skip
-    uniform = torch.tensor([drawing.uniform[going[i].walk.block, going[i].at] for i in draws], dtype=torch.float64)
+    uniform = torch.tensor(
+        [sampling_inputs.uniform[active[i].block.block, active[i].position] for i in sampled], dtype=torch.float64
+    )
     picked = sampling.multinomial(probs, uniform.to(logits.device))
-    best.token[draws], best.confidence[draws] = picked.token, picked.confidence
+    best.token[sampled], best.confidence[sampled] = picked.token, picked.confidence
     return best
 
 
-def _write(walking: Walking, results: BlockResults) -> None:
-    i, first, at, taken = walking.walk.block, walking.walk.first_masked, walking.at, walking.taken
-    results.tokens[i, first:at] = taken
-    results.state[i, first:at] = UNMASKED
-    results.masks[i] -= len(taken)
-    results.num_updated[i] += len(taken)
-    results.first_masked[i] = at if results.masks[i] else results.tokens.shape[1]
-    results.forced[i] = walking.bold
+def _write(walk: GrammarWalk, results: BlockResults) -> None:
+    i, first, end, accepted = walk.block.block, walk.block.first_masked, walk.position, walk.accepted
+    results.tokens[i, first:end] = accepted
+    results.state[i, first:end] = UNMASKED
+    results.masks[i] -= len(accepted)
+    results.num_updated[i] += len(accepted)
+    results.first_masked[i] = end if results.masks[i] else results.tokens.shape[1]
+    results.forced[i] = walk.forced
     results.finished[i] = not results.masks[i]
-    eos = walking.walk.constraint.facts.eos
-    where = next((n for n, token in enumerate(taken, first) if token in eos), None)
-    if where is not None:
-        results.first_eos[i] = where
+    eos = walk.block.constraint.facts.eos
+    first_eos = next((n for n, token in enumerate(accepted, first) if token in eos), None)
+    if first_eos is not None:
+        results.first_eos[i] = first_eos

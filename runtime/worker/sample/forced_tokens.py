@@ -1,4 +1,4 @@
-"""Blocks that are not filled by their rule: by a walk through a grammar, or by reciting a text that is to be scored."""
+"""Blocks whose tokens come from a grammar or from forced tokens (prompt scoring) instead of the unmasking algorithm."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from runtime.engine.request import UNMASKED, Block, Request
 from runtime.engine.step_plan import BlockResults, DenoiseBlocks, ForcedTokens, GrammarBlock
 
 
-def walks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[GrammarBlock, ...]:
-    """Of each request that keeps to a grammar, its first block with a mask."""
+def grammar_blocks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[GrammarBlock, ...]:
+    """Returns the first block with a mask of each request with structured output.
+
+    Args:
+        owners: request of each block.
+        blocks: blocks of the step.
+    """
     found = []
     for i, request, block in _first_masked(owners, blocks):
         if request.constraint is not None:
@@ -18,19 +23,20 @@ def walks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[GrammarBl
     return tuple(found)
 
 
-def recitals(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[ForcedTokens, ...]:
-    """Of each request that recites, the same, and what stands there next."""
+def forced_blocks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[ForcedTokens, ...]:
+    """Returns the first block with a mask of each request with forced tokens, and the next of these tokens."""
     found = []
     for i, request, block in _first_masked(owners, blocks):
         text = request.spec.forced_token_ids
         if text:
             start = block.start + block.first_masked - request.prompt_len
-            most = min(request.spec.forced_tokens_per_step, block.size - block.first_masked)
-            found.append(ForcedTokens(i, block.first_masked, tuple(text[start : start + most])))
+            count = min(request.spec.forced_tokens_per_step, block.size - block.first_masked)
+            found.append(ForcedTokens(i, block.first_masked, tuple(text[start : start + count])))
     return tuple(found)
 
 
 def _first_masked(owners: Sequence[Request], blocks: Sequence[Block]) -> Iterator[tuple[int, Request, Block]]:
+    """Yields index, request and block of each request's first block with a mask, if no algorithm fills it."""
     seen = set()
     for i, (request, block) in enumerate(zip(owners, blocks, strict=True)):
         if request.decodes_left_to_right and block.masks and request.arrival_index not in seen:
@@ -38,8 +44,8 @@ def _first_masked(owners: Sequence[Request], blocks: Sequence[Block]) -> Iterato
             yield i, request, block
 
 
-def recite(plan: DenoiseBlocks, results: BlockResults) -> None:
-    """Write what is recited into `results`, where its blocks are as they were."""
+def force_tokens(plan: DenoiseBlocks, results: BlockResults) -> None:
+    """Writes the forced tokens to `results`, which has these blocks unchanged."""
     for i, first, tokens in plan.forced_tokens:
         last = first + len(tokens)
         results.tokens[i, first:last] = tokens

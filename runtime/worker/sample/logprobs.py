@@ -1,5 +1,4 @@
-"""Log-probabilities of what a step wrote, of requests that ask for them: logits of these positions are made once more,
-of the same hidden states, so that the step itself is what it is without."""
+"""Computes logprobs by running lm_head again for newly unmasked positions, so that sampling is unaffected."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from runtime.engine.request import MASKED, UNMASKED, Request
 from runtime.engine.step_plan import BlockResults, DenoiseBlocks
 from runtime.worker.sample.full_logits import FullLogits
 
-NONE = -1  # of a block whose request does not ask
+NONE = -1  # the request reads no logprobs
 
 
-def asked(owners: Sequence[Request]) -> np.ndarray | None:
-    """int64 [n]: of how many of the likeliest tokens each block's request wants to know; None where none asks."""
+def requested_logprobs(owners: Sequence[Request]) -> np.ndarray | None:
+    """Returns the number of top logprobs per block, int64 [n], NONE without logprobs; None if no request has any."""
     if not any(request.logprobs is not None for request in owners):
         return None
     return np.array(
@@ -28,22 +27,26 @@ def asked(owners: Sequence[Request]) -> np.ndarray | None:
 
 
 @torch.inference_mode()
-def tell(looking: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
-    """Into ``results.logprobs``, of the blocks that ask: of the model's own distribution (what may never be predicted
-    apart), before a bias, a penalty, a temperature or a rule has changed anything."""
+def compute_logprobs(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
+    """Writes ``results.logprobs`` of all positions that the step unmasked or changed, for requests with logprobs.
+
+    They are logprobs of the model's distribution without forbidden ids. Logits processors, temperature and algorithms
+    do not change them.
+    """
     assert plan.num_logprobs is not None
-    asking = np.flatnonzero(plan.num_logprobs > NONE)
-    size = plan.state.shape[1]  # recorded steps may be of larger blocks
-    before, after = plan.state[asking], results.state[asking, :size]
-    written = (after == UNMASKED) & ((before == MASKED) | (plan.tokens[asking] != results.tokens[asking, :size]))
-    which, at = np.nonzero(written)
-    block = asking[which]
+    requested = np.flatnonzero(plan.num_logprobs > NONE)
+    size = plan.state.shape[1]  # a captured step may have larger blocks
+    before, after = plan.state[requested], results.state[requested, :size]
+    updated = (after == UNMASKED) & ((before == MASKED) | (plan.tokens[requested] != results.tokens[requested, :size]))
+    which, at = np.nonzero(updated)
+    block = requested[which]
     if not len(block):
         return
-    most = int(plan.num_logprobs[block].max())
+    num_top = int(plan.num_logprobs[block].max())
     rows, tokens = plan.rows[block] + at, results.tokens[block, at]
     parts = [
-        _described(looking.rows(rows[start:end]), tokens[start:end], most) for start, end in _spans(block, looking)
+        _logprobs_of(full_logits.rows(rows[start:end]), tokens[start:end], num_top)
+        for start, end in _chunks(block, full_logits)
     ]
     values, ids, tops = (np.concatenate(each) for each in zip(*parts, strict=True))
     for i in np.unique(block).tolist():
@@ -51,22 +54,29 @@ def tell(looking: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> Non
         results.logprobs[i] = BlockLogprobs(at[mine], values[mine], ids[mine], tops[mine])
 
 
-def _spans(block: np.ndarray, looking: FullLogits) -> Iterator[tuple[int, int]]:
-    """Of rows of `block` [n], in its order, those that are looked at in one."""
-    if looking.batch_invariant:
+def _chunks(block: np.ndarray, full_logits: FullLogits) -> Iterator[tuple[int, int]]:
+    """Yields the ranges of rows whose logits are computed together.
+
+    Args:
+        block: int64 [n], block of each row, in order.
+    """
+    if full_logits.batch_invariant:
         edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(block)]
     else:
-        edges = [*range(0, len(block), looking.max_rows), len(block)]
+        edges = [*range(0, len(block), full_logits.max_rows), len(block)]
     return itertools.pairwise(edges)
 
 
-def _described(logits: torch.Tensor, tokens: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-probabilities of `tokens` [n] under `logits` [n, vocab], and of the `most` likeliest: their ids [n, most] and
-    values."""
+def _logprobs_of(logits: torch.Tensor, tokens: np.ndarray, num_top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the logprobs of `tokens` [n] under `logits` [n, vocab], and those of the top tokens.
+
+    Returns:
+        Logprobs [n], top ids [n, num_top], top logprobs [n, num_top].
+    """
     total = logits.logsumexp(1, keepdim=True)
     own = logits.gather(1, torch.from_numpy(tokens).to(logits.device)[:, None])
     ids, values = own.long()[:, :0], own[:, :0]
-    if most:
-        ids, values = sampling.topk(logits, most)
-    told = torch.cat([torch.cat([own, values], 1) - total, ids.to(total.dtype)], 1).double().cpu().numpy()
-    return told[:, 0], told[:, 1 + most :].astype(np.int64), told[:, 1 : 1 + most]
+    if num_top:
+        ids, values = sampling.topk(logits, num_top)
+    found = torch.cat([torch.cat([own, values], 1) - total, ids.to(total.dtype)], 1).double().cpu().numpy()
+    return found[:, 0], found[:, 1 + num_top :].astype(np.int64), found[:, 1 : 1 + num_top]

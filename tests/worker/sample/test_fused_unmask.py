@@ -13,7 +13,7 @@ from runtime.layers.kv_pool import LAYOUTS, KVShape
 from runtime.layers.lm_head import LMHead
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
 from runtime.worker.model_step import ModelStep
-from runtime.worker.sample.sampler_output import results
+from runtime.worker.sample.sampler_output import to_block_results
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
 PLAIN = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold is not None]
@@ -69,7 +69,7 @@ def test_blocks_become_the_same(key: str, seed: int) -> None:
     for plain in (True, False):
         told = step(plain=plain).sample(shape, arrays, hidden)
         assert ("remasked" in told) != plain, "which of the two ways was gone"
-        found.append(results(shape, {name: t.numpy() for name, t in told.items()}, [np.arange(BLOCKS)]))
+        found.append(to_block_results(shape, {name: t.numpy() for name, t in told.items()}, [np.arange(BLOCKS)]))
     for name, of in vars(found[0]).items():
         np.testing.assert_array_equal(of, vars(found[1])[name], name)
 
