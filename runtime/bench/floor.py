@@ -79,7 +79,8 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     """Args:
     plan: of the step. experts: chosen in each layer that has some, in the layers' order.
 
-    What the last layer does after its attention is counted for those rows that it is done for (``Model.final_hidden_states``).
+    What the last layer does after its attention is counted for those rows that it is done for
+    (``Model.final_hidden_states``).
     """
     rows = len(plan.tokens)
     sampled = 0 if plan.blocks is None else int(plan.blocks.sampled.sum())

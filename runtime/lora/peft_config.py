@@ -81,11 +81,11 @@ def parse(config: Mapping[str, Any]) -> PeftConfig:
             why = WORDS.get(name, "this is not built; leave it out of the adapter's training")
             raise ConfigError(f"{FILE}: {name} is {value!r}: {why}")
     return PeftConfig(
-        rank=fields.whole("r", high=MOST_RANK),
+        rank=fields.integer("r", high=MOST_RANK),
         alpha=fields.number("lora_alpha"),
         rslora=fields.flag("use_rslora", False),
-        ranks=_numbers(config, "rank_pattern", whole=True),
-        alphas=_numbers(config, "alpha_pattern", whole=False),
+        ranks=_numbers(config, "rank_pattern", integer=True),
+        alphas=_numbers(config, "alpha_pattern", integer=False),
         targeted=_targeted(config),
     )
 

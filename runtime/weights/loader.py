@@ -125,7 +125,7 @@ def fill(
             stored, slot = sources[name], slots[name]
             weight, before = params[slot.param], taken[slot.param]
             own = change if change is not None and change.concerns(name) else None
-            beside = [_beside(sources[other], copies.get(other, ()), checkpoint) for other in slot.beside]
+            beside = [_beside(sources[other], copies.get(other, ()), checkpoint) for other in slot.combine_with]
             with _named(stored, checkpoint):
                 taken[slot.param] += _hand_over(name, stored, copies.get(name, ()), slot, weight, own, beside)
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
@@ -160,7 +160,7 @@ def _hand_over(
     """How many of its elements the weight took; ConfigError, worded to follow the tensor's name."""
     if stored.scheme is None:
         read = _reader(stored, copies, whole=weight.shard is None)
-        if change is None and slot.through is None:
+        if change is None and slot.transform is None:
             return weight.load_lazily(slot.index, read)
         tensor = read(()) if change is None else change(name, read(()))
         return weight.load(slot.index, _through(slot, tensor, beside))
@@ -169,7 +169,7 @@ def _hand_over(
             raise _differ(copy)
     kept = weight.kernel_arg
     packed = stored.read_quantized(kept.device if isinstance(kept, torch.Tensor) else kept.values.device)
-    if change is None and slot.through is None:
+    if change is None and slot.transform is None:
         return weight.load_quantized(slot.index, packed)
     tensor = packed.dequantize(torch.float32)
     if change is not None:
@@ -178,7 +178,7 @@ def _hand_over(
 
 
 def _through(slot: WeightTarget, tensor: torch.Tensor, beside: Iterable[torch.Tensor]) -> torch.Tensor:
-    return tensor if slot.through is None else slot.through(tensor, *(other.to(tensor.device) for other in beside))
+    return tensor if slot.transform is None else slot.transform(tensor, *(other.to(tensor.device) for other in beside))
 
 
 def _reader(stored: Stored, copies: Iterable[Stored], *, whole: bool) -> Callable[[Index], torch.Tensor]:
@@ -232,7 +232,7 @@ def _open(
         held = Stored(each, inside, None if "" in inside else scheme)
         if sources.setdefault(name := weights.rename(each), held) is not held:
             copies.setdefault(name, []).append(held)
-    shapes = {name: part.shape for name, part in parts.items()} | weights.beside
+    shapes = {name: part.shape for name, part in parts.items()} | weights.combine_with
     _check_shapes(sources, shapes, checkpoint)
     return sources, copies, weights.slots
 
@@ -271,7 +271,7 @@ def _match(checkpoint: Checkpoint, stored: Iterable[str], weights: WeightMap) ->
     if len(set(known)) != len(known) and not weights.copies:
         twice = sorted({n for n in known if known.count(n) > 1})
         raise ConfigError(f"{checkpoint.path} holds {summary(twice)} more than once, under different names")
-    implied = weights.slots.keys() | weights.beside.keys()
+    implied = weights.slots.keys() | weights.combine_with.keys()
     missing = sorted(implied - set(known))
     extra = sorted(name for name in files if weights.rename(name) not in implied)
     if missing or extra:
