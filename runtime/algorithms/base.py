@@ -150,7 +150,7 @@ class Decision:
 
 
 class Merge(NamedTuple):
-    """Parameters of docs/decoding-rules.md#soft-embeddings, computed by ``runtime.layers.embedding.merged``."""
+    """Parameters of docs/decoding-rules.md#soft-embeddings, computed by ``runtime.layers.embedding``."""
 
     smooth: bool  # added to the token's own, instead of to the mask's for what the tokens leave of 1
     weight: float  # what they are multiplied by then

@@ -110,7 +110,7 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class MergedRows:
-    """Rows whose embedding is not their token's, but made of several tokens' (``runtime.layers.embedding.merged``)."""
+    """Rows whose embedding is not their token's, but made of several tokens' (``runtime.layers.embedding``)."""
 
     rows: Ints  # [m]
     ids: Ints  # [m, count]

@@ -84,8 +84,8 @@ def parse(config: Mapping[str, Any]) -> PeftConfig:
         rank=fields.integer("r", high=MOST_RANK),
         alpha=fields.number("lora_alpha"),
         rslora=fields.flag("use_rslora", False),
-        ranks=_numbers(config, "rank_pattern", integer=True),
-        alphas=_numbers(config, "alpha_pattern", integer=False),
+        ranks=_numbers(config, "rank_pattern", whole=True),
+        alphas=_numbers(config, "alpha_pattern", whole=False),
         targeted=_targeted(config),
     )
 
