@@ -153,7 +153,7 @@ class BlockUpdate:
 
 
 class SoftEmbeddingParams(NamedTuple):
-    """Parameters of docs/decoding-rules.md#soft-embeddings, see ``runtime.layers.embedding.soft_token_embeddings``."""
+    """Parameters of docs/decoding-rules.md#soft-embeddings, see ``runtime.layers.embedding``."""
 
     smooth: bool  # add the mixture to the token's embedding. False: the mask's embedding gets the remaining probability
     weight: float  # factor of the mixture if `smooth`

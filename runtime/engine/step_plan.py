@@ -167,7 +167,7 @@ class DenoiseBlocks:
 
 @dataclass(frozen=True)
 class SoftEmbeddingRows:
-    """Input rows with soft embeddings (``runtime.layers.embedding.soft_token_embeddings``).
+    """Input rows with soft embeddings (``runtime.layers.embedding``).
 
     Attributes:
         rows: [m].

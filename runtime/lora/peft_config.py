@@ -91,7 +91,7 @@ def parse(config: Mapping[str, Any]) -> PeftConfig:
             why = UNSUPPORTED.get(name, "this is not supported; leave it out of the adapter's training")
             raise ConfigError(f"{FILE}: {name} is {value!r}: {why}")
     return PeftConfig(
-        rank=fields.whole("r", high=MAX_RANK),
+        rank=fields.integer("r", high=MAX_RANK),
         alpha=fields.number("lora_alpha"),
         rslora=fields.flag("use_rslora", False),
         ranks=_numbers(config, "rank_pattern", integers=True),

@@ -153,7 +153,7 @@ def families() -> list[str]:
 
 def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the `architectures` of config.json; raises ConfigError if it is not a list of names."""
-    return ConfigReader(config).texts("architectures")
+    return ConfigReader(config).strings("architectures")
 
 
 def resolve_family(name: str | None, config: Mapping[str, Any]) -> ModelFamily[Any]:

@@ -1,4 +1,4 @@
-"""Typed reading of config.json and its like: each field is checked, and a wrong one gets a sentence that names it."""
+"""Typed access to config.json and similar files: each field is checked, and errors name it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from runtime.errors import ConfigError
 
-# Numbers above these are slips, told before anything of such a size is made.
-MOST, MAX_LAYERS, MAX_EXPERTS, MAX_POSITIONS = 2**22, 10_000, 2**14, 2**24
+# Larger numbers are errors, detected before anything of such a size is allocated.
+MAX_INTEGER, MAX_LAYERS, MAX_EXPERTS, MAX_POSITIONS = 2**22, 10_000, 2**14, 2**24
 
 
 class ConfigReader:
-    """A view of config.json's fields. A default of None means that the field is required."""
+    """Reads fields of a config. A field whose default is None is required."""
 
     def __init__(self, config: Mapping[str, Any], file: str = "config.json") -> None:
         self._config = config
         self._file = file
 
-    def whole(self, name: str, default: int | None = None, *, low: int = 1, high: int = MOST) -> int:
-        """A whole number of at least `low` and at most `high`."""
+    def integer(self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_INTEGER) -> int:
+        """An integer from `low` to `high`."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ConfigError(f"{self._file}: {name} must be a whole number of at least {low}, not {value!r}")
@@ -29,16 +29,16 @@ class ConfigReader:
         return value
 
     def layers(self, name: str) -> int:
-        """How many layers a model has."""
-        return self.whole(name, high=MAX_LAYERS)
+        """A number of layers."""
+        return self.integer(name, high=MAX_LAYERS)
 
     def experts(self, name: str) -> int:
-        """How many experts a layer has."""
-        return self.whole(name, high=MAX_EXPERTS)
+        """A number of experts."""
+        return self.integer(name, high=MAX_EXPERTS)
 
     def positions(self, name: str, default: int | None = None) -> int:
-        """How far a model reaches."""
-        return self.whole(name, default, high=MAX_POSITIONS)
+        """A number of positions."""
+        return self.integer(name, default, high=MAX_POSITIONS)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
@@ -54,18 +54,18 @@ class ConfigReader:
         return value
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self._config.get(name) is not None
 
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts, none where the field is absent or null."""
+    def strings(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty if absent or null."""
         value = self._config.get(name)
         if value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
             raise ConfigError(f"{self._file}: {name} must be a list of names, not {value!r}")
         return tuple(value or ())
 
     def ids(self, name: str, what: str = "token id") -> tuple[int, ...]:
-        """Whole numbers from 0 on: one, a list of them, or none where the field is absent or null."""
+        """Integers from 0: one, a list, or none if absent or null."""
         value = self._config.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
@@ -73,18 +73,18 @@ class ConfigReader:
         return tuple(values)
 
     def id(self, name: str) -> int | None:
-        """One token id, or None where the field is absent or null."""
+        """One token id, or None if absent or null."""
         values = self.ids(name)
         if len(values) > 1:
             raise ConfigError(f"{self._file}: {name} must be one token id, not {list(values)!r}")
         return values[0] if values else None
 
-    def only(self, supported: Mapping[str, tuple[Any, ...]]) -> None:
-        """Refuse fields that hold anything but the values that are built (an absent field is fine)."""
+    def reject_unsupported(self, supported: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raises ConfigError for fields with other values than the supported ones; absent fields are accepted."""
         for name, values in supported.items():
             if name in self._config and self._config[name] not in values:
-                wanted = " or ".join(repr(v) for v in values)
-                raise ConfigError(f"{self._file}: {name} is {self._config[name]!r}, but only {wanted} is built")
+                allowed = " or ".join(repr(v) for v in values)
+                raise ConfigError(f"{self._file}: {name} is {self._config[name]!r}, but only {allowed} is built")
 
     def _get(self, name: str, default: Any) -> Any:
         value = self._config.get(name)

@@ -23,12 +23,12 @@ def generation(config: Mapping[str, Any]) -> dict[str, Value]:
             found[name] = fields.number(name)
     for name, low in (("max_denoising_steps", 1), ("stability_threshold", 0)):
         if fields.has(name):
-            found[name] = fields.whole(name, low=low)
+            found[name] = fields.integer(name, low=low)
     sampler = config.get("sampler_config") or {}
     if not isinstance(sampler, Mapping):
         raise ConfigError(f"generation_config.json: sampler_config must be an object, not {sampler!r}")
     inner = ConfigReader(sampler, "generation_config.json's sampler_config")
-    inner.only({"_cls_name": ("EntropyBoundSamplerConfig",)})
+    inner.reject_unsupported({"_cls_name": ("EntropyBoundSamplerConfig",)})
     if inner.has("entropy_bound"):
         found["entropy_bound"] = inner.number("entropy_bound")
     return found

@@ -17,7 +17,7 @@ TEXT = "config.json's text_config"
 SLIDING, FULL = "sliding_attention", "full_attention"
 PATTERN = 6  # without layer_types every sixth layer is a full one
 
-# Fields that change the computation, with the only values built.
+# Fields that change the computation, with the supported values.
 SUPPORTED: dict[str, tuple[Any, ...]] = {"tie_word_embeddings": (True,)}
 TEXT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (True,),
@@ -25,12 +25,12 @@ TEXT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "attention_k_eq_v": (True,),
     "enable_moe_block": (True,),
-    "use_bidirectional_attention": (None, "vision"),  # the second concerns images, of which none get here
+    "use_bidirectional_attention": (None, "vision"),  # "vision" concerns images, which are not supported
     "hidden_size_per_layer_input": (0, None),
     "num_kv_shared_layers": (0, None),
     "use_double_wide_mlp": (False,),
 }
-# Fields that another part reads (text, dtype), that speak of images, or say nothing about a forward pass.
+# Fields that other modules read (tokenizer, dtype), that concern images, or that do not affect the forward pass.
 IGNORED = frozenset(
     """
     model_type architectures torch_dtype dtype transformers_version _name_or_path initializer_range
@@ -47,7 +47,7 @@ TEXT_READ = frozenset(
     eos_token_id bos_token_id
     """.split()  # noqa: SIM905
 )
-ROPE: dict[str, dict[str, Any]] = {  # where a config has no rope_parameters
+ROPE: dict[str, dict[str, Any]] = {  # for configs without rope_parameters
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
@@ -55,23 +55,23 @@ ROPE: dict[str, dict[str, Any]] = {  # where a config has no rope_parameters
 
 @dataclass(frozen=True)
 class Kind:
-    """What the layers of one kind have in common. Without a window, a layer's values are made from its keys."""
+    """Properties of the layers of one kind. Layers without a window derive V from K."""
 
     kv_heads: int
     head_dim: int
     window: int | None
     theta: float
-    rotary_dim: int  # of a head's dimensions: its first half of them, and as many from the head's middle on
+    rotary_dim: int  # rotated dimensions: half from the start of a head, half from its middle
 
 
 @dataclass(frozen=True)
 class DiffusionGemmaConfig:
-    """Everything that a model is built from."""
+    """Architecture of DiffusionGemma, read from config.json."""
 
     vocab_size: int
     hidden: int
     heads: int
-    width: int  # of the dense feed-forward part, and of the self-conditioning
+    width: int  # intermediate size of the dense MLP and of the self-conditioning
     experts: int
     top_k: int
     expert_width: int
@@ -79,45 +79,47 @@ class DiffusionGemmaConfig:
     layers: tuple[int, ...]  # the kind of each layer
     max_positions: int
     eps: float
-    cap: float  # logits are brought between its negative and itself
+    cap: float  # soft cap of the logits
     canvas: int
     eos_ids: tuple[int, ...]
     bos_id: int | None
 
 
 def parse(config: Mapping[str, Any]) -> DiffusionGemmaConfig:
-    """ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
+    """Reads config.json. Raises ConfigError that names the field if one is missing, wrong, inconsistent or not
+    supported.
+    """
     fields = ConfigReader(config)
-    fields.only(SUPPORTED)
+    fields.reject_unsupported(SUPPORTED)
     warn_unknown_fields(config, "diffusion_gemma", SUPPORTED.keys() | IGNORED | READ)
     inner = _object(config, "text_config", "config.json")
     if not inner:
         raise ConfigError("config.json lacks text_config, which this model family needs")
     text = ConfigReader(inner, TEXT)
-    text.only(TEXT_SUPPORTED)
+    text.reject_unsupported(TEXT_SUPPORTED)
     warn_unknown_fields(inner, "diffusion_gemma", TEXT_SUPPORTED.keys() | IGNORED | TEXT_READ)
     names = _layer_types(text)
-    experts, top_k = text.experts("num_experts"), text.whole("top_k_experts")
+    experts, top_k = text.experts("num_experts"), text.integer("top_k_experts")
     if top_k > experts:
         raise ConfigError(f"{TEXT}: top_k_experts {top_k} is more than num_experts {experts}")
     used = [name for name in (SLIDING, FULL) if name in names]
-    heads = text.whole("num_attention_heads")
+    heads = text.integer("num_attention_heads")
     shapes = _shapes(text, inner, names)
-    turns = _object(inner, "rope_parameters", TEXT) or ROPE
+    ropes = _object(inner, "rope_parameters", TEXT) or ROPE
     return DiffusionGemmaConfig(
-        vocab_size=text.whole("vocab_size", 262_144, low=2),
-        hidden=text.whole("hidden_size"),
+        vocab_size=text.integer("vocab_size", 262_144, low=2),
+        hidden=text.integer("hidden_size"),
         heads=heads,
-        width=text.whole("intermediate_size"),
+        width=text.integer("intermediate_size"),
         experts=experts,
         top_k=top_k,
-        expert_width=text.whole("moe_intermediate_size"),
-        kinds=tuple(_kind(name, shapes, heads, turns, text) for name in used),
+        expert_width=text.integer("moe_intermediate_size"),
+        kinds=tuple(_kind(name, shapes, heads, ropes, text) for name in used),
         layers=tuple(used.index(name) for name in names),
         max_positions=text.positions("max_position_embeddings", 131_072),
         eps=text.number("rms_norm_eps", 1e-6),
         cap=text.number("final_logit_softcapping", 30.0),
-        canvas=fields.whole("canvas_length", 256),
+        canvas=fields.integer("canvas_length", 256),
         eos_ids=tuple(sorted({*fields.ids("eos_token_id"), *text.ids("eos_token_id")})),
         bos_id=text.id("bos_token_id"),
     )
@@ -132,7 +134,7 @@ def _object(config: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any
 
 def _layer_types(text: ConfigReader) -> tuple[str, ...]:
     layers = text.layers("num_hidden_layers")
-    names = text.texts("layer_types") or tuple(FULL if (n + 1) % PATTERN == 0 else SLIDING for n in range(layers))
+    names = text.strings("layer_types") or tuple(FULL if (n + 1) % PATTERN == 0 else SLIDING for n in range(layers))
     if len(names) != layers:
         raise ConfigError(f"{TEXT}: layer_types has {len(names)} entries, but num_hidden_layers is {layers}")
     for name in names:
@@ -144,8 +146,8 @@ def _layer_types(text: ConfigReader) -> tuple[str, ...]:
 
 
 def _shapes(text: ConfigReader, inner: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-    """Key heads and a head's dimensions, of each kind of layer."""
-    base = text.whole("num_key_value_heads"), text.whole("head_dim", 256)
+    """Returns KV heads and head_dim of each kind of layer."""
+    base = text.integer("num_key_value_heads"), text.integer("head_dim", 256)
     every = [base] * len(names)
     if text.has("per_layer_config"):
         for key, own in _object(inner, "per_layer_config", TEXT).items():
@@ -155,9 +157,9 @@ def _shapes(text: ConfigReader, inner: Mapping[str, Any], names: tuple[str, ...]
             if not isinstance(own, Mapping) or own.keys() - {"head_dim", "num_key_value_heads"}:
                 raise ConfigError(f"{layer} may hold head_dim and num_key_value_heads, not {own!r}")
             mine = ConfigReader(own, layer)
-            every[int(key)] = mine.whole("num_key_value_heads", base[0]), mine.whole("head_dim", base[1])
+            every[int(key)] = mine.integer("num_key_value_heads", base[0]), mine.integer("head_dim", base[1])
     else:
-        full = text.whole("num_global_key_value_heads", base[0]), text.whole("global_head_dim", 512)
+        full = text.integer("num_global_key_value_heads", base[0]), text.integer("global_head_dim", 512)
         every = [full if name == FULL else base for name in names]
     shapes: dict[str, tuple[int, int]] = {}
     for n, (name, shape) in enumerate(zip(names, every, strict=True)):
@@ -169,23 +171,25 @@ def _shapes(text: ConfigReader, inner: Mapping[str, Any], names: tuple[str, ...]
 
 
 def _kind(
-    name: str, shapes: Mapping[str, tuple[int, int]], heads: int, turns: Mapping[str, Any], text: ConfigReader
+    name: str, shapes: Mapping[str, tuple[int, int]], heads: int, ropes: Mapping[str, Any], text: ConfigReader
 ) -> Kind:
     kv_heads, head_dim = shapes[name]
     if heads % kv_heads:
         raise ConfigError(f"{TEXT}: num_attention_heads {heads} is no multiple of the {kv_heads} key heads of {name}")
     file = f"{TEXT}: rope_parameters.{name}"
-    own = _object(turns, name, f"{TEXT}: rope_parameters")
+    own = _object(ropes, name, f"{TEXT}: rope_parameters")
     if not own:
         raise ConfigError(f"{TEXT}: rope_parameters lacks {name}, which this model's layer_types name")
-    turn = ConfigReader(own, file)
-    turn.only({"rope_type": ("default", "proportional"), "factor": (1, None)})
+    rope = ConfigReader(own, file)
+    rope.reject_unsupported({"rope_type": ("default", "proportional"), "factor": (1, None)})
     if surplus := sorted(own.keys() - {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}):
         raise ConfigError(f"{file} holds {', '.join(surplus)}, which is not built")
-    share = turn.number("partial_rotary_factor", 1.0)
-    if share != 1 and own.get("rope_type") != "proportional":
-        raise ConfigError(f"{file}: partial_rotary_factor {share:g} is built only with rope_type 'proportional'")
-    rotary = 2 * int(share * head_dim // 2)
+    rotary_factor = rope.number("partial_rotary_factor", 1.0)
+    if rotary_factor != 1 and own.get("rope_type") != "proportional":
+        raise ConfigError(
+            f"{file}: partial_rotary_factor {rotary_factor:g} is built only with rope_type 'proportional'"
+        )
+    rotary = 2 * int(rotary_factor * head_dim // 2)
     if head_dim % 2 or not 2 <= rotary <= head_dim:
         raise ConfigError(
             f"{file}: partial_rotary_factor turns {rotary} of a head's {head_dim} dimensions; both must be even, and "
@@ -194,7 +198,7 @@ def _kind(
     return Kind(
         kv_heads=kv_heads,
         head_dim=head_dim,
-        window=text.whole("sliding_window", 512) if name == SLIDING else None,
-        theta=turn.number("rope_theta"),
+        window=text.integer("sliding_window", 512) if name == SLIDING else None,
+        theta=rope.number("rope_theta"),
         rotary_dim=rotary,
     )

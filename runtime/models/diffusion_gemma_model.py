@@ -98,11 +98,9 @@ class Experts(nn.Module):
         weights = weights * self.expert_scale.tensor[ids]
         if self.expert_shard is not None:
             ids = self.expert_shard.local_ids(ids)
-        operands, room = (
-            (self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg),
-            self.group.output_buffer(normed.shape, normed.dtype),
-        )
-        return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, *operands, None, GELU, out=room))
+        gate_up, down = self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg
+        out = self.group.output_buffer(normed.shape, normed.dtype)
+        return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, gate_up, down, None, GELU, out=out))
 
     def choices(self, norms: NormOutputs, sandwich_norms: SandwichNormOps) -> torch.Tensor | TopKOutputs:
         """Returns the outputs of each row's experts, to be summed by `sandwich_norms`; with tensor parallelism their

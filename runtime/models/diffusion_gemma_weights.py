@@ -16,7 +16,7 @@ from runtime.models.weight_map import WeightMap, WeightTarget
 DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."
 VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 EMBEDDING = f"{DECODER}embed_tokens.weight"
-LAYER = {  # a layer's tensors that are whole parameters
+LAYER = {  # tensors of a layer that are complete parameters
     "input_layernorm.weight": "input_layernorm.weight",
     "self_attn.q_norm.weight": "self_attn.q_weight",
     "self_attn.k_norm.weight": "self_attn.k_weight",
@@ -41,15 +41,17 @@ def weights(arch: DiffusionGemmaConfig) -> WeightMap:
     slots[f"{conditioning}down_proj.weight"] = WeightTarget("self_conditioning.mlp.down_proj.weight")
     slots |= _halves(conditioning, "self_conditioning.mlp.gate_up_proj.weight", arch.width)
     for index, kind in enumerate(arch.layers):
-        theirs, ours = f"{DECODER}layers.{index}.", f"layers.{index}."
-        slots |= {theirs + name: WeightTarget(ours + param) for name, param in LAYER.items()}
-        slots |= _halves(f"{theirs}mlp.", f"{ours}mlp.gate_up_proj.weight", arch.width)
-        slots[f"{theirs}router.proj.weight"] = WeightTarget(
-            f"{ours}experts.router.weight", through=_folded, beside={f"{theirs}router.scale": (arch.hidden,)}
+        checkpoint_prefix, prefix = f"{DECODER}layers.{index}.", f"layers.{index}."
+        slots |= {checkpoint_prefix + name: WeightTarget(prefix + param) for name, param in LAYER.items()}
+        slots |= _halves(f"{checkpoint_prefix}mlp.", f"{prefix}mlp.gate_up_proj.weight", arch.width)
+        slots[f"{checkpoint_prefix}router.proj.weight"] = WeightTarget(
+            f"{prefix}experts.router.weight",
+            transform=_folded,
+            combine_with={f"{checkpoint_prefix}router.scale": (arch.hidden,)},
         )
-        slots |= _attention(arch, kind, theirs, ours)
+        slots |= _attention(arch, kind, checkpoint_prefix, prefix)
         slots[f"{ENCODER}layers.{index}.layer_scalar"] = WeightTarget("scales", (index, slice(0, 1)))
-        slots[f"{theirs}layer_scalar"] = WeightTarget("scales", (index, slice(1, 2)))
+        slots[f"{checkpoint_prefix}layer_scalar"] = WeightTarget("scales", (index, slice(1, 2)))
     return WeightMap(slots, _canonical, lambda name: name.startswith(VISION), copies=True)
 
 
@@ -61,26 +63,26 @@ def _canonical(name: str) -> str:
     return name
 
 
-def _attention(arch: DiffusionGemmaConfig, kind: int, theirs: str, ours: str) -> dict[str, WeightTarget]:
+def _attention(arch: DiffusionGemmaConfig, kind: int, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
     shape = arch.kinds[kind]
     names = ("q", "k") if shape.window is None else ("q", "k", "v")
     slots, first = {}, 0
     for name in names:
         last = first + (arch.heads if name == "q" else shape.kv_heads) * shape.head_dim
-        slots[f"{theirs}self_attn.{name}_proj.weight"] = WeightTarget(
-            f"{ours}self_attn.qkv_proj.weight", (slice(first, last),)
+        slots[f"{checkpoint_prefix}self_attn.{name}_proj.weight"] = WeightTarget(
+            f"{prefix}self_attn.qkv_proj.weight", (slice(first, last),)
         )
         first = last
     return slots
 
 
 def _folded(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """What the router's normed rows are multiplied by before its product, multiplied into that instead."""
+    """Folds the scale of the router's input norm into the router's weight."""
     return weight.double() * (scale.double() / math.sqrt(weight.shape[-1]))
 
 
-def _halves(theirs: str, ours: str, width: int) -> dict[str, WeightTarget]:
+def _halves(checkpoint_prefix: str, prefix: str, width: int) -> dict[str, WeightTarget]:
     return {
-        f"{theirs}gate_proj.weight": WeightTarget(ours, (slice(0, width),)),
-        f"{theirs}up_proj.weight": WeightTarget(ours, (slice(width, 2 * width),)),
+        f"{checkpoint_prefix}gate_proj.weight": WeightTarget(prefix, (slice(0, width),)),
+        f"{checkpoint_prefix}up_proj.weight": WeightTarget(prefix, (slice(width, 2 * width),)),
     }

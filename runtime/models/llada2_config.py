@@ -16,7 +16,7 @@ from runtime.models.decoder import DecoderConfig, MoEConfig
 from runtime.models.decoder_config import head_shape, require_full_attention, sparse_layers, warn_unknown_fields
 from runtime.models.rope_config import rotary
 
-# Fields that change the computation, with the only values built.
+# Fields that change the computation, with the supported values.
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "use_qk_norm": (True,),
@@ -30,7 +30,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_nextn_predict_layers": (0, None),
     "is_causal": (False, None),
 }
-# Fields that another part reads (text, dtype) or that say nothing about a forward pass.
+# Fields that other modules read (tokenizer, dtype) or that do not affect the forward pass.
 IGNORED = frozenset(
     """
     model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path
@@ -56,13 +56,13 @@ POOL_READ = frozenset({"expert_capacity", "delete_token_id", "split_token_id"}) 
 
 
 def parse(config: Mapping[str, Any]) -> DecoderConfig:
-    """LLaDA2.0's and 2.1's. ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
-    ConfigReader(config).only({"expert_capacity": (None,)})
+    """Reads config.json of LLaDA2.0 and 2.1. Raises ConfigError that names the field."""
+    ConfigReader(config).reject_unsupported({"expert_capacity": (None,)})
     return _parse(config, "llada2", frozenset({"expert_capacity"}), _grouped)
 
 
 def parse_pooled(config: Mapping[str, Any]) -> DecoderConfig:
-    """LLaDA2.2's, where a block shares a pool of experts. ConfigError as `parse`."""
+    """Reads config.json of LLaDA2.2, where a block shares an expert pool. Raises ConfigError as `parse`."""
     fields = ConfigReader(config)
     arch = _parse(config, "llada2dot2", POOL_READ, _pooled)
     delete, split = fields.id("delete_token_id"), fields.id("split_token_id")
@@ -76,18 +76,18 @@ def parse_pooled(config: Mapping[str, Any]) -> DecoderConfig:
 def _parse(
     config: Mapping[str, Any],
     family: str,
-    also: frozenset[str],
+    extra_fields: frozenset[str],
     read_routing: Callable[[ConfigReader, int], RoutingConfig],
 ) -> DecoderConfig:
     fields = ConfigReader(config)
-    fields.only(SUPPORTED)
-    warn_unknown_fields(config, family, SUPPORTED.keys() | IGNORED | READ | also)
+    fields.reject_unsupported(SUPPORTED)
+    warn_unknown_fields(config, family, SUPPORTED.keys() | IGNORED | READ | extra_fields)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.layers("num_hidden_layers")
     require_full_attention(fields)
-    first = min(layers, fields.whole("first_k_dense_replace", 0, low=0))
+    first = min(layers, fields.integer("first_k_dense_replace", 0, low=0))
     sparse = sparse_layers(fields, layers, frozenset(range(first, layers)), "first_k_dense_replace")
-    turn = rotary(config, head_dim)
+    rope = rotary(config, head_dim)
     tied, norm_head = fields.flag("tie_word_embeddings", False), fields.flag("norm_head", False)
     if tied and norm_head:
         raise ConfigError(
@@ -95,23 +95,23 @@ def _parse(
             "of its own to norm"
         )
     return DecoderConfig(
-        vocab_size=fields.whole("vocab_size", low=2),
+        vocab_size=fields.integer("vocab_size", low=2),
         hidden=hidden,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rotary_dim=turn.dim,
-        rope_theta=turn.theta,
+        rotary_dim=rope.dim,
+        rope_theta=rope.theta,
         max_positions=fields.positions("max_position_embeddings"),
         eps=fields.number("rms_norm_eps"),
         qk_norm=True,
         qkv_bias=fields.flag("use_qkv_bias", False),
         out_bias=fields.flag("use_bias", False),
-        width=fields.whole("intermediate_size") if len(sparse) < layers else 0,
+        width=fields.integer("intermediate_size") if len(sparse) < layers else 0,
         mixture=_mixture(fields, sparse, read_routing),
         tied=tied,
-        block_size=fields.whole("block_size", 32),
+        block_size=fields.integer("block_size", 32),
         mask_id=fields.id("mask_token_id"),
         eos_ids=fields.ids("eos_token_id"),
         norm_head=norm_head,
@@ -121,42 +121,48 @@ def _parse(
 def _mixture(
     fields: ConfigReader, layers: frozenset[int], read_routing: Callable[[ConfigReader, int], RoutingConfig]
 ) -> MoEConfig | None:
-    shared = fields.whole("num_shared_experts", 0, low=0) if fields.flag("moe_router_enable_shared_expert", True) else 0
+    shared = (
+        fields.integer("num_shared_experts", 0, low=0) if fields.flag("moe_router_enable_shared_expert", True) else 0
+    )
     biased = fields.flag("moe_router_enable_expert_bias", True)
     if not layers:
         return None
-    experts, width = fields.experts("num_experts"), fields.whole("moe_intermediate_size")
+    experts, width = fields.experts("num_experts"), fields.integer("moe_intermediate_size")
     return MoEConfig(
         layers=layers,
         experts=experts,
         width=width,
-        shared_width=shared * fields.whole("moe_shared_expert_intermediate_size", width),
+        shared_width=shared * fields.integer("moe_shared_expert_intermediate_size", width),
         routing=read_routing(fields, experts),
         router_bias=biased,
     )
 
 
 def _grouped(fields: ConfigReader, experts: int) -> RoutingConfig:
-    top_k, groups, kept = fields.whole("num_experts_per_tok"), fields.whole("n_group", 1), fields.whole("topk_group", 1)
+    top_k, groups, topk_group = (
+        fields.integer("num_experts_per_tok"),
+        fields.integer("n_group", 1),
+        fields.integer("topk_group", 1),
+    )
     if experts % groups:
         raise ConfigError(f"config.json: num_experts {experts} is no multiple of n_group {groups}")
-    if kept > groups:
-        raise ConfigError(f"config.json: topk_group {kept} is more than n_group {groups}")
-    if top_k > experts // groups * kept:
+    if topk_group > groups:
+        raise ConfigError(f"config.json: topk_group {topk_group} is more than n_group {groups}")
+    if top_k > experts // groups * topk_group:
         raise ConfigError(
-            f"config.json: num_experts_per_tok {top_k} is more than the {experts // groups * kept} experts of "
-            f"topk_group {kept} groups"
+            f"config.json: num_experts_per_tok {top_k} is more than the {experts // groups * topk_group} experts of "
+            f"topk_group {topk_group} groups"
         )
     scale = fields.number("routed_scaling_factor", 1.0)
-    return RoutingConfig(top_k, groups, kept, fields.flag("norm_topk_prob", True), scale)
+    return RoutingConfig(top_k, groups, topk_group, fields.flag("norm_topk_prob", True), scale)
 
 
 def _pooled(fields: ConfigReader, experts: int) -> RoutingConfig:
-    """Groups play no part; the config's blocks are those of the routing."""
-    top_k, capacity = fields.whole("num_experts_per_tok"), fields.whole("expert_capacity")
+    """Routing with an expert pool; groups are not used, and routing blocks are the config's blocks."""
+    top_k, capacity = fields.integer("num_experts_per_tok"), fields.integer("expert_capacity")
     if not top_k <= capacity <= experts:
         raise ConfigError(
             f"config.json: expert_capacity {capacity} is not from num_experts_per_tok {top_k} to num_experts {experts}"
         )
-    scale, block = fields.number("routed_scaling_factor", 1.0), fields.whole("block_size", 32)
+    scale, block = fields.number("routed_scaling_factor", 1.0), fields.integer("block_size", 32)
     return RoutingConfig(top_k, 1, 1, fields.flag("norm_topk_prob", True), scale, capacity=capacity, block=block)

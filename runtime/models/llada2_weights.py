@@ -19,16 +19,16 @@ def _canonical(name: str) -> str:
     return name.replace(".gate.e_score_correction_bias", ".gate.expert_bias")
 
 
-def _attention(arch: DecoderConfig, theirs: str, ours: str) -> dict[str, WeightTarget]:
-    theirs += "attention."
+def _attention(arch: DecoderConfig, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
+    checkpoint_prefix += "attention."
     slots = {
-        theirs + "query_key_value.weight": WeightTarget(ours + "qkv_proj.weight"),
-        theirs + "query_layernorm.weight": WeightTarget(ours + "q_norm.weight"),
-        theirs + "key_layernorm.weight": WeightTarget(ours + "k_norm.weight"),
-        theirs + "dense.weight": WeightTarget(ours + "o_proj.weight"),
+        checkpoint_prefix + "query_key_value.weight": WeightTarget(prefix + "qkv_proj.weight"),
+        checkpoint_prefix + "query_layernorm.weight": WeightTarget(prefix + "q_norm.weight"),
+        checkpoint_prefix + "key_layernorm.weight": WeightTarget(prefix + "k_norm.weight"),
+        checkpoint_prefix + "dense.weight": WeightTarget(prefix + "o_proj.weight"),
     }
     if arch.qkv_bias:
-        slots[theirs + "query_key_value.bias"] = WeightTarget(ours + "qkv_proj.bias")
+        slots[checkpoint_prefix + "query_key_value.bias"] = WeightTarget(prefix + "qkv_proj.bias")
     if arch.out_bias:
-        slots[theirs + "dense.bias"] = WeightTarget(ours + "o_proj.bias")
+        slots[checkpoint_prefix + "dense.bias"] = WeightTarget(prefix + "o_proj.bias")
     return slots

@@ -11,7 +11,7 @@ from runtime.models.decoder import DecoderConfig
 from runtime.models.decoder_config import require_full_attention, warn_unknown_fields
 from runtime.models.rope_config import rotary
 
-# Fields that change the computation, with the only values built.
+# Fields that change the computation, with the supported values.
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "block_type": ("llama",),
     "activation_type": ("silu",),
@@ -28,7 +28,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "scale_logits": (False,),
     "clip_qkv": (None,),
 }
-# Fields that another part reads (text, dtype) or that say nothing about a forward pass.
+# Fields that other modules read (tokenizer, dtype) or that do not affect the forward pass.
 IGNORED = frozenset(
     """
     model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
@@ -47,15 +47,17 @@ READ = frozenset(
 
 
 def parse(config: Mapping[str, Any]) -> DecoderConfig:
-    """ConfigError, naming the field, for what is missing, wrong, inconsistent or not built."""
+    """Reads config.json. Raises ConfigError that names the field if one is missing, wrong, inconsistent or not
+    supported.
+    """
     fields = ConfigReader(config)
-    fields.only(SUPPORTED)
+    fields.reject_unsupported(SUPPORTED)
     warn_unknown_fields(config, "llada", SUPPORTED.keys() | IGNORED | READ)
-    hidden, heads = fields.whole("d_model"), fields.whole("n_heads")
+    hidden, heads = fields.integer("d_model"), fields.integer("n_heads")
     if hidden % (2 * heads):
         raise ConfigError(f"config.json: d_model {hidden} is no even multiple of n_heads {heads}")
-    vocab = fields.whole("vocab_size", low=2)
-    rows = fields.whole("embedding_size", vocab)
+    vocab = fields.integer("vocab_size", low=2)
+    rows = fields.integer("embedding_size", vocab)
     if rows < vocab:
         raise ConfigError(f"config.json: embedding_size {rows} is less than vocab_size {vocab}")
     bias = fields.flag("include_qkv_bias", False)
@@ -78,7 +80,7 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
         width=_width(fields, hidden),
         mixture=None,
         tied=fields.flag("weight_tying", False),
-        block_size=fields.whole("block_size", 32),
+        block_size=fields.integer("block_size", 32),
         mask_id=fields.id("mask_token_id"),
         eos_ids=fields.ids("eos_token_id"),
         bos_id=fields.id("bos_token_id"),
@@ -87,23 +89,23 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _kv_heads(fields: ConfigReader, heads: int) -> int:
-    """`n_kv_heads`; the older `multi_query_attention` says one or as many as there are query heads."""
+    """Reads `n_kv_heads`, or the older `multi_query_attention`: one KV head, or one per query head."""
     if not fields.has("multi_query_attention"):
-        kv_heads = fields.whole("n_kv_heads", heads)
+        kv_heads = fields.integer("n_kv_heads", heads)
         if heads % kv_heads:
             raise ConfigError(f"config.json: n_heads {heads} is no multiple of n_kv_heads {kv_heads}")
         return kv_heads
     single = fields.flag("multi_query_attention", False)
     kv_heads = 1 if single else heads
-    if (given := fields.whole("n_kv_heads", kv_heads)) != kv_heads:
+    if (kv_heads_field := fields.integer("n_kv_heads", kv_heads)) != kv_heads:
         says = "true" if single else "false"
-        raise ConfigError(f"config.json: n_kv_heads {given} contradicts multi_query_attention {says}")
+        raise ConfigError(f"config.json: n_kv_heads {kv_heads_field} contradicts multi_query_attention {says}")
     return kv_heads
 
 
 def _width(fields: ConfigReader, hidden: int) -> int:
     if fields.has("mlp_hidden_size"):
-        return fields.whole("mlp_hidden_size")
+        return fields.integer("mlp_hidden_size")
     if not fields.has("mlp_ratio"):
         raise ConfigError("config.json lacks mlp_hidden_size, or mlp_ratio in its place, which this model family needs")
     return int(fields.number("mlp_ratio") * hidden)

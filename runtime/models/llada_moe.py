@@ -61,8 +61,8 @@ def _mixture(fields: ConfigReader, layers: int) -> MoEConfig | None:
     return MoEConfig(
         layers=sparse,
         experts=experts,
-        width=fields.whole("expert_intermediate_size"),
-        shared_width=fields.whole("shared_expert_intermediate_size", 0, low=0),
+        width=fields.integer("expert_intermediate_size"),
+        shared_width=fields.integer("shared_expert_intermediate_size", 0, low=0),
         routing=RoutingConfig(top_k, 1, 1, False, 1.0, "softmax", bias_in_weights=True),
         router_bias=fields.flag("moe_router_enable_expert_bias", False),
     )

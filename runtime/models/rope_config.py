@@ -1,4 +1,4 @@
-"""How heads turn with the position, by a config's own fields or by its `rope_parameters`."""
+"""Reads the rotary embedding from a config's own fields or its `rope_parameters`."""
 
 from __future__ import annotations
 
@@ -26,61 +26,68 @@ YARN_READ = frozenset(
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """How heads turn with the position."""
+    """Rotary embedding of a model."""
 
     theta: float
-    dim: int  # of a head's dimensions, the first ones
+    dim: int  # number of rotated dimensions, the first of each head
     yarn: Yarn | None = None
     query_scaling: QueryLengthScaling | None = None
 
 
 def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> RopeConfig:
-    """From fields of the config, or of its `rope_parameters` (transformers 5) or `rope_scaling` (transformers 4).
+    """Reads fields of the config, `rope_parameters` (transformers 5) or `rope_scaling` (transformers 4).
 
-    ConfigError, naming the field, for scaling that is not supported, and for values that contradict each other.
+    Raises:
+        ConfigError: the scaling is not supported, or values contradict each other; the message names the field.
     """
     name, nested = _rope_object(config)
     file = f"config.json's {name}"
     kinds = ("default", "yarn") if yarn else ("default",)
-    ConfigReader(nested, file).only({"rope_type": kinds, "type": kinds})
-    stretched = "yarn" in (nested.get("rope_type"), nested.get("type"))
-    honoured = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(YARN_READ if stretched else ())}
-    if surplus := sorted(nested.keys() - honoured):
+    ConfigReader(nested, file).reject_unsupported({"rope_type": kinds, "type": kinds})
+    is_yarn = "yarn" in (nested.get("rope_type"), nested.get("type"))
+    read_fields = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(YARN_READ if is_yarn else ())}
+    if surplus := sorted(nested.keys() - read_fields):
         raise ConfigError(f"config.json: {name} holds {', '.join(surplus)}, which is not built")
     for field in ("rope_theta", "partial_rotary_factor"):
         outer, inner = config.get(field), nested.get(field)
         if outer is None or inner is None or outer == inner:
             continue
-        if name == SCALING and not stretched:  # which transformers 4 does not read if it scales nothing
+        if name == SCALING and not is_yarn:  # which transformers 4 does not read if it scales nothing
             log.warning("config.json: %s %r of %s ignored: the config's own is %r", field, inner, name, outer)
         else:
             raise ConfigError(f"config.json: {field} {outer!r} contradicts {name}, which says {inner!r}")
     fields = ConfigReader({**nested, **{k: v for k, v in config.items() if v is not None}})
-    share = fields.number("partial_rotary_factor", 1.0)
-    rotary_dim = int(head_dim * share)
-    why = f"partial_rotary_factor {share:g}" if fields.has("partial_rotary_factor") else f"a head's size of {head_dim}"
+    rotary_factor = fields.number("partial_rotary_factor", 1.0)
+    rotary_dim = int(head_dim * rotary_factor)
+    source = (
+        f"partial_rotary_factor {rotary_factor:g}"
+        if fields.has("partial_rotary_factor")
+        else f"a head's size of {head_dim}"
+    )
     if fields.has("rotary_dim"):
-        given = fields.whole("rotary_dim")
-        if fields.has("partial_rotary_factor") and given != rotary_dim:
-            raise ConfigError(f"config.json: rotary_dim {given} contradicts partial_rotary_factor {share}")
-        rotary_dim, why = given, f"rotary_dim {given}"
+        rotary_dim_field = fields.integer("rotary_dim")
+        if fields.has("partial_rotary_factor") and rotary_dim_field != rotary_dim:
+            raise ConfigError(
+                f"config.json: rotary_dim {rotary_dim_field} contradicts partial_rotary_factor {rotary_factor}"
+            )
+        rotary_dim, source = rotary_dim_field, f"rotary_dim {rotary_dim_field}"
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
         raise ConfigError(
-            f"config.json: with {why}, {rotary_dim} of a head's {head_dim} dimensions are rotary; it must be an even "
-            "number of them, and not more than there are"
+            f"config.json: with {source}, {rotary_dim} of a head's {head_dim} dimensions are rotary; it must be an "
+            "even number of them, and not more than there are"
         )
-    turn = RopeConfig(fields.number("rope_theta"), rotary_dim)
-    return _stretched(turn, ConfigReader(nested, file), file) if stretched else turn
+    rope = RopeConfig(fields.number("rope_theta"), rotary_dim)
+    return _with_yarn(rope, ConfigReader(nested, file), file) if is_yarn else rope
 
 
 def _rope_object(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The object with rotary parameters, and its name: `rope_parameters`, `rope_scaling`, or both where they agree."""
+    """Returns name and content of the rope object: `rope_parameters`, `rope_scaling`, or both merged if they agree."""
     found: dict[str, dict[str, Any]] = {}
     for name in (ROPE, SCALING):
         value = config.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(f"config.json: {name} must be an object, not {value!r}")
-        # One per kind of layer, as transformers 5 writes it where a config has layer_types; other kinds are refused.
+        # transformers 5 writes one per layer type if a config has layer_types; other types are refused.
         inner = (value or {}).get("full_attention")
         found[name] = _without_identity(inner if isinstance(inner, Mapping) else value or {})
     newer, older = found[ROPE], found[SCALING]
@@ -98,7 +105,7 @@ def _rope_key(key: str) -> str:
 
 
 def _without_identity(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Without nulls, and without scaling by 1, which scales nothing."""
+    """Drops nulls, and scaling by factor 1."""
     present = {key: value for key, value in rope.items() if value is not None}
     scaling = present.keys() - {"rope_theta", "partial_rotary_factor"}
     kinds = {present[key] for key in ("rope_type", "type") if isinstance(present.get(key), str)}
@@ -107,9 +114,9 @@ def _without_identity(rope: Mapping[str, Any]) -> dict[str, Any]:
     return present
 
 
-def _stretched(turn: RopeConfig, fields: ConfigReader, file: str) -> RopeConfig:
-    """With YaRN, and with queries that grow past the positions of the training, where the config says so."""
-    factor, original = fields.number("factor"), fields.whole("original_max_position_embeddings")
+def _with_yarn(rope: RopeConfig, fields: ConfigReader, file: str) -> RopeConfig:
+    """Adds YaRN, and query scaling if the config has it."""
+    factor, original = fields.number("factor"), fields.integer("original_max_position_embeddings")
     if factor < 1:
         raise ConfigError(f"{file}: factor is {factor:g}, but YaRN stretches by 1 or more")
     fast, slow = fields.number("beta_fast", 32.0), fields.number("beta_slow", 1.0)
@@ -130,4 +137,4 @@ def _stretched(turn: RopeConfig, fields: ConfigReader, file: str) -> RopeConfig:
         if fields.has("llama_4_scaling_beta")
         else None
     )
-    return replace(turn, yarn=Yarn(factor, original, fast, slow, size), query_scaling=query_scaling)
+    return replace(rope, yarn=Yarn(factor, original, fast, slow, size), query_scaling=query_scaling)

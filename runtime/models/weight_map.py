@@ -1,4 +1,4 @@
-"""Where each tensor of a checkpoint goes: a family says it, ``runtime.weights.loader`` does it."""
+"""Maps checkpoint tensors to parameters: a family declares the map, and ``runtime.weights.loader`` applies it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ from runtime.layers.sharding import Index
 
 @dataclass(frozen=True)
 class WeightTarget:
-    """Where a checkpoint tensor goes: to the weight `param` of the model, or to its part `param[index]`; through a
-    function of the whole tensor, where one is given, and of those `beside` it, which go nowhere else: plain ones, by
-    their canonical names, and their sizes."""
+    """Where a checkpoint tensor goes.
+
+    Attributes:
+        param: parameter of the model.
+        index: the slice of the parameter; () for all of it.
+        transform: function of the tensor, and of those of `combine_with`, that returns the parameter's values; None for
+            the tensor itself.
+        combine_with: canonical names and shapes of further tensors, unquantized, that only `transform` uses.
+    """
 
     param: str
     index: Index = ()
-    through: Callable[..., torch.Tensor] | None = None
-    beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    transform: Callable[..., torch.Tensor] | None = None
+    combine_with: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Fused:
-    """A tensor that may be in a file instead of several.
+    """A tensor that a checkpoint may hold instead of several.
 
     Attributes:
-        slot: where it goes.
-        parts: the canonical names of those that it replaces, each with its index in this tensor.
+        slot: its target.
+        parts: canonical names of the tensors that it replaces, with the index of each in this tensor.
     """
 
     slot: WeightTarget
@@ -38,11 +44,15 @@ class Fused:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """A family's tensors. `slots`: every tensor a checkpoint must hold, by its canonical name, but for those beside
-    another. `rename`: from a name in a file to the canonical one. `skip`: tensors known to carry nothing the model
-    needs (canonical names). `fused`: tensors that replace their parts among `slots` where a checkpoint holds them, by
-    their canonical names. `copies`: tensors may stand in a file under several names that have one canonical one, if all
-    of them are equal."""
+    """The tensors of a family.
+
+    Attributes:
+        slots: all tensors that a checkpoint must hold, by canonical name, except those of `combine_with`.
+        rename: name in a file -> canonical name.
+        skip: whether a tensor, by canonical name, is known and not needed.
+        fused: tensors that replace their parts in `slots` if a checkpoint holds them, by canonical name.
+        copies: a file may hold a tensor under several names with one canonical name, if the copies are equal.
+    """
 
     slots: dict[str, WeightTarget]
     rename: Callable[[str], str] = field(default=lambda name: name)
@@ -51,16 +61,17 @@ class WeightMap:
     copies: bool = False
 
     @property
-    def beside(self) -> dict[str, tuple[int, ...]]:
-        """All that go beside others."""
-        return {name: shape for slot in self.slots.values() for name, shape in slot.beside.items()}
+    def combine_with(self) -> dict[str, tuple[int, ...]]:
+        """All tensors that only a transform uses, with their shapes."""
+        return {name: shape for slot in self.slots.values() for name, shape in slot.combine_with.items()}
 
-    def of(self, held: Collection[str]) -> WeightMap:
-        """The map of a checkpoint that holds tensors of these canonical names.
+    def of(self, names: Collection[str]) -> WeightMap:
+        """Returns the map of a checkpoint that holds tensors of these canonical names.
 
-        ConfigError if it holds the same weights fused in two ways.
+        Raises:
+            ConfigError: it holds the same weights fused in two ways.
         """
-        used = {name: fused for name, fused in self.fused.items() if name in held}
+        used = {name: fused for name, fused in self.fused.items() if name in names}
         sources: dict[str, str] = {}
         for name, fused in used.items():
             for part in fused.parts:

@@ -1,4 +1,6 @@
-"""Which tensor of a checkpoint fills which parameter of a decoder: Llama's and Qwen's names, and what others share."""
+"""Maps checkpoint tensors of Llama-like decoders to parameters: names of Llama and Qwen, and what other families
+share.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ from runtime.models.weight_map import Fused, WeightMap, WeightTarget
 
 @dataclass(frozen=True)
 class TensorNames:
-    """What checkpoints call a decoder's tensors, without the ending `.weight` or `.bias`; the defaults are Llama's.
-    `layer` holds {} for a layer's number, and what follows belongs to a layer."""
+    """Checkpoint names of a decoder's tensors, without `.weight` or `.bias`; the defaults are those of Llama.
+
+    `layer` has {} for the layer number and is the prefix of the names that follow.
+    """
 
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
@@ -45,7 +49,7 @@ LLAMA = TensorNames()
 
 
 def llama_weights(arch: DecoderConfig, names: TensorNames = LLAMA) -> WeightMap:
-    """For checkpoints in the manner of Llama and Qwen, with one tensor each for queries, keys and values."""
+    """Weight map of Llama-like checkpoints, with separate tensors for queries, keys and values."""
     return decoder_weights(arch, names, partial(_attention, arch, names))
 
 
@@ -55,83 +59,89 @@ def decoder_weights(
     attention: Callable[[str, str], dict[str, WeightTarget]],
     rename: Callable[[str], str] = lambda name: name,
 ) -> WeightMap:
-    """`attention(theirs, ours)` are the tensors of one layer's attention, by the beginnings of their names in a file
-    and of the parameters'. A table made from the config may stand in a file, and a head that is the embedding too."""
+    """Weight map of a decoder.
+
+    `attention` maps (checkpoint prefix, parameter prefix) to the targets of a layer's attention. A checkpoint may also
+    hold rotary tables, and an lm_head although it is tied; both are skipped.
+    """
     slots = {
         f"{names.embedding}.weight": WeightTarget("embed_tokens.weight"),
         f"{names.norm}.weight": WeightTarget("norm.weight"),
     }
     head = f"{names.head}.weight"
     if not arch.tied:
-        slots[head] = WeightTarget("lm_head_weight", through=_unit_columns if arch.norm_head else None)
+        slots[head] = WeightTarget("lm_head_weight", transform=_unit_columns if arch.norm_head else None)
     fused: dict[str, Fused] = {}
     for index in range(arch.layers):
-        theirs, ours = names.layer.format(index), f"layers.{index}."
-        slots[f"{theirs}{names.input_norm}.weight"] = WeightTarget(f"{ours}input_layernorm.weight")
-        slots[f"{theirs}{names.post_norm}.weight"] = WeightTarget(f"{ours}post_attention_layernorm.weight")
-        slots |= attention(theirs, f"{ours}self_attn.")
+        checkpoint_prefix, prefix = names.layer.format(index), f"layers.{index}."
+        slots[f"{checkpoint_prefix}{names.input_norm}.weight"] = WeightTarget(f"{prefix}input_layernorm.weight")
+        slots[f"{checkpoint_prefix}{names.post_norm}.weight"] = WeightTarget(f"{prefix}post_attention_layernorm.weight")
+        slots |= attention(checkpoint_prefix, f"{prefix}self_attn.")
         if arch.mixture is None or index not in arch.mixture.layers:
-            dense = [f"{theirs}{name}" for name in (names.gate, names.up, names.down)]
-            slots |= _swiglu(dense, f"{ours}mlp.", arch.width)
+            dense = [f"{checkpoint_prefix}{name}" for name in (names.gate, names.up, names.down)]
+            slots |= _swiglu(dense, f"{prefix}mlp.", arch.width)
             continue
-        slots |= _mixture(arch.mixture, names, theirs, f"{ours}mlp.")
-        fused |= _fused(arch.mixture, f"{theirs}{names.experts}.", f"{ours}mlp.")
+        slots |= _mixture(arch.mixture, names, checkpoint_prefix, f"{prefix}mlp.")
+        fused |= _fused(arch.mixture, f"{checkpoint_prefix}{names.experts}.", f"{prefix}mlp.")
     return WeightMap(
         slots, rename, lambda name: name.endswith("rotary_emb.inv_freq") or (arch.tied and name == head), fused
     )
 
 
-def _attention(arch: DecoderConfig, names: TensorNames, theirs: str, ours: str) -> dict[str, WeightTarget]:
+def _attention(arch: DecoderConfig, names: TensorNames, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
     queries, keys = arch.heads * arch.head_dim, (arch.heads + arch.kv_heads) * arch.head_dim
     values = keys + arch.kv_heads * arch.head_dim
-    slots = {f"{theirs}{names.out}.weight": WeightTarget(f"{ours}o_proj.weight")}
+    slots = {f"{checkpoint_prefix}{names.out}.weight": WeightTarget(f"{prefix}o_proj.weight")}
     for name, rows in ((names.q, slice(0, queries)), (names.k, slice(queries, keys)), (names.v, slice(keys, values))):
-        slots[f"{theirs}{name}.weight"] = WeightTarget(f"{ours}qkv_proj.weight", (rows,))
+        slots[f"{checkpoint_prefix}{name}.weight"] = WeightTarget(f"{prefix}qkv_proj.weight", (rows,))
         if arch.qkv_bias:
-            slots[f"{theirs}{name}.bias"] = WeightTarget(f"{ours}qkv_proj.bias", (rows,))
+            slots[f"{checkpoint_prefix}{name}.bias"] = WeightTarget(f"{prefix}qkv_proj.bias", (rows,))
     if arch.out_bias:
-        slots[f"{theirs}{names.out}.bias"] = WeightTarget(f"{ours}o_proj.bias")
+        slots[f"{checkpoint_prefix}{names.out}.bias"] = WeightTarget(f"{prefix}o_proj.bias")
     if arch.qk_norm:
-        slots[f"{theirs}{names.q_norm}.weight"] = WeightTarget(f"{ours}q_norm.weight")
-        slots[f"{theirs}{names.k_norm}.weight"] = WeightTarget(f"{ours}k_norm.weight")
+        slots[f"{checkpoint_prefix}{names.q_norm}.weight"] = WeightTarget(f"{prefix}q_norm.weight")
+        slots[f"{checkpoint_prefix}{names.k_norm}.weight"] = WeightTarget(f"{prefix}k_norm.weight")
     return slots
 
 
-def _mixture(mixture: MoEConfig, names: TensorNames, theirs: str, ours: str) -> dict[str, WeightTarget]:
+def _mixture(mixture: MoEConfig, names: TensorNames, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
     """Router, experts one by one, shared experts."""
-    slots = {f"{theirs}{names.router}.weight": WeightTarget(f"{ours}gate.weight")}
+    slots = {f"{checkpoint_prefix}{names.router}.weight": WeightTarget(f"{prefix}gate.weight")}
     if mixture.router_bias:
-        slots[f"{theirs}{names.router_bias}"] = WeightTarget(f"{ours}gate.bias")
+        slots[f"{checkpoint_prefix}{names.router_bias}"] = WeightTarget(f"{prefix}gate.bias")
     width = mixture.width
     for expert in range(mixture.experts):
-        each = f"{theirs}{names.experts}.{expert}."
-        slots[f"{each}gate_proj.weight"] = WeightTarget(f"{ours}gate_up_proj", (expert, slice(0, width)))
-        slots[f"{each}up_proj.weight"] = WeightTarget(f"{ours}gate_up_proj", (expert, slice(width, 2 * width)))
-        slots[f"{each}down_proj.weight"] = WeightTarget(f"{ours}down_proj", (expert,))
+        expert_prefix = f"{checkpoint_prefix}{names.experts}.{expert}."
+        slots[f"{expert_prefix}gate_proj.weight"] = WeightTarget(f"{prefix}gate_up_proj", (expert, slice(0, width)))
+        slots[f"{expert_prefix}up_proj.weight"] = WeightTarget(
+            f"{prefix}gate_up_proj", (expert, slice(width, 2 * width))
+        )
+        slots[f"{expert_prefix}down_proj.weight"] = WeightTarget(f"{prefix}down_proj", (expert,))
     if mixture.shared_width:
-        shared = [f"{theirs}{names.shared}.{part}" for part in ("gate_proj", "up_proj", "down_proj")]
-        slots |= _swiglu(shared, f"{ours}shared_experts.", mixture.shared_width)
+        shared = [f"{checkpoint_prefix}{names.shared}.{part}" for part in ("gate_proj", "up_proj", "down_proj")]
+        slots |= _swiglu(shared, f"{prefix}shared_experts.", mixture.shared_width)
     return slots
 
 
-def _fused(mixture: MoEConfig, theirs: str, ours: str) -> dict[str, Fused]:
-    """The same experts as three tensors [experts, out, in] without `.weight`, or as two, in which the rows of all gates
-    come before those of `up` as in memory of transformers 5."""
+def _fused(mixture: MoEConfig, checkpoint_prefix: str, prefix: str) -> dict[str, Fused]:
+    """The same experts as stacked tensors [experts, out, in], without `.weight`: three, or two with gate rows before
+    up rows.
+    """
     width, every = mixture.width, slice(None)
     slots = {
-        "gate_up_proj": WeightTarget(f"{ours}gate_up_proj"),
-        "gate_proj": WeightTarget(f"{ours}gate_up_proj", (every, slice(0, width))),
-        "up_proj": WeightTarget(f"{ours}gate_up_proj", (every, slice(width, 2 * width))),
-        "down_proj": WeightTarget(f"{ours}down_proj"),
+        "gate_up_proj": WeightTarget(f"{prefix}gate_up_proj"),
+        "gate_proj": WeightTarget(f"{prefix}gate_up_proj", (every, slice(0, width))),
+        "up_proj": WeightTarget(f"{prefix}gate_up_proj", (every, slice(width, 2 * width))),
+        "down_proj": WeightTarget(f"{prefix}down_proj"),
     }
     halves: dict[str, dict[str, Index]] = {
         "gate_up_proj": {"gate_proj": (slice(0, width),), "up_proj": (slice(width, 2 * width),)}
     }
     return {
-        f"{theirs}{name}": Fused(
+        f"{checkpoint_prefix}{name}": Fused(
             slot,
             {
-                f"{theirs}{expert}.{part}.weight": (expert, *rows)
+                f"{checkpoint_prefix}{expert}.{part}.weight": (expert, *rows)
                 for part, rows in halves.get(name, {name: ()}).items()
                 for expert in range(mixture.experts)
             },
@@ -140,16 +150,16 @@ def _fused(mixture: MoEConfig, theirs: str, ours: str) -> dict[str, Fused]:
     }
 
 
-def _swiglu(theirs: list[str], ours: str, width: int) -> dict[str, WeightTarget]:
-    """`theirs`: gate, up and down. The first two are the halves of our one product; none of them has a bias."""
-    gate, up, down = theirs
+def _swiglu(checkpoint_prefix: list[str], prefix: str, width: int) -> dict[str, WeightTarget]:
+    """Targets of gate, up and down of an MLP without biases; gate and up are one parameter."""
+    gate, up, down = checkpoint_prefix
     return {
-        f"{gate}.weight": WeightTarget(f"{ours}gate_up_proj.weight", (slice(0, width),)),
-        f"{up}.weight": WeightTarget(f"{ours}gate_up_proj.weight", (slice(width, 2 * width),)),
-        f"{down}.weight": WeightTarget(f"{ours}down_proj.weight"),
+        f"{gate}.weight": WeightTarget(f"{prefix}gate_up_proj.weight", (slice(0, width),)),
+        f"{up}.weight": WeightTarget(f"{prefix}gate_up_proj.weight", (slice(width, 2 * width),)),
+        f"{down}.weight": WeightTarget(f"{prefix}down_proj.weight"),
     }
 
 
 def _unit_columns(head: torch.Tensor) -> torch.Tensor:
-    """[vocab, hidden], every column brought to length 1."""
+    """[vocab, hidden], every column normalized to length 1."""
     return F.normalize(head.to(wide(head.dtype)), dim=0, eps=1e-7)

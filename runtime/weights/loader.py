@@ -142,7 +142,7 @@ def load_weights(
             stored, slot = sources[name], slots[name]
             weight, before = params[slot.param], taken[slot.param]
             own = transform if transform is not None and transform.applies_to(name) else None
-            extra = [_read_extra(sources[other], copies.get(other, ()), checkpoint) for other in slot.beside]
+            extra = [_read_extra(sources[other], copies.get(other, ()), checkpoint) for other in slot.combine_with]
             with _name_errors(stored, checkpoint):
                 taken[slot.param] += _load_weight(name, stored, copies.get(name, ()), slot, weight, own, extra)
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
@@ -179,7 +179,7 @@ def _load_weight(
     """
     if stored.scheme is None:
         read = _reader(stored, copies, full=weight.shard is None)
-        if transform is None and slot.through is None:
+        if transform is None and slot.transform is None:
             return weight.load_lazily(slot.index, read)
         tensor = read(()) if transform is None else transform(name, read(()))
         return weight.load(slot.index, _transform(slot, tensor, extra))
@@ -188,7 +188,7 @@ def _load_weight(
             raise _differing_copies(copy)
     loaded = weight.kernel_arg
     packed = stored.read_quantized(loaded.device if isinstance(loaded, torch.Tensor) else loaded.values.device)
-    if transform is None and slot.through is None:
+    if transform is None and slot.transform is None:
         return weight.load_quantized(slot.index, packed)
     tensor = packed.dequantize(torch.float32)
     if transform is not None:
@@ -197,7 +197,7 @@ def _load_weight(
 
 
 def _transform(slot: WeightTarget, tensor: torch.Tensor, extra: Iterable[torch.Tensor]) -> torch.Tensor:
-    return tensor if slot.through is None else slot.through(tensor, *(other.to(tensor.device) for other in extra))
+    return tensor if slot.transform is None else slot.transform(tensor, *(other.to(tensor.device) for other in extra))
 
 
 def _reader(stored: StoredTensor, copies: Iterable[StoredTensor], *, full: bool) -> Callable[[Index], torch.Tensor]:
@@ -258,7 +258,7 @@ def _open(
         held = StoredTensor(each, inside, None if "" in inside else scheme)
         if sources.setdefault(name := weights.rename(each), held) is not held:
             copies.setdefault(name, []).append(held)
-    shapes = {name: part.shape for name, part in parts.items()} | weights.beside
+    shapes = {name: part.shape for name, part in parts.items()} | weights.combine_with
     _check_shapes(sources, shapes, checkpoint)
     return sources, copies, weights.slots
 
@@ -296,7 +296,7 @@ def _match(checkpoint: Checkpoint, stored: Iterable[str], weights: WeightMap) ->
     if len(set(known)) != len(known) and not weights.copies:
         twice = sorted({n for n in known if known.count(n) > 1})
         raise ConfigError(f"{checkpoint.path} holds {summary(twice)} more than once, under different names")
-    implied = weights.slots.keys() | weights.beside.keys()
+    implied = weights.slots.keys() | weights.combine_with.keys()
     missing = sorted(implied - set(known))
     extra = sorted(name for name in files if weights.rename(name) not in implied)
     if missing or extra:
