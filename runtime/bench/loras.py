@@ -33,7 +33,9 @@ def room(args: argparse.Namespace) -> LoRAConfig | None:
     return LoRAConfig(args.loras, args.lora_rank)
 
 
-def drawn(args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: Model, build: LayerFactory) -> LoRAManager:
+def drawn(
+    args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: Model, build: LayerFactory
+) -> LoRAManager:
     """They, named "0", "1" ..., all on the device."""
     if build.lora is None:
         return LoRAManager()

@@ -84,7 +84,9 @@ def request_defaults(
 
     if mode != "edit" and all(rule.edits for rule in algorithms_for(key)):
         raise ConfigError(f"--decoding-strategy {key} needs --sampling-mode edit")
-    supported = [rule for rule in supported_algorithms(family, key, edit_tokens) if rule.uniform_noise == strategy.uniform_noise]
+    supported = [
+        rule for rule in supported_algorithms(family, key, edit_tokens) if rule.uniform_noise == strategy.uniform_noise
+    ]
     if not supported:
         raise ConfigError(
             f"--decoding-strategy {key} of the {family.key} family supports no unmasking algorithm of this version; "
@@ -115,7 +117,9 @@ def request_defaults(
     }
 
 
-def supported_algorithms(family: ModelFamily[Any], key: str, edit_tokens: EditTokens | None = None) -> list[UnmaskingAlgorithm]:
+def supported_algorithms(
+    family: ModelFamily[Any], key: str, edit_tokens: EditTokens | None = None
+) -> list[UnmaskingAlgorithm]:
     """Returns the unmasking algorithms that requests may select with the strategy `key`."""
     algorithms = [algorithms_with_edit_tokens(edit_tokens)(rule.key) for rule in algorithms_for(key)]
     return [rule for rule in algorithms if ("edit" if rule.edits else "naive") in family.sampling_modes]

@@ -94,7 +94,9 @@ def load_engine(
     if progress is not None:
         loaded = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
         progress("warmup", loaded, loaded)  # completes the progress bar
-    if expert_parallel and not any(w.shard and w.shard.dim == -3 for w in named_weights(cast(nn.Module, model)).values()):
+    if expert_parallel and not any(
+        w.shard and w.shard.dim == -3 for w in named_weights(cast(nn.Module, model)).values()
+    ):
         raise ConfigError(
             f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to distribute; "
             "leave it out"

@@ -160,7 +160,9 @@ class InputBuilder:
             lora_slots=slot[owner].astype(np.int32) if cache_key[1] else None,
             offsets=(layout.first_rows - first).tolist(),
             has_soft_embeddings=any(scheduled.request.soft_embedding_params is not None for scheduled in batch),
-            has_self_conditioning=any(scheduled.request.required_stats & LogitStat.SELF_CONDITIONING for scheduled in batch),
+            has_self_conditioning=any(
+                scheduled.request.required_stats & LogitStat.SELF_CONDITIONING for scheduled in batch
+            ),
         )
 
 

@@ -98,7 +98,9 @@ def apply_grammar(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockRe
             at = np.concatenate([np.arange(w.position, w.size) for w in batch])
             arrays = logits_processor_arrays(plan.logits_processors)
             inputs = {name: _to_device(array, logits) for name, array in arrays.items()}
-            apply_logits_processors(logits, inputs, _to_device(block, logits), _to_device(at, logits), DEFAULT_LOGITS_OPS)
+            apply_logits_processors(
+                logits, inputs, _to_device(block, logits), _to_device(at, logits), DEFAULT_LOGITS_OPS
+            )
         _advance(batch, logits, plan)
         for walk in batch:
             _write(walk, results)
