@@ -170,6 +170,6 @@ def test_keys_are_read_once_by_all_tiles_of_a_request():
 
 def test_a_step_that_samples_nothing_has_no_head():
     model, pool, plan = a_step(architecture("llada2-tiny"))
-    work = work_of(model, pool, replace(plan, sampled=lambda: None), [4, 0])
+    work = work_of(model, pool, replace(plan, make_blocks=lambda: None), [4, 0])
     assert work.parts["head"] == work.parts["layers.2.mlp"] == Part()
     assert work.parts["layers.1.mlp"].flops > 0

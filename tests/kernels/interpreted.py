@@ -443,7 +443,7 @@ def test_attention_of_rows_that_see_nothing_in_the_first_tiles(window, layout):
 def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, window, first, layout):
     """A canvas of 8 rows whose windows count from its first position: keys are read in tiles of 32."""
     q, k, v, batch = cases.attention_case([(cached, 8)], 2, 1, 16, 8, 16, torch.float32, "cpu", layout=layout)
-    batch = replace(batch, window_origin=torch.full((8,), cached))
+    batch = replace(batch, window_pos=torch.full((8,), cached))
     watched.clear()
     paged_attention(q, k, v, batch, scale=0.25, window=window)
     memory = torch.arange(k.untyped_storage().nbytes() // 4)

@@ -195,11 +195,11 @@ def test_attention(heads, kv_heads, dim, grouped, dtype, window):
             rows = slice(row + first, row + min(first + 32, new))
             count, pages = rows.stop - rows.start, -(-(cached + new) // 32)
             own = {name: getattr(batch, name)[rows] for name in ("tokens", "positions", "slots", "visible_end")}
-            own |= {name: getattr(batch, name)[rows] for name in ("window_origin", "open")}
+            own |= {name: getattr(batch, name)[rows] for name in ("window_pos", "is_editable")}
             tiles = torch.tensor([[0, 0, count]], dtype=torch.int32, device="cuda")
             piece = type(batch)(
-                **own, tiles=tiles, page_table=batch.page_table[request : request + 1, :pages],
-                page_size=batch.page_size, tile_rows=count, reach=cached + new,
+                **own, query_tiles=tiles, page_table=batch.page_table[request : request + 1, :pages],
+                page_size=batch.page_size, tile_rows=count, max_seq_len=cached + new,
             )  # fmt: skip
             assert torch.equal(attend(q[rows].contiguous(), k, v, piece), whole[rows]), (request, first)
         row += new

@@ -13,7 +13,7 @@ from runtime.kernels.large_head_attention import MAX_WORKSPACE, SCORES_CONFIG, _
 def given(tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, dim: int = 512, dtype=torch.bfloat16):
     """Queries, and what tells a batch's shape, with pages of 32."""
     q = torch.empty(tiles * tile_rows, heads, dim, dtype=dtype, device="meta")
-    batch = {"tiles": torch.empty(tiles, 3), "page_table": torch.empty(tiles, keys // 32)}
+    batch = {"query_tiles": torch.empty(tiles, 3), "page_table": torch.empty(tiles, keys // 32)}
     return q, SimpleNamespace(**batch, page_size=32, tile_rows=tile_rows)
 
 

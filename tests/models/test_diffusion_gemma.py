@@ -196,7 +196,7 @@ def test_the_routers_scale_is_in_its_weight(tmp_path, first, kind):
     [
         (torch.ones(63), f"{SCALE} is [63], not [64]"),
         (torch.ones(64).index_fill(0, torch.tensor([3]), torch.nan), f"tensor '{SCALE}' of "),
-        (torch.ones(64, dtype=torch.int8), "is torch.int8: quantised"),
+        (torch.ones(64, dtype=torch.int8), "is torch.int8: quantized"),
     ],
 )
 def test_a_routers_scale_that_is_none(tmp_path, value, sentence):
@@ -342,5 +342,5 @@ def test_a_checkpoint_that_quantises_queries_alone_is_refused_by_name(tmp_path):
     checkpoint = resolve_checkpoint(str(tmp_path))
     family = resolve_family(None, checkpoint.config)
     build = LayerFactory.create("cpu", torch.float32, quantization=quantization_of(checkpoint.config, None))
-    with pytest.raises(ConfigError, match="plain, but quantises what is one with them"):
+    with pytest.raises(ConfigError, match="unquantized, but quantizes other parts of the same weight"):
         load_model(checkpoint, family, family.parse(checkpoint.config), build)

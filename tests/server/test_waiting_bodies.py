@@ -126,7 +126,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
             return "m"
 
         def require(self) -> Any:
-            return INFO, SimpleNamespace(pieces=None)
+            return INFO, SimpleNamespace(byte_decoder=None)
 
         async def job(self, *args: Any, **fields: Any) -> Any:
             return contextlib.nullcontext()
