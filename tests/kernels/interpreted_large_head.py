@@ -14,7 +14,7 @@ from tests.kernels.cases import assert_near, attention_case, with_any_sight
 from tests.kernels.large_head_cases import SMALL, check_in_two
 
 layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
-tiles = pytest.mark.parametrize(("weighing", "summing"), SMALL)
+tiles = pytest.mark.parametrize(("scores_config", "values_config"), SMALL)
 
 
 @layouts
