@@ -137,7 +137,9 @@ def test_a_canvas_model(kernels, parts):
 @pytest.mark.parametrize("deals", [False, True])
 def test_a_canvas_model_that_ranks_share(deals):
     """What experts gave is summed before it is added up between them."""
-    both = together(2, lambda group: canvas_logits(canvas_model(TRITON, group=group, expert_parallel=deals), "distinct"))
+    both = together(
+        2, lambda group: canvas_logits(canvas_model(TRITON, group=group, expert_parallel=deals), "distinct")
+    )
     for *ours, right in zip(*both, canvas_logits(canvas_model(None), "unified"), strict=True):
         torch.testing.assert_close(torch.cat(ours, 1), right, rtol=1e-4, atol=1e-4)
 
