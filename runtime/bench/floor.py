@@ -89,14 +89,13 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     weights = named_weights(model)
     table = weights["embed_tokens.weight"]
     head = "lm_head_weight" if "lm_head_weight" in weights else "embed_tokens.weight"
-    late = (
-        head,
-        *([f"layers.{len(model.kv_shapes) - 1}.mlp."] if isinstance(model, Decoder) and model.split_last_layer else []),
-    )
+    sampled_only: tuple[str, ...] = (head,)
+    if isinstance(model, Decoder) and model.split_last_layer:
+        sampled_only = (head, f"layers.{len(model.kv_shapes) - 1}.mlp.")
     parts: defaultdict[str, Part] = defaultdict(Part)
     parts["embedding"] = Part(min(1.0, rows / table.shape[0]) * table.nbytes)
     for path, weight in weights.items():
-        here = sampled if path.startswith(late) else rows
+        here = sampled if path.startswith(sampled_only) else rows
         if weight is table and path != head:
             continue  # it is looked up, and no more
         if len(weight.shape) == 3:
