@@ -204,10 +204,10 @@ def test_a_batch_goes_on_where_all_of_its_blocks_do(
     numbers = np.zeros((8, len(blocks)), dtype=np.int64)
     numbers[[0, 5, 7]] = np.array(blocks).T
     tokens = np.zeros((len(blocks), size), dtype=np.int64)
-    told = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
+    host_outputs = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
     shape = SampleDescriptor(len(blocks), size, (AlgorithmShape("threshold", 0, len(blocks), 0),), uniform_noise=noisy)
-    found = to_block_results(shape, told, [np.arange(len(plan))])
-    assert all_blocks_continue(told, len(plan), uniform_noise=noisy) == all(found.continuing)
+    found = to_block_results(shape, host_outputs, [np.arange(len(plan))])
+    assert all_blocks_continue(host_outputs, len(plan), uniform_noise=noisy) == all(found.continuing)
 
 
 def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
