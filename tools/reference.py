@@ -1,4 +1,4 @@
-"""Generates the field reference. ``python -m tools.reference`` prints docs/fields.md."""
+"""Generates the field reference. ``python -m tools.reference`` prints docs/reference/fields.md."""
 
 from __future__ import annotations
 

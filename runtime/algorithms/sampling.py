@@ -1,4 +1,7 @@
-"""Computes candidates and their probabilities from logits (docs/decoding-rules.md#candidates-and-confidence)."""
+"""Computes candidates and their probabilities from logits.
+
+See docs/research/decoding-rules.md#candidates-and-confidence.
+"""
 
 from __future__ import annotations
 

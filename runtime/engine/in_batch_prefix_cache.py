@@ -1,8 +1,9 @@
 """In-batch prefix caching: one request computes a common prefix, and other running requests adopt it.
 
-On admission, a request finds only page groups with final content (docs/decoding-rules.md#prefix-cache). Prompts that
-arrive together find none. Each request therefore looks up its next page group again before it prefills it. If another
-request computes the page group in the same step, the request waits. It adopts the page group when its content is final.
+On admission, a request finds only page groups with final content (docs/research/decoding-rules.md#prefix-cache).
+Prompts that arrive together find none. Each request therefore looks up its next page group again before it prefills it.
+If another request computes the page group in the same step, the request waits. It adopts the page group when its
+content is final.
 """
 
 from __future__ import annotations

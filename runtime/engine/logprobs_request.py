@@ -1,4 +1,4 @@
-"""Logprobs of a request's output, each from the step that last changed its position (docs/decoding.md)."""
+"""Logprobs of a request's output, each from the step that last changed its position (docs/guide/decoding.md)."""
 
 from __future__ import annotations
 

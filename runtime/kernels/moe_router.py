@@ -1,8 +1,8 @@
 """Selects the experts of each row and their weights.
 
 Scores are a sigmoid or a softmax. The selection may use expert groups, a bias, or a pool of experts per block of rows.
-The families are docs/models.md#llada2-layers, docs/models.md#llada22-expert-pool, docs/models.md#llada-moe-layers and
-docs/models.md#diffusiongemma-layers.
+The families are docs/models/architecture-notes.md#llada2-layers, docs/models/architecture-notes.md#llada22-expert-pool,
+docs/models/architecture-notes.md#llada-moe-layers and docs/models/architecture-notes.md#diffusiongemma-layers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Resolves the parameters of a request (``SamplingParams``) against a loaded engine, to a ``RequestSpec``.
 
-All errors of a request are detected here, before it reaches the engine. docs/server.md#errors lists their status codes.
-The function is pure and needs no torch.
+All errors of a request are detected here, before it reaches the engine. docs/reference/api.md#errors lists their status
+codes. The function is pure and needs no torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def resolve(
     """Validates a request and resolves all of its values.
 
     Args:
-        prompt: token ids, in which the mask id is an ordinary id (docs/decoding-rules.md#position-states).
+        prompt: token ids, in which the mask id is an ordinary id (docs/research/decoding-rules.md#position-states).
         default_max_tokens: for a request without `max_tokens`, unless the strategy has a default; limited by the
             context length of the model.
         names: names that the client used instead of those of the fields, such as {"prompt": "messages"}.
@@ -149,7 +149,10 @@ def _without_eos(decoding: DecodingParams) -> DecodingParams:
 
 
 def expand_choices(spec: RequestSpec, n: int) -> list[RequestSpec]:
-    """Returns the `n` requests of one prompt: ids ``id-i``, seeds seed + i (docs/decoding-rules.md#random-numbers)."""
+    """Returns the `n` requests of one prompt: ids ``id-i``, seeds seed + i.
+
+    See docs/research/decoding-rules.md#random-numbers.
+    """
     if n == 1:
         return [spec]
     return [msgspec.structs.replace(spec, id=f"{spec.id}-{i}", seed=(spec.seed + i) % 2**64) for i in range(n)]

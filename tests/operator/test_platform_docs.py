@@ -15,24 +15,25 @@ from unmask_operator.render.labels import PORT, labels
 from unmask_operator.status import CONDITIONS
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "operations"
 PAGES = [
     DOCS / f"{name}.md"
     for name in (
         "install",
-        "first-service",
         "privileges",
         "security",
         "rolling-upgrade",
         "troubleshooting",
         "nodes-and-identities",
         "argo-cd",
+        "flux",
         "backup-restore",
     )
-]
+] + [ROOT / "docs/get-started/kubernetes.md"]
 OPERATOR = ROOT / "operator" / "unmask_operator"
 VALUES = yaml.safe_load((ROOT / "charts/unmask-operator/values.yaml").read_text(encoding="utf-8"))
 FOREIGN = {"client.responses", "config.json", "ca.crt", "resource.exclusions", "runtime.demo"}
+FOREIGN |= {"install.crds", "upgrade.crds"}  # of a HelmRelease of Flux
 PAGE = pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
 
 

@@ -1,4 +1,4 @@
-"""Constrained decoding for structured output (docs/server.md, Structured output).
+"""Constrained decoding for structured output (docs/guide/structured-output.md).
 
 From the first masked position of a block on, the best token that the grammar allows is accepted from the logits of the
 step, as long as its confidence is above the threshold. The first token of a step is always accepted. Tokens that the

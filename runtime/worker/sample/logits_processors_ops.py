@@ -1,4 +1,4 @@
-"""Device operations of logits processors (docs/decoding.md, What shapes the logits)."""
+"""Device operations of logits processors (docs/guide/decoding.md, What shapes the logits)."""
 
 from __future__ import annotations
 
