@@ -107,7 +107,7 @@ def test_tools_and_targets_exist():
         assert tool in TOOLS
 
 
-def test_the_picture_of_the_rules_is_the_commands(monkeypatch):
+def test_the_picture_of_the_algorithms_is_the_commands(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = page(DECODING_PAGE)
     (command,) = re.findall(r"python -m runtime\.bench sweep (.*)", text)
@@ -155,7 +155,7 @@ def test_a_requests_fields_are_the_table():
     assert text == request_markdown.with_table(text), "run python -m tools.docs.request_fields"
 
 
-RULES, STRATEGIES = described("Rules"), described("Strategies")
+ALGORITHMS, STRATEGIES = described("Algorithms"), described("Strategies")
 
 
 def made(key: str) -> Strategy:
@@ -164,14 +164,14 @@ def made(key: str) -> Strategy:
 
 
 def test_every_entry_is_described():
-    assert set(algorithm_keys()) <= RULES.keys()
+    assert set(algorithm_keys()) <= ALGORITHMS.keys()
     assert set(strategies()) <= STRATEGIES.keys()
     recipes = page(RECIPES_PAGE)
     for key in {resolve_family(key, {}).key for key in families()}:
         assert f"`{key}`" in recipes, key
 
 
-def test_every_entry_has_its_rules():
+def test_every_entry_is_defined():
     titles = headings(page(DEFINITIONS_PAGE))
     assert {f"Algorithm `{key}`" for key in algorithm_keys()} <= set(titles)
     assert {f"Strategy `{key}`" for key in strategies()} <= set(titles)
@@ -183,9 +183,9 @@ def test_the_contents_of_the_decoding_rules_are_its_headings():
     assert listed == {slug for slug in slugs(text) if slug != "decoding-rules" and not slug.startswith("invariant-")}
 
 
-@pytest.mark.parametrize("key", RULES)
-def test_a_rules_paragraph_names_its_fields(key):
-    assert RULES[key] == {field.name for field in get_algorithm(key).fields if field not in COMMON}
+@pytest.mark.parametrize("key", ALGORITHMS)
+def test_the_paragraph_of_an_algorithm_names_its_fields(key):
+    assert ALGORITHMS[key] == {field.name for field in get_algorithm(key).fields if field not in COMMON}
 
 
 @pytest.mark.parametrize("key", STRATEGIES)

@@ -32,7 +32,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
 class LogitsProcessorParams(msgspec.Struct, frozen=True, kw_only=True):
     """Logits processors of a request: bias, penalties and min_tokens.
 
-    See docs/guide/decoding.md#what-shapes-the-logits.
+    See docs/guide/decoding.md#logits-processors.
     """
 
     bias: dict[int, float] = {}  # token id -> added to the logit

@@ -1,6 +1,6 @@
 """Runs the server: opens the port, loads the model, serves requests, and drains on SIGTERM.
 
-See docs/operations/server.md#ending.
+See docs/operations/server.md#shutdown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Backends that die, fail, are full or do not start, with an engine that does so on demand.
 
-See docs/operations/server.md#ending.
+See docs/operations/server.md#shutdown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Device operations of logits processors (docs/guide/decoding.md, What shapes the logits)."""
+"""Device operations of logits processors (docs/guide/decoding.md#logits-processors)."""
 
 from __future__ import annotations
 
