@@ -72,6 +72,19 @@ OTHER_FLAGS = {
         *("--all", "--cascade", "--for", "--from-literal", "--overwrite", "--prefix", "--previous"),
         *("--replicas", "--server-side", "--tail", "--type", "--watch"),
     },
+    "Diffulex": {
+        *("--auto-max-nfe-tpf-floor", "--auto-max-nfe-warmup-steps", "--deepep-mode", "--moe-dispatcher-backend"),
+        *("--deepep-num-max-dispatch-tokens-per-rank", "--moe-gemm-impl", "--moe-topk-impl"),
+    },
+    "vLLM": {
+        *("--enable-auto-tool-choice", "--lora-modules", "--max-num-seqs", "--no-enable-prefix-caching"),
+        "--trust-remote-code",
+    },
+    "SGLang": {
+        *("--chunked-prefill-size", "--context-length", "--disable-cuda-graph", "--disable-radix-cache", "--dp-size"),
+        *("--lora-paths", "--max-loras-per-batch", "--max-running-requests", "--mem-fraction-static", "--model-path"),
+        "--tp-size",
+    },
     "velero": {"--include-namespaces", "--selector"},
     "openapi-python-client": {"--url"},
     "placeholders": {"--flag"},

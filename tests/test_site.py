@@ -67,3 +67,21 @@ def test_requests_to_other_hosts_are_found(tmp_path):
     (tmp_path / "style.css").write_text("a { background: url(https://k.l/m.png) } b { background: url('n.png') }")
     found = [request.split(": ")[1] for request in site.foreign_requests(tmp_path)]
     assert found == ["//d.e/f.js", "https://g.h", "https://k.l/m.png"]
+
+
+def test_a_diagram_is_a_picture_if_it_was_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    text = "a\n\n```mermaid\nflowchart TB\n```\n"
+    assert site.with_diagrams(text, "developer/page.md") == text
+    picture = tmp_path / "docs" / site.diagram_of("flowchart TB\n")
+    picture.parent.mkdir(parents=True)
+    picture.touch()
+    assert site.with_diagrams(text, "developer/page.md") == f"a\n\n![Diagram](../images/{picture.name})\n"
+
+
+def test_every_picture_belongs_to_a_page():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    texts = "".join(page.read_text(encoding="utf-8") for page in pages)
+    diagrams = {Path(site.diagram_of(source)).name for source in site.MERMAID.findall(texts)}
+    pictures = {path.name for path in (ROOT / "docs" / "images").iterdir()}
+    assert {name for name in pictures - diagrams if f"images/{name}" not in texts} == set()

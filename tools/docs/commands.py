@@ -44,7 +44,7 @@ class Command:
 def treatment(text: str) -> str:
     if any(name in text for name in ABSENT) and text.startswith("curl"):
         return "needs an adapter"
-    return next((found for words, found in TREATMENTS.items() if re.match(words, text, re.DOTALL)), "unknown")
+    return next((found for pattern, found in TREATMENTS.items() if re.match(pattern, text, re.DOTALL)), "unknown")
 
 
 def split_commands(block: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ that links work without access to the repository.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -25,6 +26,24 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIES = "repository"  # folder of the pages that show files outside docs/
 LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 FENCE = re.compile(r"^([ \t]*)(```|~~~).*?^[ \t]*\2[ \t]*$", re.MULTILINE | re.DOTALL)
+
+MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def diagram_of(source: str) -> str:
+    """Returns the picture of a Mermaid diagram, relative to docs/. `python -m tools.docs.diagrams` draws it."""
+    return f"images/diagram-{hashlib.sha256(source.encode()).hexdigest()[:12]}.svg"
+
+
+def with_diagrams(markdown: str, uri: str) -> str:
+    """Replaces the diagrams of the page `uri` by their pictures, if they have been drawn."""
+
+    def replace(found: re.Match[str]) -> str:
+        picture = diagram_of(found[1])
+        drawn = (ROOT / "docs" / picture).is_file()
+        return f"![Diagram]({os.path.relpath(picture, os.path.dirname(uri) or '.')})" if drawn else found[0]
+
+    return MERMAID.sub(replace, markdown)
 
 
 def slug(heading: str, separator: str = "-") -> str:
@@ -118,7 +137,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrites the links of a page for the site."""
     uri = page.file.src_uri
     path = uri.removeprefix(f"{COPIES}/") if uri.startswith(f"{COPIES}/") else f"docs/{uri}"
-    return with_site_links(markdown, path if (ROOT / path).exists() else path.removesuffix(".md"))
+    return with_site_links(with_diagrams(markdown, uri), path if (ROOT / path).exists() else path.removesuffix(".md"))
 
 
 class _Requests(HTMLParser):
