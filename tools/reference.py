@@ -22,8 +22,7 @@ message. `kubectl explain dlms.spec` shows the same descriptions.
 def page() -> str:
     """Returns the page."""
     resource_schema = schema(defaults=True)
-    name = [_rule(rule) for rule in resource_schema["x-kubernetes-validations"]]
-    lines = [_HEAD, *(f"* {sentence}." for sentence in name), ""]
+    lines = [_HEAD, *_rules(resource_schema)]
     for part in ("spec", "status"):
         for path, section in _sections(part, resource_schema["properties"][part]):
             lines += _section(path, section)
@@ -49,9 +48,17 @@ def _section(path: str, node: Schema) -> list[str]:
         default = "required" if name in required else _code(child["default"]) if "default" in child else ""
         cells = (f"`{name}`", _type(child), default, _bounds(child), child["description"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return [*lines, "", *_rules(node)]
+
+
+def _rules(node: Schema) -> list[str]:
+    """Returns the table of the rules of a section, with an empty line at its end; nothing without rules."""
     rules = node.get("x-kubernetes-validations", ())
-    lines += ["", *([f"* {_rule(rule)}." for rule in rules] + [""] if rules else [])]
-    return lines
+    rows = [(rule.get("fieldPath", "").removeprefix("."), rule["message"]) for rule in rules]
+    cells = [(f"`{field}`" if field else "", message.replace("|", "\\|")) for field, message in rows]
+    return (
+        ["| Field | Rule |", "|---|---|", *(f"| {field} | {message} |" for field, message in cells), ""] if rows else []
+    )
 
 
 def _code(value: Any) -> str:
@@ -94,11 +101,6 @@ _LIMITS = {
     "maxItems": "at most {} entries",
     "maxProperties": "at most {} entries",
 }
-
-
-def _rule(rule: dict[str, str]) -> str:
-    field = rule.get("fieldPath", "").removeprefix(".")
-    return f"`{field}`: {rule['message']}" if field else rule["message"]
 
 
 if __name__ == "__main__":
