@@ -61,6 +61,7 @@ def test_commands_are_split_at_lines_that_end_them():
     assert list(split_commands(block)) == ["a b", "d 'e\nf'", "for g in h; do\n  i\ndone", 'j "k\nl"']
 
 
+@pytest.mark.all_entries
 @pytest.mark.parametrize("command", REQUESTS, ids=lambda command: command.page)
 def test_requests_get_the_answers_of_the_page(demo, command):
     parser = argparse.ArgumentParser()
@@ -92,6 +93,7 @@ def test_flags_of_the_server_and_of_bench_parse(command):
     parser.parse_args([arg for arg in args if arg != "--help"])
 
 
+@pytest.mark.all_entries
 @pytest.mark.parametrize(("page", "block"), EXAMPLES, ids=lambda value: value if value.endswith(".md") else "")
 def test_examples_in_python_run(demo, capsys, page, block):
     exec(compile(block.replace(SERVER, demo.url), page, "exec"), {"__name__": page})
