@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
@@ -15,7 +15,7 @@ from torch import nn
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
-from runtime.layers.parameter import Weight, named_weights, require_finite
+from runtime.layers.parameter import Weight, defer_checks, named_weights, require_finite
 from runtime.layers.sharding import Index, WeightSlice
 from runtime.models.base import Model, ModelFamily
 from runtime.models.weight_map import WeightMap, WeightTarget
@@ -24,6 +24,7 @@ from runtime.quantization.checkpoint import get_scheme
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
 from runtime.weights.shard_reader import StoredTensor, group_tensors
+from runtime.weights.shard_stream import Shard, stream_tensors
 
 Arch = TypeVar("Arch")
 
@@ -138,19 +139,74 @@ def load_weights(
         sources, copies, slots = _open(module, checkpoint, weights, stack)
         total, done = sum(weight.nbytes for weight in params.values()), 0
         taken = dict.fromkeys(params, 0)
-        for name in _in_file_order(sources, slots):
-            stored, slot = sources[name], slots[name]
-            weight, before = params[slot.param], taken[slot.param]
+
+        def load(name: str, stored: StoredTensor) -> int:
+            slot = slots[name]
             own = transform if transform is not None and transform.applies_to(name) else None
             extra = [_read_extra(sources[other], copies.get(other, ()), checkpoint) for other in slot.combine_with]
             with _name_errors(stored, checkpoint):
-                taken[slot.param] += _load_weight(name, stored, copies.get(name, ()), slot, weight, own, extra)
-            done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
-            if progress is not None:
-                progress("weights", done, total)
+                return _load_weight(name, stored, copies.get(name, ()), slot, params[slot.param], own, extra)
+
+        streamed = {
+            name
+            for name, slot in slots.items()
+            if name not in copies
+            and slot.transform is None
+            and (transform is None or not transform.applies_to(name))
+            and params[slot.param].shard is None
+            and _device_of(params[slot.param]).type == "cuda"
+        }
+        with defer_checks() as checks, closing(_read_ahead(checkpoint, sources, slots, streamed)) as tensors:
+            for name, stored in tensors:
+                checks.name = name
+                slot, weight = slots[name], params[slots[name].param]
+                before = taken[slot.param]
+                taken[slot.param] += load(name, stored)
+                done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
+                if progress is not None:
+                    progress("weights", done, total)
+                if (wrong_name := checks.failed(wait=False)) is not None:
+                    break
+            else:
+                wrong_name = checks.failed()
+        if wrong_name is not None:
+            load(wrong_name, sources[wrong_name])
+            raise AssertionError(f"{wrong_name!r} was not finite when it was loaded first")
     wrong = [name for name, weight in params.items() if taken[name] != weight.size]
     if wrong:
         raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
+
+
+def _read_ahead(
+    checkpoint: Checkpoint, sources: Mapping[str, StoredTensor], names: Iterable[str], streamed: Collection[str]
+) -> Generator[tuple[str, StoredTensor]]:
+    """Yields each tensor of `names` once: first those of `streamed`, whose main parts are on the GPU then, and then the
+    others in the order of the files.
+    """
+    with ExitStack() as stack:
+        shards: list[Shard] = []
+        by_stored_name: dict[str, str] = {}
+        device = torch.device("cpu")
+        for file in sorted({sources[name].file for name in streamed}):
+            descriptor, ranges = stack.enter_context(checkpoint.tensor_bytes(file))
+            own = {sources[name].main_part[1]: name for name in streamed if sources[name].file == file}
+            found = sorted((ranges[stored] for stored in own if stored in ranges), key=lambda at: at.start)
+            by_stored_name |= {at.name: own[at.name] for at in found}
+            shards.append(Shard(str(checkpoint.path / file), descriptor, found))
+        if shards:
+            device = torch.device("cuda", torch.cuda.current_device())
+        for at, data in stack.enter_context(stream_tensors(shards, device)):
+            name = by_stored_name[at.name]
+            yield name, sources[name].with_data(data)
+    others = set(names).difference(by_stored_name.values())
+    for name in sorted(others, key=lambda name: sources[name].sort_key):
+        yield name, sources[name]
+
+
+def _device_of(weight: Weight) -> torch.device:
+    stored = weight.kernel_arg
+    device: torch.device = stored.device if isinstance(stored, torch.Tensor) else stored.values.device
+    return device
 
 
 @contextmanager
@@ -186,8 +242,7 @@ def _load_weight(
     for copy in copies:
         if not stored.equals(copy):
             raise _differing_copies(copy)
-    loaded = weight.kernel_arg
-    packed = stored.read_quantized(loaded.device if isinstance(loaded, torch.Tensor) else loaded.values.device)
+    packed = stored.read_quantized(_device_of(weight))
     if transform is None and slot.transform is None:
         return weight.load_quantized(slot.index, packed)
     tensor = packed.dequantize(torch.float32)
@@ -255,7 +310,9 @@ def _open(
     copies: dict[str, list[StoredTensor]] = {}
     for each in names:
         inside = {ending: (handles[files[name]], name) for ending, name in gathered[each].items()}
-        held = StoredTensor(each, inside, None if "" in inside else scheme)
+        own_scheme = None if "" in inside else scheme
+        main = gathered[each]["" if own_scheme is None else own_scheme.suffixes[0]]
+        held = StoredTensor(each, inside, own_scheme, files[main])
         if sources.setdefault(name := weights.rename(each), held) is not held:
             copies.setdefault(name, []).append(held)
     shapes = {name: part.shape for name, part in parts.items()} | weights.combine_with
@@ -318,8 +375,3 @@ def _check_shapes(
             wrong.append(f"{stored.name} is {shape}, not {list(implied)}")
     if wrong:
         raise ConfigError(f"{checkpoint.path} holds tensors whose shape config.json does not imply: {summary(wrong)}")
-
-
-def _in_file_order(sources: dict[str, StoredTensor], names: Iterable[str]) -> Iterator[str]:
-    """Sorts names by file and offset, so that each file is read sequentially."""
-    return iter(sorted(names, key=lambda name: sources[name].sort_key))
