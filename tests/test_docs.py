@@ -9,6 +9,7 @@ import shlex
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -26,6 +27,7 @@ from tests.layout.pages import headings, slugs
 from tools.docs import decoding_fields, models
 from tools.docs import request_fields as request_markdown
 from tools.docs.flags import with_table
+from tools.docs.readability import lengths
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md"))]
@@ -42,6 +44,11 @@ def page(name: str) -> str:
 
 def code(name: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page(name), re.DOTALL)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_half_of_the_sentences_have_at_most_16_words(name):
+    assert median(lengths(page(name))) <= 16, f"see python -m tools.docs.readability {name}"
 
 
 def test_flags_are_the_tables():

@@ -22,6 +22,7 @@ def pages_of(nav) -> list[str]:
 def test_every_page_is_in_the_navigation_once():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     pages = [page for page in pages_of(config["nav"]) if not page.startswith(site.COPIES)]
+    pages += pages_of(site.benchmarks())
     assert sorted(pages) == sorted(f"{page.relative_to(ROOT / 'docs')}" for page in (ROOT / "docs").rglob("*.md"))
 
 

@@ -111,14 +111,23 @@ def copied_text(path: str) -> str:
     return f"# {path}\n\n```{path.rpartition('.')[2]}\n{text.rstrip()}\n```\n"
 
 
+def benchmarks() -> list[dict[str, str]]:
+    """Returns the entries of the navigation for records of measurements, the newest first."""
+    pages = sorted((ROOT / "docs" / "benchmarks").glob("*.md"), reverse=True)
+    titles = [re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages]
+    return [{title[1]: f"benchmarks/{page.name}"} for page, title in zip(pages, titles, strict=True) if title]
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Sets what a YAML file cannot express: anchors as on GitHub, and lists that are indented by two spaces."""
+    """Sets what mkdocs.yml cannot: anchors as on GitHub, lists that are indented by two spaces, all benchmarks."""
     from markdown import Extension, Markdown
 
     class TwoSpaces(Extension):  # type: ignore[misc]
         def extendMarkdown(self, md: Markdown) -> None:
             md.tab_length = 2
 
+    (reference,) = (section["Reference"] for section in config.nav or () if "Reference" in section)
+    reference[-1]["Benchmarks"] = benchmarks()
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
     config.markdown_extensions.append(TwoSpaces())
     return config
