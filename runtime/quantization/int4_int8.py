@@ -6,8 +6,9 @@ from functools import partial
 
 import torch
 
-from runtime.kernels.fp8 import E4M3
-from runtime.kernels.group_quantized import (
+from runtime.kernels.ops import GroupQuantizedKernels, KernelSet
+from runtime.kernels.quantized_tensor import (
+    E4M3,
     MAX_CODE,
     GroupQuantized,
     empty_group_quantized,
@@ -15,7 +16,6 @@ from runtime.kernels.group_quantized import (
     quantize_groups,
     quantize_rows,
 )
-from runtime.kernels.ops import GroupQuantizedKernels, KernelSet
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.fp8 import check_fp8
 from runtime.quantization.registry import WeightFormat, register_format

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels import fp8_linear
-from runtime.kernels.activation import Activation, act_and_mul_reference
-from runtime.kernels.fp8 import quantize_fp8, quantize_fp8_reference, quantized_of
-from runtime.kernels.fused_moe import fp8_moe
-from runtime.kernels.interleave import interleave_gate_up
-from runtime.kernels.moe import moe_reference
+from runtime.kernels import quantized_linear
+from runtime.kernels.activation import Activation, act_and_mul_reference, interleave_gate_up
+from runtime.kernels.fused_moe import fused_moe
+from runtime.kernels.fused_moe.fused_moe import moe_reference
 from runtime.kernels.ops import TRITON
+from runtime.kernels.quantized_tensor import quantize_fp8, quantize_fp8_reference, quantized_of
 from tests.kernels.cases import TOLERANCE, assert_near, random, random_ids
 
 MANY = 1000  # numbers whose mean error is what it is of any
@@ -65,14 +64,14 @@ def check_linear(rows: int, inputs: int, outputs: int, biased: bool, dtype: torc
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=32, scale=inputs**-0.5)
     bias = random(outputs, dtype=dtype, device=device, seed=33) if biased else None
     kept = quantize_fp8_reference(weight)
-    out = fp8_linear.linear(x, kept, bias)
+    out = quantized_linear.fp8_linear(x, kept, bias)
     added = 0 if bias is None else bias.double()
     assert out.dtype == dtype
     same = quantize_fp8_reference(x).dequantize(torch.float64) @ kept.dequantize(torch.float64).T + added
     assert distance(out, same) < TOLERANCE[dtype] + ALIKE
     if out.numel() >= MANY:
         assert distance(out, x.double() @ weight.double().T + added) < LINEAR
-    assert torch.equal(out, fp8_linear.linear(x, kept, bias)), "two runs differ"
+    assert torch.equal(out, quantized_linear.fp8_linear(x, kept, bias)), "two runs differ"
 
 
 def check_moe(
@@ -86,14 +85,14 @@ def check_moe(
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(38)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
     given, kept = quantize_fp8_reference(interleave_gate_up(gate_up)), quantize_fp8_reference(down)
-    out = fp8_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
+    out = fused_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
     assert out.dtype == dtype
-    again = fp8_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
+    again = fused_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
     assert torch.equal(out, again), "two runs differ"
     if activation == "silu":
         residual = random(rows, hidden, dtype=dtype, device=device, seed=39)
         scale = 1 + random(hidden, dtype=dtype, device=device, seed=44, scale=0.2)
-        normed, total = fp8_moe.fused_moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
+        normed, total = fused_moe.fused_moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
         expected = TRITON.add_rms_norm(out, residual, scale, 1e-6)
         assert_near(total, expected[1], dtype)
         assert_near(normed, expected[0], dtype, slack=2)

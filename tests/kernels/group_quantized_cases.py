@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.kernels import group_quantized_linear
-from runtime.kernels.activation import Activation
-from runtime.kernels.fused_moe import group_quantized_moe
-from runtime.kernels.group_dequantize import dequantize
-from runtime.kernels.group_quantized import GroupQuantized, quantize_blocks, quantize_groups, quantize_rows
-from runtime.kernels.interleave import interleave_gate_up
-from runtime.kernels.moe import moe_reference
+from runtime.kernels import quantized_linear
+from runtime.kernels.activation import Activation, interleave_gate_up
+from runtime.kernels.fused_moe import fused_moe
+from runtime.kernels.fused_moe.fused_moe import moe_reference
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TRITON
+from runtime.kernels.quantized_linear import dequantize
+from runtime.kernels.quantized_tensor import GroupQuantized, quantize_blocks, quantize_groups, quantize_rows
 from tests.kernels.cases import assert_near, random, random_ids
 
 Some = torch.Tensor | slice  # which rows
@@ -36,10 +35,10 @@ def check_linear(
     x = random(rows, inputs, dtype=dtype, device=device, seed=50)
     weight = made(random(outputs, inputs, dtype=dtype, device=device, seed=51, scale=inputs**-0.5), kind)
     bias = random(outputs, dtype=dtype, device=device, seed=52) if biased else None
-    out = group_quantized_linear.linear(x, weight, bias)
+    out = quantized_linear.group_quantized_linear(x, weight, bias)
     added = 0 if bias is None else bias.double()
     assert_near(out, x.double() @ weight.dequantize(torch.float64).T + added, dtype)
-    assert torch.equal(out, group_quantized_linear.linear(x, weight, bias)), "two runs differ"
+    assert torch.equal(out, quantized_linear.group_quantized_linear(x, weight, bias)), "two runs differ"
 
 
 def check_whole(rows: int, size: int, kind: str, dtype: torch.dtype, device: str) -> None:
@@ -58,21 +57,17 @@ def check_moe(
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(57)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
     swap_ab, kept = made(interleave_gate_up(gate_up), kind), made(down, kind)
-    out = group_quantized_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)
+    out = fused_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)
     expected = moe_reference(
         x.double(), ids, weights.double(), made(gate_up, kind).dequantize(torch.float64),
         kept.dequantize(torch.float64), None if extra is None else extra.double(), activation,
     )  # fmt: skip
     assert_near(out, expected, dtype)
-    assert torch.equal(out, group_quantized_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)), (
-        "two runs differ"
-    )
+    assert torch.equal(out, fused_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)), "two runs differ"
     if activation == "silu":
         residual = random(rows, hidden, dtype=dtype, device=device, seed=58)
         scale = 1 + random(hidden, dtype=dtype, device=device, seed=59, scale=0.2)
-        normed, total = group_quantized_moe.fused_moe_add_norm(
-            x, ids, weights, swap_ab, kept, extra, residual, scale, 1e-6
-        )
+        normed, total = fused_moe.fused_moe_add_norm(x, ids, weights, swap_ab, kept, extra, residual, scale, 1e-6)
         normal, sums = TRITON.add_rms_norm(out, residual, scale, 1e-6)
         assert_near(total, sums, dtype)
         assert_near(normed, normal, dtype, slack=2)

@@ -8,9 +8,9 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from runtime.kernels import tma
+from runtime.kernels import common
 from runtime.kernels.ops import TORCH, TRITON
-from runtime.layers.attention_triton import TritonAttention
+from runtime.layers.attention import TritonAttention
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
@@ -51,7 +51,7 @@ def test_made_beside(rows, size, activation, dtype):
 def described(request, monkeypatch):
     """With the copy engine's boxes and without."""
     on = request.param
-    monkeypatch.setattr(tma, "supports_tma", lambda matrix: on and matrix.stride(0) % 16 == 0)
+    monkeypatch.setattr(common, "supports_tma", lambda matrix: on and matrix.stride(0) % 16 == 0)
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 8), (20, 48, 100), (70, 160, 70), (520, 32, 130)])

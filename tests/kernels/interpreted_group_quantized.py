@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.kernels import tma
+from runtime.kernels import common
 from runtime.kernels.ops import TORCH, TRITON
-from runtime.layers.attention_triton import TritonAttention
+from runtime.layers.attention import TritonAttention
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.decoder import Decoder
@@ -24,7 +24,7 @@ kinds = pytest.mark.parametrize("kind", group_quantized_cases.KINDS)
 def described(request, monkeypatch):
     """With the copy engine's boxes and without."""
     on = request.param
-    monkeypatch.setattr(tma, "supports_tma", lambda matrix: on and matrix.stride(0) % 16 == 0)
+    monkeypatch.setattr(common, "supports_tma", lambda matrix: on and matrix.stride(0) % 16 == 0)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from runtime.kernels import group_quantized_linear
+from runtime.kernels import quantized_linear
+from runtime.kernels.activation import interleave_gate_up
 from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm, tile_sizes
-from runtime.kernels.fp8 import Fp8, quantize_fp8
-from runtime.kernels.interleave import interleave_gate_up
-from runtime.kernels.moe_router_gemm import split_bf16x3
+from runtime.kernels.moe_router import split_bf16x3
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON as FIXED
 from runtime.kernels.paged_attention import paged_attention
+from runtime.kernels.quantized_tensor import Fp8, quantize_fp8
 from tests.kernels import batch_invariant_cases, group_quantized_cases
 from tests.kernels.batch_invariant_gemm_cases import check_product
 from tests.kernels.cases import attention_case, random, random_ids
@@ -76,10 +76,12 @@ def test_product_of_few_bits(inputs, outputs, kind, dtype):
 def test_all_tiles_of_few_bits_sum_alike(kind, dtype):
     x = made(600, 2048, dtype=dtype)
     weight = group_quantized_cases.made(made(320, 2048, dtype=dtype, seed=1), kind)
-    tiles = {group_quantized_linear.tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)}
+    tiles = {
+        quantized_linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)
+    }
     assert len(tiles) > 1
     expected, *others = (
-        group_quantized_linear.linear(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles
+        quantized_linear.group_quantized_linear(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles
     )
     assert all(torch.equal(expected, other) for other in others)
 

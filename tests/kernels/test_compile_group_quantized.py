@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from runtime.kernels import group_quantized_linear
-from runtime.kernels.fused_moe import group_quantized_moe
-from runtime.kernels.group_quantized import empty_group_quantized
-from runtime.kernels.interleave import interleave_group
+from runtime.kernels import quantized_linear
+from runtime.kernels.activation import interleave_group
+from runtime.kernels.fused_moe import fused_moe, tile_config
+from runtime.kernels.quantized_tensor import empty_group_quantized
 from tests.kernels.test_compile import boxed, build, spilled
 
 pytestmark = pytest.mark.matrix
@@ -30,7 +30,7 @@ def held(shape, kind):
 def constants_of(weight, depth):
     four = weight.values.dtype == torch.uint8
     return {
-        "GROUP": group_quantized_linear.group_size(weight),
+        "GROUP": quantized_linear.group_size(weight),
         "INT4": four,
         "DEPTH": depth,
     }, depth // 2 if four else depth
@@ -39,20 +39,23 @@ def constants_of(weight, depth):
 def products(kind, pairs, experts, hidden, width, described):
     """Both products of experts, compiled."""
     (gate_up, name), (down, _) = held((experts, 2 * width, hidden), kind), held((experts, hidden, width), kind)
-    height, *both = group_quantized_moe.get_config(pairs, experts, 2, gate_up, down)
+    height, *both = tile_config.group_quantized_config(pairs, experts, 2, gate_up, down)
     types = {"scales_ptr": "*fp32", "order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32", "hidden_ptr": "*bf16"}
-    kernels = group_quantized_moe._gate_up, group_quantized_moe._down
+    kernels = fused_moe._gate_up, fused_moe._down
     for how, kernel, weight in zip(both, kernels, (gate_up, down), strict=True):
         low, middle, high = how.stages
         own, deep = constants_of(weight, how.depth)
-        constants = own | {
+        constants = {
+            "FORMAT": "int4" if own.pop("INT4") else "group", "TAIL": 0, "SWAP_AB": how.swap_ab, **own,
             "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "LOW": low, "MIDDLE": middle,
             "HIGH": high, "TMA": described,
         }  # fmt: skip
-        first = kernel is group_quantized_moe._gate_up
+        first = kernel is fused_moe._gate_up
         weights = boxed((2 if first else 1) * how.columns, deep, name) if described else f"*{name}"
         if first:
-            constants |= {"TOP_K": 8, "INTERLEAVE": interleave_group(width), "GELU": False}
+            constants |= {"TOP_K": 8, "INTERLEAVE": interleave_group(width), "GELU": False, "x_scales_ptr": None}
+        else:
+            constants |= dict.fromkeys(("middle", "hidden", "tail", "hidden_scales_ptr")) | {"HIDDEN_TMA": False}
         pointers = {"weights": weights} | ({"x_ptr": "*bf16"} if first else {"pairs_ptr": "*bf16"})
         yield build(kernel, types | pointers, constants, num_warps=how.warps)
 
@@ -99,7 +102,9 @@ def test_all_cuts_sum_on_the_same_unit(kind, hidden, width):
 )
 def test_linear(kind, rows, described):
     weight, name = held((3072, 2048), kind)
-    tall, columns, depth, stages, warps = group_quantized_linear.tile_sizes(rows, weight, 2, batch_invariant=True)
+    tall, columns, depth, stages, warps = quantized_linear.group_quantized_tile_sizes(
+        rows, weight, 2, batch_invariant=True
+    )
     own, deep = constants_of(weight, depth)
     types = {"x_ptr": "*bf16", "scales_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
     types["weights"] = boxed(columns, deep, name) if described else f"*{name}"
@@ -107,6 +112,6 @@ def test_linear(kind, rows, described):
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "STAGES": stages, "BIASED": True,
         "TMA": described,
     }  # fmt: skip
-    compiled = build(group_quantized_linear._linear, types, constants, num_warps=warps)
+    compiled = build(quantized_linear._group_quantized_linear, types, constants, num_warps=warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
