@@ -20,8 +20,8 @@ from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import batch_invariant_cases, cases, in_order, interpreting  # noqa: F401
-from tests.kernels.batch_invariant_gemm_cases import check_product
-from tests.kernels.gate_up_gemm_cases import SMALL, check_gated_product
+from tests.kernels.activation_cases import SMALL, check_gated_product
+from tests.kernels.batch_invariant_cases import check_product
 from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
 from tests.kernels.topk_topp_sampling_cases import check_draw
 from tests.kernels.watch import watch

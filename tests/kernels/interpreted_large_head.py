@@ -5,7 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.kernels.paged_attention import paged_attention, paged_attention_reference, two_pass_attention
+from runtime.kernels.paged_attention import (
+    _tiles_per_pass,
+    paged_attention,
+    paged_attention_reference,
+    two_pass_attention,
+)
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import interpreting  # noqa: F401
 from tests.kernels.cases import assert_near, attention_case, with_any_sight
@@ -65,7 +70,7 @@ def test_wide_weights_of_a_few_tiles_at_a_time(monkeypatch):
     outs = []
     for most, together in ((1 << 30, 6), (2 * each, 2), (4 * each, 3), (1, 0)):
         monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", most)
-        assert paged_attention._tiles_per_pass(q, 2, batch, scores_config) == (together, 10)
+        assert _tiles_per_pass(q, 2, batch, scores_config) == (together, 10)
         outs.append(
             two_pass_attention(q, k, v, batch, scale=0.25, scores_config=scores_config, values_config=values_config)[
                 :-2
