@@ -217,7 +217,7 @@ def dequantize(weight: GroupQuantized, dtype: torch.dtype) -> torch.Tensor:
     tile_rows, tile_columns = DEQUANTIZE_TILE
     _dequantize[(triton.cdiv(rows, tile_rows), triton.cdiv(stored, tile_columns))](
         weight.values, weight.scales, out, rows, SIZE=size, STORED=stored, GROUP=weight.group,
-        GROUPS=weight.scales.shape[-1], FOUR=weight.values.dtype == torch.uint8, ROWS=tile_rows, COLUMNS=tile_columns,
+        GROUPS=weight.scales.shape[-1], FOUR=weight.is_int4, ROWS=tile_rows, COLUMNS=tile_columns,
         num_warps=4,
     )  # fmt: skip
     return out
@@ -260,11 +260,10 @@ def group_quantized_linear(
         return F.linear(x, dequantize(weight, x.dtype), bias)
     out = x.new_empty(count, outputs)
     config = tile or group_quantized_tile_sizes(count, weight, x.element_size(), batch_invariant=batch_invariant)
-    int4 = weight.values.dtype == torch.uint8
-    weights = make_descriptor(weight.values, config.columns, config.depth // 2 if int4 else config.depth)
+    weights = make_descriptor(weight.values, config.columns, config.depth // 2 if weight.is_int4 else config.depth)
     _group_quantized_linear[(triton.cdiv(outputs, config.columns), triton.cdiv(count, config.rows))](
         x, weights, weight.scales, weight.scales if bias is None else bias, out, count, INPUTS=inputs, OUTPUTS=outputs,
-        GROUP=group_size(weight), INT4=int4, ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
+        GROUP=group_size(weight), INT4=weight.is_int4, ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
         STAGES=config.stages, BIASED=bias is not None, TMA=has_descriptor(weights), num_warps=config.warps,
     )  # fmt: skip
     return out
@@ -272,7 +271,7 @@ def group_quantized_linear(
 
 def group_size(weight: GroupQuantized) -> int:
     """Inputs per scale, as `group_quantized_gemm` expects it: 0 if a row has one scale."""
-    return 0 if weight.scales.shape[-1] == 1 and weight.values.dtype != torch.uint8 else weight.group
+    return 0 if weight.scales.shape[-1] == 1 and not weight.is_int4 else weight.group
 
 
 DEQUANTIZE_ROWS = 512  # from this number of rows, dequantizing the weight first is faster

@@ -157,6 +157,10 @@ class GroupQuantized:
     def shape(self) -> tuple[int, ...]:
         return (*self.values.shape[:-1], self.size)
 
+    @property
+    def is_int4(self) -> bool:
+        return self.values.dtype == torch.uint8
+
     def __getitem__(self, index: int | slice) -> GroupQuantized:
         return GroupQuantized(self.values[index], self.scales[index], self.size, self.group)
 
@@ -168,7 +172,7 @@ class GroupQuantized:
         """
         if len(inputs) == self.size:
             return slice(None), slice(None)
-        if self.scales.shape[-1] == 1 and self.values.dtype != torch.uint8:  # one scale for the full row
+        if self.scales.shape[-1] == 1 and not self.is_int4:  # one scale for the full row
             return slice(inputs.start, inputs.stop), slice(None)
         ends = inputs.start, inputs.stop if inputs.stop < self.size else 0
         if any(end % self.group for end in ends):
@@ -177,7 +181,7 @@ class GroupQuantized:
                 "a --tensor-parallel-size that leaves these together"
             )
         first, last = inputs.start // self.group, -(-inputs.stop // self.group)
-        stored = self.group // 2 if self.values.dtype == torch.uint8 else self.group
+        stored = self.group // 2 if self.is_int4 else self.group
         return slice(first * stored, last * stored), slice(first, last)
 
     def submatrix(self, rows: slice, inputs: range) -> GroupQuantized:
@@ -189,7 +193,7 @@ class GroupQuantized:
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """Returns codes * scales in `dtype`."""
         exact = torch.promote_types(dtype, torch.float32)
-        codes = unpack(self.values, self.group) if self.values.dtype == torch.uint8 else self.values
+        codes = unpack(self.values, self.group) if self.is_int4 else self.values
         codes, scales = codes[..., : self.size].to(exact), self.scales.to(exact)
         if scales.shape[-1] > 1:
             scales = scales.repeat_interleave(self.group, -1)[..., : self.size]

@@ -46,7 +46,7 @@ class GroupQuantizedWeight(QuantizedWeight):
         return MAX_CODE[self.kernel_arg.values.dtype]
 
     def pack(self, x: torch.Tensor) -> GroupQuantized:
-        if self.kernel_arg.values.dtype == torch.uint8:
+        if self.kernel_arg.is_int4:
             return quantize_groups(x, self.kernel_arg.group)
         if self.kernel_arg.values.dtype == E4M3:
             return quantize_blocks(x, self.kernel_arg.group)

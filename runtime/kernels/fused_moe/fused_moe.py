@@ -299,8 +299,7 @@ def _codes(weights: Matrices) -> tuple[torch.Tensor, torch.Tensor | None, str, i
         return weights, None, "float", 0
     if isinstance(weights, Fp8):
         return weights.values, weights.scales, "fp8", 0
-    int4 = weights.values.dtype == torch.uint8
-    return weights.values, weights.scales, "int4" if int4 else "group", group_size(weights)
+    return weights.values, weights.scales, "int4" if weights.is_int4 else "group", group_size(weights)
 
 
 @triton.jit
