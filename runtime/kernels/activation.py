@@ -12,6 +12,7 @@ all but four SMs of Hopper.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -141,6 +142,7 @@ def deinterleave_outputs(outputs: torch.Tensor) -> torch.Tensor:
     return deinterleave(outputs.unsqueeze(-1)).squeeze(-1)
 
 
+@lru_cache(maxsize=16)  # experts are loaded one by one, with the same few indices
 def interleaved_index(rows: range, width: int, device: torch.device) -> torch.Tensor:
     """Returns the interleaved row index, int64 [len(rows)], of `rows` in the order of gate rows first."""
     row, group = torch.arange(rows.start, rows.stop, device=device), interleave_group(width)
