@@ -72,6 +72,11 @@ class Weight(ABC):
         """Number of stored elements."""
         return math.prod(self.shape)
 
+    @property
+    def device(self) -> torch.device:
+        stored = self.kernel_arg
+        return stored.device if isinstance(stored, torch.Tensor) else self.tensor.device
+
     def load(self, index: Index, tensor: torch.Tensor) -> int:
         """Loads `tensor`, of any float dtype and device, to [index] of the full parameter.
 

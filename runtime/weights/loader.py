@@ -194,7 +194,7 @@ def _load(
         and slot.transform is None
         and (transform is None or not transform.applies_to(name))
         and params[slot.param].shard is None
-        and _device_of(params[slot.param]).type == "cuda"
+        and params[slot.param].device.type == "cuda"
     }
     with defer_checks() as checks, closing(_read_ahead(checkpoint, sources, slots, streamed)) as tensors:
         for name, stored in tensors:
@@ -244,12 +244,6 @@ def _read_ahead(
         yield name, sources[name]
 
 
-def _device_of(weight: Weight) -> torch.device:
-    stored = weight.kernel_arg
-    device: torch.device = stored.device if isinstance(stored, torch.Tensor) else stored.values.device
-    return device
-
-
 @contextmanager
 def _name_errors(stored: StoredTensor, checkpoint: Checkpoint) -> Iterator[None]:
     """Prefixes ConfigErrors, whose text follows a tensor's name, with that name."""
@@ -283,7 +277,7 @@ def _load_weight(
     for copy in copies:
         if not stored.equals(copy):
             raise _differing_copies(copy)
-    packed = stored.read_quantized(_device_of(weight))
+    packed = stored.read_quantized(weight.device)
     if transform is None and slot.transform is None:
         return weight.load_quantized(slot.index, packed)
     tensor = packed.dequantize(torch.float32)
