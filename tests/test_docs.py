@@ -47,7 +47,7 @@ def code(name: str, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_half_of_the_sentences_have_at_most_16_words(name):
+def test_the_median_sentence_of_a_page_is_short(name):
     assert median(lengths(page(name))) <= 16, f"see python -m tools.docs.readability {name}"
 
 
