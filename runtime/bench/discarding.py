@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.engine.request import MASKED
-from runtime.engine.step_plan import BlockResults, StepPlan
+from runtime.engine.step_plan import MASKED, BlockResults, StepPlan
 from runtime.layers.moe import Router
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner

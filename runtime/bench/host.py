@@ -18,8 +18,7 @@ from runtime.algorithms import get_algorithm
 from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
-from runtime.engine.request import MASKED, UNMASKED
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults

@@ -25,7 +25,8 @@ from runtime.bench.layers import layer_error
 from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
 from runtime.engine.engine import Engine
 from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.request import MASKED, UNMASKED, Request
+from runtime.engine.request import Request
+from runtime.engine.step_plan import MASKED, UNMASKED
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, ModelInfo
 from runtime.models.decoder import Decoder

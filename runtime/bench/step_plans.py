@@ -10,9 +10,8 @@ import numpy as np
 
 from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.engine.page_table import PageTable
-from runtime.engine.request import UNMASKED, Block, Request
-from runtime.engine.scheduled_request import ForwardSpan, ScheduledRequest
-from runtime.engine.step_plan import StepPlan
+from runtime.engine.request import Block, ForwardSpan, Request, ScheduledRequest
+from runtime.engine.step_plan import UNMASKED, StepPlan
 from runtime.request.field_spec import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
 from runtime.worker.input_builder import InputBuilder

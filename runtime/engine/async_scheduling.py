@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runtime.engine.grammar_queue import GrammarQueue
-from runtime.engine.request import Status
-from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.request import ScheduledRequest, Status
 from runtime.engine.scheduler import Scheduler
 
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 
 from runtime.engine.grammar_queue import check_constraint
-from runtime.engine.request import Request, Status
-from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.engine.step_stats import StepStats

@@ -14,9 +14,8 @@ from runtime.engine.in_batch_prefix_cache import InBatchPrefixCache
 from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.page_table import PageTable
-from runtime.engine.request import Request, Status
+from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_queue import FairQueue, round_robin, served_longest_ago
-from runtime.engine.scheduled_request import ScheduledRequest
 from runtime.engine.step_time_budget import StepTimeEstimator
 from runtime.strategies.base import Strategy
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from runtime.kernels.forward_batch import make_query_tiles
 
 if TYPE_CHECKING:
-    from runtime.engine.logprobs_request import BlockLogprobs
+    from runtime.engine.request import BlockLogprobs
     from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 Ints = npt.NDArray[np.int64]
@@ -22,6 +22,11 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.int8]
 Floats = npt.NDArray[np.float64]
 SoftTokens = tuple[Ints, Floats]  # ids and probabilities of the tokens in soft embeddings, [B, count] each
+
+# States of a position. They do not follow from the token id (docs/decoding-rules.md#position-states).
+FIXED = 0  # prompt or prefilled: never changes
+MASKED = 1
+UNMASKED = 2
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from runtime.algorithms.base import MIN_P, TEMPERATURE, LogitStat, UnmaskingAlgo
 from runtime.algorithms.rng import DRAW, RENOISE, uniforms
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.page_table import PageTable
-from runtime.engine.request import MASKED, UNMASKED, Block, Request
-from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.request import Block, Request, ScheduledRequest
 from runtime.engine.step_plan import (
+    MASKED,
+    UNMASKED,
     AlgorithmBatch,
     Bools,
     DenoiseBlocks,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.algorithms.base import LogitStat, SoftEmbeddingParams
-from runtime.engine.request import UNMASKED
-from runtime.engine.scheduled_request import ScheduledRequest
-from runtime.engine.step_plan import SelfConditioningRows, SoftEmbeddingRows, make_row_layout
+from runtime.engine.request import ScheduledRequest
+from runtime.engine.step_plan import UNMASKED, SelfConditioningRows, SoftEmbeddingRows, make_row_layout
 
 
 def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> SoftEmbeddingRows | None:

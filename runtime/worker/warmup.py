@@ -13,8 +13,7 @@ import torch
 
 from runtime.algorithms import LogitStat, get_algorithm
 from runtime.algorithms.base import TOKEN_MERGE_TOP_K
-from runtime.engine.request import MASKED
-from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
+from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
 from runtime.request.engine_messages import EngineInfo
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor

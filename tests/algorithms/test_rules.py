@@ -24,8 +24,7 @@ from runtime.algorithms import (
 from runtime.algorithms import sampling as choosing
 from runtime.algorithms.rng import uniforms
 from runtime.algorithms.sampling import Candidate, filtered_probs, greedy, multinomial
-from runtime.engine.request import FIXED, MASKED, UNMASKED
-from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks
+from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory

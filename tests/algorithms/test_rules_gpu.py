@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from runtime.algorithms import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
-from runtime.engine.request import FIXED, MASKED, UNMASKED
-from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs
+from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.worker.sample.sampler import Sampler
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM
-from runtime.engine.request import UNMASKED
-from runtime.engine.step_plan import BlockResults, StepPlan
+from runtime.engine.step_plan import UNMASKED, BlockResults, StepPlan
 from tests.engine.harness import Ask, Run, Setup, run_schedule, spec_of
 from tests.engine.samples import asks, examples
 from tests.golden import GOLDEN

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.request import ScheduledRequest
 from runtime.engine.step_plan import StepPlan
 from runtime.strategies import strategies
 from runtime.worker.input_builder import InputBuilder

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.algorithms import LogitStat, get_algorithm, sampling
-from runtime.engine.request import MASKED
-from runtime.engine.step_plan import AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
 from runtime.worker.model_runner import ModelRunner

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runtime.engine.request import UNMASKED, Block, Request
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks, ForcedTokens, GrammarBlock
+from runtime.engine.request import Block, Request
+from runtime.engine.step_plan import UNMASKED, BlockResults, DenoiseBlocks, ForcedTokens, GrammarBlock
 
 
 def grammar_blocks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[GrammarBlock, ...]:

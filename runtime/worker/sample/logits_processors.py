@@ -10,8 +10,8 @@ import torch
 
 from runtime.algorithms.logits_ops import LogitsOps
 from runtime.engine.logits_processors_state import TokenAdjustments
-from runtime.engine.request import UNMASKED, Block, Request
-from runtime.engine.step_plan import LogitsProcessorBatch
+from runtime.engine.request import Block, Request
+from runtime.engine.step_plan import UNMASKED, LogitsProcessorBatch
 from runtime.worker.sample.logits_processors_ops import LogitsProcessorInputs, process_logits
 
 CHUNK_ROWS = 256  # bounds the memory: a row may have as many ids as its request has tokens

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from runtime.algorithms import sampling
-from runtime.engine.logprobs_request import BlockLogprobs
-from runtime.engine.request import MASKED, UNMASKED, Request
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks
+from runtime.engine.request import BlockLogprobs, Request
+from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, DenoiseBlocks
 from runtime.worker.sample.full_logits import FullLogits
 
 NONE = -1  # the request reads no logprobs

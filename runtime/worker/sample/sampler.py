@@ -28,8 +28,7 @@ from runtime.algorithms.base import (
     algorithms_with_edit_tokens,
 )
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
-from runtime.engine.request import MASKED, UNMASKED
-from runtime.engine.step_plan import DenoiseBlocks
+from runtime.engine.step_plan import MASKED, UNMASKED, DenoiseBlocks
 from runtime.kernels.ops import KernelSet
 from runtime.layers.lm_head import LMHead, SoftcapLMHead
 from runtime.worker.input_batch import SampleDescriptor, sample_inputs

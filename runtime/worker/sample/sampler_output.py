@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 
 from runtime.algorithms.base import BlockUpdate
-from runtime.engine.request import FIXED, MASKED
-from runtime.engine.step_plan import BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
+from runtime.engine.step_plan import FIXED, MASKED, BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
 from runtime.worker.input_batch import SampleDescriptor
 
 SamplerOutput = dict[str, torch.Tensor]

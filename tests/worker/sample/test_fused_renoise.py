@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from runtime.algorithms import get_algorithm
-from runtime.engine.request import MASKED
-from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs
+from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import SoftcapLMHead
