@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm
 from runtime.algorithms.resolved_params import resolve_params
-from runtime.engine.logits_processors_state import LogitsProcessorState
+from runtime.engine.logits_processors import LogitsProcessorState
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, Floats, Ints, SoftTokens
 
 if TYPE_CHECKING:

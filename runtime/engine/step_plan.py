@@ -64,7 +64,7 @@ class SamplingInputs:
 
 @dataclass(frozen=True)
 class LogitsProcessorBatch:
-    """Inputs of the logits processors of `r` requests (``engine.logits_processors_state``).
+    """Inputs of the logits processors of `r` requests (``engine.logits_processors``).
 
     Shorter lists of ids are padded by repeating an id with the same values.
 

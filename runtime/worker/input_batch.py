@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import MIN_P, TEMPERATURE, TOKEN_MERGE_TOP_K, TOP_K, TOP_P, LogitStat, UnmaskingAlgorithm
+from runtime.engine.logits_processors import logits_processor_arrays
 from runtime.engine.step_plan import MASKED, DenoiseBlocks, StepPlan
-from runtime.worker.sample.logits_processors import logits_processor_arrays
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from runtime.algorithms.base import MIN_P, TEMPERATURE, LogitStat, UnmaskingAlgorithm, get_algorithm
 from runtime.algorithms.rng import DRAW, RENOISE, uniforms
+from runtime.engine.logits_processors import make_logits_processor_batch
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import Block, Request, ScheduledRequest
@@ -28,7 +29,6 @@ from runtime.engine.step_plan import (
 from runtime.strategies.base import Strategy
 from runtime.worker.input_embeds import self_conditioning_rows, soft_embedding_rows
 from runtime.worker.sample.forced_tokens import forced_blocks, grammar_blocks
-from runtime.worker.sample.logits_processors import make_logits_processor_batch
 from runtime.worker.sample.logprobs import requested_logprobs
 
 

@@ -28,13 +28,13 @@ from runtime.algorithms.base import (
     algorithms_with_edit_tokens,
 )
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
+from runtime.engine.logits_processors import apply_logits_processors
 from runtime.engine.step_plan import MASKED, UNMASKED, DenoiseBlocks
 from runtime.kernels.ops import KernelSet
 from runtime.layers.lm_head import LMHead, SoftcapLMHead
 from runtime.worker.input_batch import SampleDescriptor, sample_inputs
 from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors, make_groups
 from runtime.worker.sample.fused_renoise import fused_renoise_stats, only_renoise
-from runtime.worker.sample.logits_processors import apply_logits_processors
 
 # Rows of logits per chunk. It bounds the memory: 1000 rows of a vocabulary of 157k in float32 take 0.6 GB.
 LOGITS_CHUNK_ROWS = 2048
