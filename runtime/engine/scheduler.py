@@ -8,6 +8,7 @@ docs/decoding-rules.md#commit and docs/decoding-rules.md#token-budget.
 
 from __future__ import annotations
 
+import math
 import time
 
 from runtime.engine.in_batch_prefix_cache import InBatchPrefixCache
@@ -16,7 +17,6 @@ from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_queue import FairQueue, round_robin, served_longest_ago
-from runtime.engine.step_time_budget import StepTimeEstimator
 from runtime.strategies.base import Strategy
 
 
@@ -317,3 +317,40 @@ class Scheduler:
         self.table.free_row(request.req_slot)
         request.req_slot = -1
         self._failed_admission = None
+
+
+SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
+DECAY = 0.8  # weight of earlier steps, per step
+
+
+class StepTimeEstimator:
+    """Estimates rows per second from earlier steps, weighted by their size.
+
+    On GPUs the limit is above the token budget and has no effect, as larger forwards take little longer. If even the
+    smallest step is slow, as with large weights on a CPU, a step may take twice as long as that.
+
+    Args:
+        small: maximum number of rows of a step with about one request.
+        seconds: target time of a shared step.
+    """
+
+    def __init__(self, small: int, seconds: float = SHARED_STEP_SECONDS) -> None:
+        self.small = small
+        self.seconds = seconds
+        self._smallest = math.inf  # seconds of the fastest small step
+        self._rows = 0.0
+        self._seconds = 0.0
+
+    def update(self, rows: int, seconds: float) -> None:
+        """Adds the time of a step."""
+        self._rows = DECAY * self._rows + rows
+        self._seconds = DECAY * self._seconds + seconds
+        if rows <= self.small and seconds < self._smallest:
+            self._smallest = seconds
+
+    def max_tokens(self, budget: int) -> int:
+        """Returns the rows of a step that takes about `seconds`, at most `budget`; `budget` before the first step."""
+        if not self._seconds:
+            return budget
+        seconds = self.seconds if math.isinf(self._smallest) else max(self.seconds, 2 * self._smallest)
+        return min(budget, int(seconds * self._rows / self._seconds))

@@ -17,8 +17,8 @@ import torch
 from runtime.algorithms import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request
+from runtime.engine.scheduler import StepTimeEstimator
 from runtime.engine.step_plan import BlockResults, StepPlan
-from runtime.engine.step_time_budget import StepTimeEstimator
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
