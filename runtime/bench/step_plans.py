@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from runtime.algorithms import algorithm_keys, get_algorithm
-from runtime.engine.page_table import PageTable
+from runtime.engine.kv_cache_manager import PageTable
 from runtime.engine.request import Block, ForwardSpan, Request, ScheduledRequest
 from runtime.engine.step_plan import UNMASKED, StepPlan
 from runtime.request.field_spec import Value, values_of, with_defaults

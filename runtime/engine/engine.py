@@ -12,10 +12,9 @@ from runtime.algorithms.base import algorithms_with_edit_tokens
 from runtime.engine.async_scheduling import AsyncScheduler
 from runtime.engine.engine_outputs import make_output
 from runtime.engine.grammar_queue import ConstraintError, GrammarQueue, error_message
-from runtime.engine.kv_cache_manager import KVCacheManager
+from runtime.engine.kv_cache_manager import KVCacheManager, PageTable
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.output_processor import OutputProcessor
-from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request, Status
 from runtime.engine.request_defaults import edit_tokens_of
 from runtime.engine.scheduler import Scheduler, SchedulingError

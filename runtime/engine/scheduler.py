@@ -11,10 +11,8 @@ from __future__ import annotations
 import math
 import time
 
-from runtime.engine.in_batch_prefix_cache import InBatchPrefixCache
-from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages
+from runtime.engine.kv_cache_manager import InBatchPrefixCache, KVCacheManager, OutOfPages, PageTable
 from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.page_table import PageTable
 from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_queue import FairQueue, round_robin, served_longest_ago
 from runtime.strategies.base import Strategy

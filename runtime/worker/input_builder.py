@@ -10,9 +10,9 @@ import numpy as np
 
 from runtime.algorithms.base import MIN_P, TEMPERATURE, LogitStat, UnmaskingAlgorithm, get_algorithm
 from runtime.algorithms.rng import DRAW, RENOISE, uniforms
+from runtime.engine.kv_cache_manager import PageTable
 from runtime.engine.logits_processors import make_logits_processor_batch
 from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.page_table import PageTable
 from runtime.engine.request import Block, Request, ScheduledRequest
 from runtime.engine.step_plan import (
     MASKED,
