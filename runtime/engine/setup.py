@@ -12,7 +12,7 @@ from torch import nn
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
-from runtime.engine.lora_setup import make_lora_setup
+from runtime.engine.lora_manager import make_lora_setup
 from runtime.engine.request_defaults import read_edit_tokens, request_defaults
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
