@@ -10,7 +10,7 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
-from runtime.engine.output_collector import OutputCollector
+from runtime.engine.output_processor import OutputCollector
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
