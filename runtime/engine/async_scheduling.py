@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.engine.grammar_queue import GrammarQueue
 from runtime.engine.request import ScheduledRequest, Status
+from runtime.engine.request_queue import GrammarQueue
 from runtime.engine.scheduler import Scheduler
 
 

@@ -10,12 +10,12 @@ import torch
 
 from runtime.algorithms.base import algorithms_with_edit_tokens
 from runtime.engine.async_scheduling import AsyncScheduler
-from runtime.engine.grammar_queue import ConstraintError, GrammarQueue, error_message
 from runtime.engine.kv_cache_manager import KVCacheManager, PageTable
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.output_processor import OutputProcessor, make_output
 from runtime.engine.request import Request, Status
 from runtime.engine.request_defaults import edit_tokens_of
+from runtime.engine.request_queue import ConstraintError, GrammarQueue, error_message
 from runtime.engine.scheduler import Scheduler, SchedulingError
 from runtime.engine.step_plan import NO_RESULTS
 from runtime.engine.step_stats import StepStats

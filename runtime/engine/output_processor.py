@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from runtime.engine.engine import Engine
-from runtime.engine.grammar_queue import check_constraint
 from runtime.engine.request import Request, ScheduledRequest, Status
+from runtime.engine.request_queue import check_constraint
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.engine.step_stats import StepStats

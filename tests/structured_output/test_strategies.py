@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from runtime.engine.engine import Engine
-from runtime.engine.grammar_queue import GrammarQueue
+from runtime.engine.request_queue import GrammarQueue
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.structured import grammar_of
 from runtime.structured_output.grammar_cache import GrammarCache
@@ -51,7 +51,7 @@ def engine_of(setup: Setup) -> Engine:
     engine = make_engine(setup)
     facts = GrammarFacts.of(vocab_size=setup.vocab, max_token_id=setup.max_token, mask_id=MASK, eos=setup.eos)
     tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), n_vocab=setup.vocab)
-    engine.grammar_queue = GrammarQueue(engine.scheduler, GrammarCache(lambda: tokens, facts))
+    engine.request_queue = GrammarQueue(engine.scheduler, GrammarCache(lambda: tokens, facts))
     return engine
 
 
