@@ -179,7 +179,7 @@ class LLM(ScoringMixin):
         Returns:
             float32 [len(ids), vocab]; float64 if the model is.
         """
-        from runtime.engine.forward_logits import forward_logits
+        from runtime.scoring import forward_logits
 
         name = self.engine.lora_manager.resolve(adapter, self.info.default_adapter)
         return forward_logits(self.engine, list(ids), block_size, name)
