@@ -21,7 +21,7 @@ from runtime.request.resolve import expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import refuse
-from runtime.scoring import ScoringMixin
+from runtime.scoring import ScoringMixin, forward_logits
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox_on_demand import LazyGrammarSandbox
 from runtime.weights import resolve_checkpoint
@@ -179,8 +179,6 @@ class LLM(ScoringMixin):
         Returns:
             float32 [len(ids), vocab]; float64 if the model is.
         """
-        from runtime.scoring import forward_logits
-
         name = self.engine.lora_manager.resolve(adapter, self.info.default_adapter)
         return forward_logits(self.engine, list(ids), block_size, name)
 

@@ -1,4 +1,4 @@
-"""Scoring of prompts by ``LLM``: log-probabilities of a text after a prompt."""
+"""Scoring by ``LLM``: logits of a sequence, and log-probabilities of a text after a prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from runtime.request.validation import integer
 from runtime.worker.model_runner import SupportsLogits
 
 if TYPE_CHECKING:
-    from runtime.engine.engine import Engine
     from runtime.tokenizer import Tokenizer
 
 

@@ -5,6 +5,9 @@ page is reused only if all its positions are final. A page group is one page, or
 consecutive pages of a block. Page groups have a reference count. A page group with final content may have a block hash,
 which covers all tokens up to its end. It then stays in the pool without references until its space is needed. The least
 recently used one is evicted first.
+
+On admission, a request finds only page groups with final content. `InBatchPrefixCache` finds those that other running
+requests compute later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Manages LoRA adapters: which are loaded, and which are in a slot on the device (LRU)."""
+"""Manages LoRA adapters: those of the configuration, which are loaded, and which are in a slot on the device (LRU)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,10 +23,8 @@ from runtime.lora.merge_lora import LoRAMerge
 from runtime.models.base import Model, ModelFamily
 from runtime.weights.loader import WeightTransform
 
-if TYPE_CHECKING:
-    from runtime.lora.adapter_checkpoint import Adapter
-
 LORA_DISABLED = "LoRA is disabled; start the server with --max-loras"
+MIN_DEFAULT_RANK = 16
 LOOKAHEAD = 64  # requests searched for one of the base model while the first one waits for a slot
 
 
@@ -210,9 +208,6 @@ class LoRAManager:
         self.all_modules = 0
         for bits in self._modules.values():
             self.all_modules |= bits
-
-
-MIN_DEFAULT_RANK = 16
 
 
 @dataclass(frozen=True)

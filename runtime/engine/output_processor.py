@@ -1,4 +1,4 @@
-"""Applies sampler output to request state.
+"""Applies sampler output to request state, and makes the outputs that the engine returns.
 
 Only what the next step's inputs need is applied immediately. The rest overlaps with the next forward.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from runtime.engine.engine import Engine
 from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_queue import check_constraint
 from runtime.engine.scheduler import Scheduler
@@ -17,6 +17,12 @@ from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.engine.step_stats import StepStats
 from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec, TokenLogprobs
 from runtime.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from runtime.engine.engine import Engine
+
+
+OutputQueue = deque[EngineOutput]
 
 
 class OutputProcessor:
@@ -185,9 +191,6 @@ def _make_logprobs(request: Request) -> TokenLogprobs:
     if request.hit_eos:
         found.end = int(request.tokens[request.num_stable_tokens])
     return found
-
-
-OutputQueue = deque[EngineOutput]
 
 
 class OutputCollector:

@@ -1,4 +1,6 @@
-"""Fair queueing across tenants and HTTP requests: a request with n=100 cannot starve others.
+"""Queues of requests: until their grammar is compiled, and until they are admitted.
+
+Admission is fair across tenants and HTTP requests: a request with n=100 cannot starve others.
 
 A *tenant* is an API key, a *group* consists of the prompts and choices of one HTTP request. The next request to admit
 belongs to the tenant with the fewest running requests, and there to the group with the fewest running requests. Equal
@@ -11,11 +13,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from runtime.engine.request import Request
-from runtime.engine.scheduler import Scheduler
 from runtime.structured_output.async_compiler import GrammarCompiler
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
+
+if TYPE_CHECKING:
+    from runtime.engine.scheduler import Scheduler
+
+
+IDLE_SECONDS = 0.005  # wait for a grammar if the engine has no other work
 
 
 class FairQueue:
@@ -210,9 +218,6 @@ def served_longest_ago(request: Request) -> tuple[int, bool, int]:
 def _rounds(queues: Iterable[list[Request]]) -> Iterator[list[Request]]:
     for round in zip_longest(*queues):
         yield [request for request in round if request is not None]
-
-
-IDLE_SECONDS = 0.005  # wait for a grammar if the engine has no other work
 
 
 class ConstraintError(Exception):

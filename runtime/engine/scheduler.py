@@ -17,6 +17,9 @@ from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_queue import FairQueue, round_robin, served_longest_ago
 from runtime.strategies.base import Strategy
 
+SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
+DECAY = 0.8  # weight of earlier steps, per step
+
 
 class SchedulingError(Exception):
     """The strategy raised an error (the cause) while one request was scheduled."""
@@ -315,10 +318,6 @@ class Scheduler:
         self.table.free_row(request.req_slot)
         request.req_slot = -1
         self._failed_admission = None
-
-
-SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
-DECAY = 0.8  # weight of earlier steps, per step
 
 
 class StepTimeEstimator:

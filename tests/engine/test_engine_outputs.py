@@ -106,7 +106,7 @@ def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.Da
 def test_most_of_what_a_step_did_is_written_while_the_next_one_runs() -> None:
     engine = make_engine(Setup(block=8))
     engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True))))
-    request = engine.request_queue.scheduler.waiting.first()
+    request = engine.grammar_queue.scheduler.waiting.first()
     late = 0
     while engine.has_work():
         engine.execute_step()

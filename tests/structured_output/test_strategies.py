@@ -51,7 +51,7 @@ def engine_of(setup: Setup) -> Engine:
     engine = make_engine(setup)
     facts = GrammarFacts.of(vocab_size=setup.vocab, max_token_id=setup.max_token, mask_id=MASK, eos=setup.eos)
     tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), n_vocab=setup.vocab)
-    engine.request_queue = GrammarQueue(engine.scheduler, GrammarCache(lambda: tokens, facts))
+    engine.grammar_queue = GrammarQueue(engine.scheduler, GrammarCache(lambda: tokens, facts))
     return engine
 
 
