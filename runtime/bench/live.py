@@ -34,8 +34,7 @@ from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.strategies import Strategy, max_request_len
 from runtime.strategies.full import CACHE
-from runtime.worker.cuda_graph import GraphCapturer
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.memory import capture_sizes_for
 from runtime.worker.model_runner import ModelRunner
 

@@ -6,6 +6,7 @@ sampled positions, which the host computes while the forward runs.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -17,14 +18,15 @@ import torch
 
 from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.engine.step_plan import BlockResults, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
-from runtime.worker.capture_sizes import CaptureSizes, padded_history_len, sampled_rows_step
-from runtime.worker.cuda_graph import Work
-from runtime.worker.graph_padding import (
+from runtime.worker.capture_sizes import (
+    CaptureSizes,
     Views,
     forward_buffer_specs,
     pad_forward_inputs,
     pad_sample_inputs,
+    padded_history_len,
     sample_buffer_specs,
+    sampled_rows_step,
 )
 from runtime.worker.host_buffers import ArraySpecs, BufferLayout, BufferView, StaticBuffer, pack, tensor_specs
 from runtime.worker.input_batch import (
@@ -42,6 +44,48 @@ log = logging.getLogger(__name__)
 CAPTURE_AFTER = 3  # number of steps with a shape after which it is captured, if it was not captured at start
 MAX_GRAPHS = 2048
 MIN_BUFFER_BYTES = 1 << 23  # bytes
+
+Work = Callable[[], None]
+
+
+class GraphCapturer:
+    """Captures work that launches the same kernels on the same addresses each time.
+
+    All graphs share one memory pool. Therefore only one runs at a time, and no result in the pool is read later.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):  # libraries allocate their workspace per stream: here, outside the pool
+            some = torch.ones(16, 16, device=device)
+            torch.mm(some, some)
+        torch.cuda.synchronize(device)
+
+    def __call__(self, work: Work) -> Work:
+        """Runs the work once, so that kernels are compiled and loaded; then captures it and returns its replay."""
+        work()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.disable()  # no memory may be freed during capture
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        return graph.replay
+
+
+def run_eagerly(work: Work) -> Work:
+    """Replaces a `GraphCapturer` where capture is impossible: each replay runs the work again."""
+    return work
 
 
 @dataclass

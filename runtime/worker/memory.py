@@ -20,8 +20,7 @@ from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
 from runtime.strategies import Strategy, max_request_len
 from runtime.worker.capture_sizes import CaptureSizes
-from runtime.worker.cuda_graph import GraphCapturer
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, warm_up
 

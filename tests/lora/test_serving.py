@@ -12,8 +12,7 @@ from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import batch_invariant_torch
 from runtime.kernels.lora import LoRARows
-from runtime.worker.cuda_graph import run_eagerly
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.memory import capture_sizes_for
 from tests.golden import GOLDEN
 from tests.lora.samples import merged_checkpoint, random_adapter
