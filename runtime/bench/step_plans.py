@@ -14,7 +14,7 @@ from runtime.engine.request import Block, ForwardSpan, Request, ScheduledRequest
 from runtime.engine.step_plan import UNMASKED, StepPlan
 from runtime.request.field_spec import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
-from runtime.worker.input_builder import InputBuilder
+from runtime.worker.input_batch import InputBuilder
 
 if TYPE_CHECKING:  # the machines that measure lack the messages' package
     from runtime.request.engine_messages import RequestSpec

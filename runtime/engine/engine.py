@@ -23,7 +23,7 @@ from runtime.errors import ReplicaLost
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, max_request_len
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
-from runtime.worker.input_builder import InputBuilder
+from runtime.worker.input_batch import InputBuilder
 from runtime.worker.model_runner import Runner
 
 log = logging.getLogger(__name__)

@@ -28,6 +28,8 @@ FIXED = 0  # prompt or prefilled: never changes
 MASKED = 1
 UNMASKED = 2
 
+NO_LOGPROBS = -1  # number of top logprobs of a request without logprobs
+
 
 @dataclass(frozen=True)
 class AlgorithmBatch:

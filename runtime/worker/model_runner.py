@@ -18,8 +18,7 @@ from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import ForwardDescriptor, forward_inputs, sample_inputs
 from runtime.worker.model_step import ModelStep
 from runtime.worker.runner_stats import DeviceTimer, RunnerStats
-from runtime.worker.sample.constrained_decoding import apply_grammar
-from runtime.worker.sample.forced_tokens import force_tokens
+from runtime.worker.sample.constrained_decoding import apply_grammar, force_tokens
 from runtime.worker.sample.full_logits import FullLogits
 from runtime.worker.sample.logprobs import compute_logprobs
 from runtime.worker.sample.sampler_output import concat_results, to_block_results

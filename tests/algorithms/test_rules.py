@@ -30,7 +30,7 @@ from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
-from runtime.worker.input_builder import _history
+from runtime.worker.input_batch import _history
 from runtime.worker.sample import sampler as heads
 from runtime.worker.sample.sampler import Sampler
 from runtime.worker.sample.sampler_output import nonzero_records
