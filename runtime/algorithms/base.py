@@ -171,7 +171,7 @@ class UnmaskingAlgorithm:
         edits: it changes unmasked positions, so a block without masks is not finished
             (docs/decoding-rules.md#algorithm-edit). The family must support it.
         supports_grammar: its threshold also applies to constrained decoding, which unmasks from left to right
-            (``runtime.worker.sample.constrained_decoding``).
+            (``runtime.worker.constrained_decoding``).
         reorders_tokens: tokens may move to other positions.
         uniform_noise: it denoises noise instead of masks, for strategies that have `uniform_noise` too. All positions
             of an open block are MASKED before each step, and those that stay masked get new noise. `process_logits`

@@ -37,7 +37,7 @@ from runtime.worker.input_batch import (
     sample_inputs,
 )
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sample.sampler_output import HostOutput, all_blocks_continue, next_tokens, to_block_results
+from runtime.worker.sampler import HostOutput, all_blocks_continue, next_tokens, to_block_results
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from runtime.algorithms import EditTokens, algorithm_keys, algorithms_with_edit_
 from runtime.algorithms.base import register_indel_variant
 from runtime.algorithms.insert_delete import InsertDelete
 from runtime.errors import ConfigError
-from runtime.worker.sample import sampler as heads
-from runtime.worker.sample.sampler import Sampler
-from runtime.worker.sample.sampler_output import nonzero_records
+from runtime.worker import sampler as heads
+from runtime.worker.sampler import Sampler, nonzero_records
 from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, Kept, blocks, check, parameters, plan_of
 from tests.engine.samples import examples
 from tests.oracle import block as oracle

@@ -30,10 +30,9 @@ from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
+from runtime.worker import sampler as heads
 from runtime.worker.input_batch import _history
-from runtime.worker.sample import sampler as heads
-from runtime.worker.sample.sampler import Sampler
-from runtime.worker.sample.sampler_output import nonzero_records
+from runtime.worker.sampler import Sampler, nonzero_records
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
 from tests.oracle import dmax

@@ -6,7 +6,7 @@ import torch
 
 from runtime.algorithms import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
-from runtime.worker.sample.sampler import Sampler
+from runtime.worker.sampler import Sampler
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 VOCAB, SIZE, EACH, STEPS = 50, 16, 6, 4

@@ -18,7 +18,7 @@ from runtime import LLM, SamplingParams
 from runtime.engine.step_plan import DenoiseBlocks
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sample.sampler import Sampler
+from runtime.worker.sampler import Sampler
 from tests.golden import GOLDEN
 from tests.server.checkpoint import write_checkpoint
 from tests.worker.replays import Served

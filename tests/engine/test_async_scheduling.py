@@ -20,7 +20,7 @@ from runtime.engine.request import Status
 from runtime.request.engine_messages import EngineOutput
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
-from runtime.worker.sample.sampler_output import all_blocks_continue, to_block_results
+from runtime.worker.sampler import all_blocks_continue, to_block_results
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.samples import asks, examples, setups
 from tests.golden import GOLDEN

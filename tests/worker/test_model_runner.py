@@ -14,9 +14,9 @@ from runtime.algorithms import LogitStat, get_algorithm, sampling
 from runtime.engine.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
+from runtime.worker import sampler
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sample import sampler
-from runtime.worker.sample.sampler import Sampler
+from runtime.worker.sampler import Sampler
 from runtime.worker.warmup import warm_up
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel

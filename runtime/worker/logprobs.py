@@ -11,7 +11,7 @@ import torch
 from runtime.algorithms import sampling
 from runtime.engine.request import BlockLogprobs
 from runtime.engine.step_plan import MASKED, NO_LOGPROBS, UNMASKED, BlockResults, DenoiseBlocks
-from runtime.worker.sample.full_logits import FullLogits
+from runtime.worker.sampler import FullLogits
 
 
 @torch.inference_mode()

@@ -10,8 +10,12 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from runtime.algorithms import sampling
@@ -19,23 +23,32 @@ from runtime.algorithms.base import (
     MIN_P,
     SUPPRESS_EOS,
     TEMPERATURE,
+    TOKEN_MERGE_TOP_K,
     TOP_K,
     TOP_P,
     BlockBatch,
+    BlockUpdate,
     EditTokens,
     LogitStat,
+    SampledRows,
     UnmaskingAlgorithm,
     algorithms_with_edit_tokens,
 )
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
 from runtime.engine.logits_processors import apply_logits_processors
-from runtime.engine.step_plan import MASKED, UNMASKED, DenoiseBlocks
+from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
+from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest
 from runtime.kernels.ops import KernelSet
 from runtime.layers.lm_head import LMHead, SoftcapLMHead
-from runtime.worker.input_batch import SampleDescriptor, sample_inputs
-from runtime.worker.sample.algorithm_groups import AlgorithmGroup, RowIndex, Tensors, make_groups
-from runtime.worker.sample.fused_renoise import fused_renoise_stats, only_renoise
+from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor, sample_inputs
 
+RowIndex = tuple[torch.Tensor, torch.Tensor]  # int64 [rows] each: block of a row, and its offset in the block
+Tensors = Mapping[str, torch.Tensor]  # the arrays of ``worker.input_batch`` on the device
+SamplerOutput = dict[str, torch.Tensor]
+HostOutput = Mapping[str, npt.NDArray[np.generic]]  # a SamplerOutput on the host
+
+# Rows of the array `numbers` [len(COUNTERS), n] of an output, by their names in BlockResults.
+COUNTERS = ("masks", "num_updated", "edits", "remasks", "first_masked", "first_eos", "forced", "finished")
 # Rows of logits per chunk. It bounds the memory: 1000 rows of a vocabulary of 157k in float32 take 0.6 GB.
 LOGITS_CHUNK_ROWS = 2048
 # Rows sampled per chunk: top-k and top-p sort the vocabulary and sum it in float64, which takes eight times the logits.
@@ -52,6 +65,111 @@ _SUPPRESS_BY_CONFIDENCE, _SUPPRESS_BY_LOGITS = (SUPPRESS_EOS.choices.index(word)
 
 Stats = dict[LogitStat, torch.Tensor]  # [n, B] for each required statistic
 SelfConditioningFn = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # see ``SelfConditioned``
+RENOISE_REQUIRED = LogitStat.PROCESS_LOGITS | LogitStat.ENTROPY
+RENOISE_SUPPORTED = RENOISE_REQUIRED | LogitStat.ARGMAX | LogitStat.SELF_CONDITIONING
+GATHERED_ROWS = 256  # rows gathered per chunk: a vocabulary of 157k in float32 takes 0.16 GB, briefly three times
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """Consecutive rows of a group: as a slice of all sampled rows, and as a slice of the current chunk of them."""
+
+    rows: slice
+    part: slice
+
+
+@dataclass(frozen=True)
+class AlgorithmGroup:
+    """The blocks of a step that use one unmasking algorithm.
+
+    Attributes:
+        first: first sampled row of the group; its rows are ``[first, first + shape.rows)``.
+        members: int64 [m], indices of the group's blocks in the plan. None: all blocks.
+        block_in_group: int64 [sampled rows], index of each row's block within its group.
+        params: float64 [m, columns], parameters of the algorithm for each block.
+        history: [m, B, records, fields], values that the algorithm recorded in earlier steps.
+        top_k: [m, B, k], output buffer for the most probable tokens.
+    """
+
+    algorithm: UnmaskingAlgorithm
+    shape: AlgorithmShape
+    first: int
+    members: torch.Tensor | None
+    block_in_group: torch.Tensor
+    params: torch.Tensor
+    history: torch.Tensor | None
+    top_k: sampling.TopTokens | None
+    logits_ops: LogitsOps
+
+    @property
+    def required_stats(self) -> LogitStat:
+        return LogitStat(self.shape.required_stats)
+
+    def rows_in(self, part: slice, max_rows: int | None = None) -> RowSpan | None:
+        """Returns the group's rows within the chunk `part` of the sampled rows; None if there are none.
+
+        Args:
+            max_rows: consider only this many rows at the end of the group.
+        """
+        end = self.first + self.shape.rows
+        begin = self.first if max_rows is None else end - max_rows
+        begin, end = max(begin, part.start), min(end, part.stop)
+        return RowSpan(slice(begin, end), slice(begin - part.start, end - part.start)) if begin < end else None
+
+    def write_token_prob(self, logits: torch.Tensor, index: RowIndex, tokens: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the probability of the current token at the positions `index` into `out` [n, B]."""
+        last = self.logits_ops.vocab_size(logits) - 1
+        out[index] = self.logits_ops.probability(logits, tokens[index].clamp(max=last))
+
+    def view(
+        self, own: RowIndex, tokens: torch.Tensor, masked: torch.Tensor, num_steps: torch.Tensor, *, graph_safe: bool
+    ) -> SampledRows:
+        """Returns rows of the group as input of `process_logits`; `own` indexes blocks within the group."""
+        if self.members is not None:
+            tokens, masked, num_steps = tokens[self.members], masked[self.members], num_steps[self.members]
+        block, at = own
+        params, columns = self.params[block], self.algorithm.columns
+        return SampledRows(
+            tokens, masked, block, at, num_steps[block], params, columns, self.history, graph_safe, self.logits_ops
+        )  # fmt: skip
+
+    def write_top_k(self, logits: torch.Tensor, own: RowIndex) -> None:
+        """Writes the most probable tokens at the positions `own` into `top_k`, up to the number that each request
+        mixes; the probability of the others is 0."""
+        assert self.top_k is not None
+        block, at = own
+        found = self.logits_ops.top_tokens(logits, self.top_k.ids.shape[2])
+        count = self.params[block, self.algorithm.columns[TOKEN_MERGE_TOP_K.name]]
+        beyond = torch.arange(self.top_k.ids.shape[2], device=block.device) >= count[:, None]
+        self.top_k.ids[block, at], self.top_k.probs[block, at] = found.ids, found.probs.masked_fill(beyond, 0)
+
+
+def make_groups(
+    algorithms: list[UnmaskingAlgorithm], shapes: tuple[AlgorithmShape, ...], inputs: Tensors, size: int,
+    dtype: torch.dtype, logits_ops: LogitsOps,
+) -> list[AlgorithmGroup]:  # fmt: skip
+    """Makes the groups of a step.
+
+    Args:
+        shapes: one descriptor per algorithm, in the order of the sampled rows.
+        size: positions per block.
+        dtype: float dtype of the probabilities.
+    """
+    groups = []
+    first = 0
+    for i, (rule, shape) in enumerate(zip(algorithms, shapes, strict=True)):
+        params, top = inputs[f"params{i}"], None
+        if shape.top_k:
+            ids = params.new_zeros((shape.blocks, size, shape.top_k), dtype=torch.int64)
+            top = sampling.TopTokens(ids, torch.zeros_like(ids, dtype=dtype))
+        members, own = (
+            (None, inputs["block"]) if len(shapes) == 1 else (inputs[f"members{i}"], inputs["block_in_group"])
+        )
+        # a copy, because the algorithm updates it and the input buffer must not change
+        history = inputs[f"history{i}"].clone() if shape.history_len else None
+        groups.append(AlgorithmGroup(rule, shape, first, members, own, params, history, top, logits_ops))
+        first += shape.rows
+    return groups
 
 
 def needs_only_argmax(shape: SampleDescriptor) -> bool:
@@ -349,3 +467,232 @@ class Sampler:
         for start in range(0, len(logits), SAMPLING_CHUNK_ROWS):
             chunk = slice(start, start + SAMPLING_CHUNK_ROWS)
             out[index[0][chunk], index[1][chunk]] = fn(self.logits_ops.softmax(logits[chunk]), None)
+
+
+def make_sampler_output(
+    tokens: torch.Tensor,
+    before: torch.Tensor,
+    decided: list[tuple[torch.Tensor | None, BlockUpdate]],
+    *,
+    mask_id: int | None,
+    eos_ids: torch.Tensor,
+) -> SamplerOutput:
+    """Returns the output for all blocks, and the soft tokens of each algorithm that has them.
+
+    Args:
+        tokens, before: int64 and int8 [n, B], content and state before the step.
+        decided: blocks (None: all) and decision of each algorithm.
+        mask_id: written to MASKED positions. None: leave their tokens.
+        eos_ids: int64 [ids].
+    """
+    decision = _join_decisions(decided, len(tokens))
+    size, masked = before.shape[1], decision.masked
+    open_ = before != FIXED
+    filled = open_ & ~masked
+    state = open_.to(torch.int8) + filled
+    is_eos = (decision.tokens[:, :, None] == eos_ids).any(2) & filled
+    updated = filled & ((before == MASKED) | (decision.tokens != tokens))
+    at = torch.arange(size, device=before.device)
+    numbers = torch.cat(  # few launches, as they determine the time of a small step
+        [
+            torch.stack([masked, updated, decision.edited, decision.remasked]).sum(2),
+            torch.where(torch.stack([masked, is_eos]), at, size).amin(2),
+            torch.stack([decision.forced, decision.finished]).long(),
+        ]
+    )
+    after = decision.tokens
+    if mask_id is not None:
+        after = torch.where(decision.masked, mask_id, after)
+    found = {"numbers": numbers, "tokens": after, "state": state, "remasked": decision.remasked}
+    for i, (_, each) in enumerate(decided):
+        if each.soft_tokens is not None:
+            found[f"ids{i}"], found[f"probs{i}"] = each.soft_tokens.ids, each.soft_tokens.probs.double()
+    return found
+
+
+def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[Ints]) -> BlockResults:
+    """Returns the results of the plan's blocks, which precede the padding.
+
+    Tokens and state are views, valid until the next step.
+
+    Args:
+        members: indices of the blocks of each algorithm.
+    """
+    n = sum(map(len, members))
+    numbers = output["numbers"][:, :n].tolist()
+    history: dict[int, npt.NDArray[np.float64]] = {}
+    soft_tokens: dict[int, SoftTokens] = {}
+    for i, (group, mine) in enumerate(zip(shape.groups, members, strict=True)):
+        if group.history_len:
+            histories = output[f"history{i}"]
+            history |= zip(
+                mine.tolist(),
+                histories.copy() if group.static_history else map(nonzero_records, histories),
+                strict=False,
+            )
+        if f"ids{i}" in output:
+            pairs = zip(output[f"ids{i}"].copy(), output[f"probs{i}"].copy(), strict=True)
+            soft_tokens |= zip(mine.tolist(), pairs, strict=False)
+    return BlockResults(
+        tokens=output["tokens"][:n],  # type: ignore[arg-type]  # each is of the type that it was made of
+        state=output["state"][:n],  # type: ignore[arg-type]
+        remasked=_remasked(output, n),
+        history=history,
+        soft_tokens=soft_tokens,
+        uniform_noise=shape.uniform_noise,
+        **dict(zip(COUNTERS, numbers, strict=True)),
+    )
+
+
+def next_tokens(plan: DenoiseBlocks, output: HostOutput) -> Ints:
+    """Returns the tokens [n, B] of the plan's blocks after the step."""
+    blocks, size = plan.tokens.shape  # without padding
+    return output["tokens"][:blocks, :size]  # type: ignore[return-value]
+
+
+def all_blocks_continue(output: HostOutput, blocks: int, *, uniform_noise: bool) -> bool:
+    """Whether all of the plan's blocks continue (``BlockResults.continuing``)."""
+    size, counters = output["tokens"].shape[1], dict(zip(COUNTERS, output["numbers"][:, :blocks], strict=True))
+    return not counters["finished"].any() and (
+        uniform_noise or bool(counters["masks"].all() and counters["first_eos"].min() >= size)
+    )
+
+
+def _remasked(output: HostOutput, n: int) -> Bools:
+    """Returns the remasked positions [n, B]; all False if the output has none."""
+    if "remasked" in output:
+        return output["remasked"][:n].copy()  # type: ignore[return-value]
+    return np.zeros((n, output["tokens"].shape[1]), dtype=np.bool_)
+
+
+def concat_results(parts: list[BlockResults]) -> BlockResults:
+    """Concatenates the results of several plans."""
+    if len(parts) == 1:
+        return parts[0]
+    size = max(part.tokens.shape[1] for part in parts)
+    firsts = np.cumsum([0, *(len(part.tokens) for part in parts)]).tolist()
+
+    def padded(name: str) -> npt.NDArray[Any]:
+        arrays = [getattr(part, name) for part in parts]
+        return np.concatenate([np.pad(array, ((0, 0), (0, size - array.shape[1]))) for array in arrays])
+
+    def listed(name: str) -> list[Any]:
+        return [value for part in parts for value in getattr(part, name)]
+
+    def numbered(name: str) -> dict[int, Any]:
+        found = zip(firsts, (getattr(part, name) for part in parts), strict=False)
+        return {first + number: value for first, part in found for number, value in part.items()}
+
+    return BlockResults(
+        tokens=padded("tokens"), state=padded("state"), remasked=padded("remasked"), history=numbered("history"),
+        soft_tokens=numbered("soft_tokens"), logprobs={}, uniform_noise=parts[0].uniform_noise,
+        **{name: listed(name) for name in COUNTERS},
+    )  # fmt: skip
+
+
+def nonzero_records(history: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns `history` [B, records, fields] without records that are 0 at all positions."""
+    return history[:, history.any(axis=(0, 2))]
+
+
+def _join_decisions(decided: list[tuple[torch.Tensor | None, BlockUpdate]], blocks: int) -> BlockUpdate:
+    """Joins the decisions of several algorithms, each for its own blocks (None: all). It has no `mixture`."""
+    members, decision = decided[0]
+    if members is None:
+        return decision
+
+    def join(name: str) -> torch.Tensor:
+        first: torch.Tensor = getattr(decision, name)
+        joined = first.new_zeros((blocks, *first.shape[1:]))
+        for members, part in decided:
+            joined[members] = getattr(part, name)
+        return joined
+
+    names = [name for name in BlockUpdate.__dataclass_fields__ if name != "soft_tokens"]
+    return BlockUpdate(**{name: join(name) for name in names})  # type: ignore[arg-type]
+
+
+def only_renoise(shape: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
+    """Whether all blocks use one uniform-noise algorithm that requires only what the fused kernel computes."""
+    (group, *others) = groups
+    required = group.required_stats
+    fits = (
+        group.algorithm.uniform_noise
+        and required & RENOISE_REQUIRED == RENOISE_REQUIRED
+        and not required & ~RENOISE_SUPPORTED
+    )
+    return fits and not others and not group.shape.num_filtered and shape.rows > 0
+
+
+def fused_renoise_stats(
+    head: SoftcapLMHead,
+    group: AlgorithmGroup,
+    hidden: torch.Tensor,
+    inputs: Tensors,
+    block_state: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    max_rows: int,
+    mask_id: int | None,
+    max_token_id: int,
+    returns_probs: bool,
+    graph_safe: bool,
+) -> Iterator[tuple[RowIndex, SoftmaxStats]]:
+    """Yields the positions and the kernel's results of each chunk of sampled rows.
+
+    Args:
+        hidden: [rows, hidden] of all sampled rows.
+        block_state: tokens [n, B], masked positions [n, B] and number of steps [n] of all blocks.
+        max_rows: rows per chunk.
+        returns_probs: return the probabilities too, for self-conditioning.
+        graph_safe: see ``Sampler.sample``.
+    """
+    assert head.kernels.softmax_stats is not None
+    block, at = inputs["block"], inputs["at"]
+    uniform = None
+    if group.shape.num_sampled:  # the last rows
+        uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
+        uniform[len(hidden) - group.shape.num_sampled :] = inputs["uniform"]
+    for start in range(0, len(hidden), max_rows):
+        part = slice(start, start + max_rows)
+        rows: SampledRows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
+        request = StatsRequest(
+            temperature=group.algorithm.temperature(rows), uniform=None if uniform is None else uniform[part],
+            cap=head.cap,
+            mask_id=mask_id, max_token_id=max_token_id, probs=hidden.dtype if returns_probs else None,
+        )  # fmt: skip
+        yield (block[part], at[part]), head.kernels.softmax_stats(head.uncapped(hidden[part]), request)
+
+
+@dataclass(frozen=True)
+class FullLogits:
+    """Computes logits from the hidden states of a step.
+
+    Args:
+        final_norm: ``Model.final_hidden_states``.
+        hidden_states: [rows, hidden] of the step, as ``Model.forward`` returns them.
+        notify_ranks: called with the rows before each computation, so that other ranks do the same. None: no others.
+        batch_invariant: compute rows of each request separately, as GEMM results may depend on the number of rows.
+    """
+
+    sampler: Sampler
+    final_norm: Callable[[torch.Tensor], torch.Tensor]
+    hidden_states: torch.Tensor
+    notify_ranks: Callable[[np.ndarray], None] | None = None
+    batch_invariant: bool = False
+
+    @property
+    def vocab_parallel(self) -> bool:
+        """Whether the vocabulary is sharded over ranks."""
+        return self.sampler.logits_ops.is_sharded
+
+    @property
+    def max_rows(self) -> int:
+        """Maximum number of rows per call."""
+        return GATHERED_ROWS if self.vocab_parallel else LOGITS_CHUNK_ROWS
+
+    def rows(self, rows: np.ndarray) -> torch.Tensor:
+        """Returns logits [n, vocab] of `rows` [n], at most `max_rows`: forbidden ids are -inf, all else unchanged."""
+        if self.notify_ranks is not None:
+            self.notify_ranks(rows)
+        index = torch.from_numpy(rows).to(self.hidden_states.device)
+        return self.sampler.full_logits(self.final_norm(self.hidden_states[index]))

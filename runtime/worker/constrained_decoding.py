@@ -1,8 +1,9 @@
 """Blocks that no unmasking algorithm fills: constrained decoding, and forced tokens of prompt scoring.
 
-Constrained decoding is for structured output (docs/server.md, Structured output). From the first masked position of a block on, the best token that the grammar allows is accepted from the logits of the
-step, as long as its confidence is above the threshold. The first token of a step is always accepted. Tokens that the
-grammar forces need no logits. All positions after the first rejected token stay masked.
+Constrained decoding is for structured output (docs/server.md, Structured output). From the first masked position of a
+block on, the best token that the grammar allows is accepted from the logits of the step, as long as its confidence is
+above the threshold. The first token of a step is always accepted. Tokens that the grammar forces need no logits. All
+positions after the first rejected token stay masked.
 
 All constrained blocks of a step advance together: one bitmask, one argmax and one host synchronization per position.
 """
@@ -20,7 +21,7 @@ from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.engine.logits_processors import apply_logits_processors, logits_processor_arrays
 from runtime.engine.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
-from runtime.worker.sample.full_logits import FullLogits
+from runtime.worker.sampler import FullLogits
 
 
 @dataclass

@@ -12,7 +12,7 @@ from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, Samp
 from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import SoftcapLMHead
-from runtime.worker.sample.sampler import Sampler
+from runtime.worker.sampler import Sampler
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
@@ -48,7 +48,7 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
         twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
         return found._replace(probs=found.probs * 2, divisor=twice)
 
-    monkeypatch.setattr("runtime.worker.sample.sampler.LOGITS_CHUNK_ROWS", 7)
+    monkeypatch.setattr("runtime.worker.sampler.LOGITS_CHUNK_ROWS", 7)
     found = []
     for kernels in (replace(TORCH, softmax_stats=softmax_stats), TORCH):
         head = Sampler(
