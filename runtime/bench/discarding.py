@@ -12,8 +12,7 @@ import torch
 from runtime.engine.step_plan import MASKED, BlockResults, StepPlan
 from runtime.layers.moe import Router
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.model_runner import ModelRunner
-from runtime.worker.runner_stats import RunnerStats
+from runtime.worker.model_runner import ModelRunner, RunnerStats
 
 
 class Discarding:

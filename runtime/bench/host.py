@@ -23,7 +23,7 @@ from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.strategies import DecodingContext, make_strategy
-from runtime.worker.runner_stats import RunnerStats
+from runtime.worker.model_runner import RunnerStats
 
 MASK_ID, VOCAB = 1023, 1024
 

@@ -14,12 +14,11 @@ from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_queue import check_constraint
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
-from runtime.engine.step_stats import StepStats
 from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec, TokenLogprobs
 from runtime.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from runtime.engine.engine import Engine
+    from runtime.engine.engine import Engine, StepStats
 
 
 OutputQueue = deque[EngineOutput]
