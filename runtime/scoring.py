@@ -98,6 +98,7 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
         np.array(ids), np.zeros(1, np.int64), np.array([len(ids)]), np.arange(pages, dtype=np.int32)[None],
         page_size=page_size, block_size=block or 1,
     )  # fmt: skip
+    layout = plan.layout
     if block is None:
         spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
         mask = engine.info.mask_token_id or 0
@@ -109,13 +110,16 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
             arrival_index=0,
             get_algorithm=engine.get_algorithm,
         )
-        visible_end = engine.strategy.visible_end([request], np.zeros_like(plan.positions), plan.positions)
-        not_editable = np.zeros_like(plan.is_editable)
-        plan = replace(plan, visible_end=np.minimum(visible_end, len(ids)).astype(np.int32), is_editable=not_editable)
+        visible_end = engine.strategy.visible_end([request], np.zeros_like(layout.positions), layout.positions)
+        not_editable = np.zeros_like(layout.is_editable)
+        layout = replace(
+            layout, visible_end=np.minimum(visible_end, len(ids)).astype(np.int32), is_editable=not_editable
+        )
     if adapter:
         engine.drain()
         if not engine.lora_manager.can_activate(adapter):
             raise RequestError("adapter: all of --max-loras are in use by running requests", param="adapter")
         slots = np.full(len(ids), engine.lora_manager.activate(adapter), dtype=np.int32)
-        plan = replace(plan, lora_slots=slots, active_lora_modules=engine.lora_manager.affected_modules([adapter]))
-    return runner.logits(plan, pages)
+        modules = engine.lora_manager.affected_modules([adapter])
+        layout = replace(layout, lora_slots=slots, active_lora_modules=modules)
+    return runner.logits(replace(plan, layout=layout), pages)

@@ -3,7 +3,7 @@ writes. Which rows see what, which of them are open, and which rule decides, fol
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -138,4 +138,6 @@ class StepPlans:
         for scheduled, pages in zip(batch, drawn.tolist(), strict=True):
             scheduled.request.req_slot = table.allocate_row()
             table.write(scheduled.request.req_slot, 0, pages)
-        return InputBuilder(table, self.strategy).plan(batch)
+        builder = InputBuilder(table, self.strategy)
+        plan = builder.plan(batch)
+        return replace(plan, blocks=builder.blocks(batch))

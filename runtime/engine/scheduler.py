@@ -134,6 +134,17 @@ class Scheduler:
         self._budget_exhausted = budget_exhausted
         return list(batch.values())
 
+    def may_repeat(self, batch: list[ScheduledRequest]) -> bool:
+        """Returns whether the next step may have the same requests with the same rows, if their blocks continue."""
+        if self.waiting or len(batch) != len(self.running):
+            return False
+        return all(
+            scheduled.stable_layout
+            and scheduled.last - scheduled.first == scheduled.blocks[0].size
+            and scheduled.request.status is not Status.FINISHED
+            for scheduled in batch
+        )
+
     def _order(self) -> list[Request]:
         """Returns the running requests, decoding before prefilling; after a full budget, longest waiting first."""
         if self._budget_exhausted:

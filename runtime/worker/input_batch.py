@@ -8,7 +8,7 @@ kernels for all steps with the same descriptors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -35,12 +35,11 @@ from runtime.engine.step_plan import (
     NO_LOGPROBS,
     UNMASKED,
     AlgorithmBatch,
-    Bools,
+    BatchLayout,
     DenoiseBlocks,
     ForcedTokens,
     GrammarBlock,
     Ints,
-    Ints32,
     SamplingInputs,
     SelfConditioningRows,
     SoftEmbeddingRows,
@@ -79,7 +78,6 @@ class AlgorithmShape:
     """The part of a step that uses one unmasking algorithm.
 
     Attributes:
-        algorithm: its key.
         required_stats: a ``Stat`` mask.
         blocks: number of blocks.
         rows: number of sampled positions.
@@ -90,7 +88,7 @@ class AlgorithmShape:
         top_k: maximum number of tokens in a soft embedding (``algorithms.base.MERGED``).
     """
 
-    algorithm: str
+    algorithm: UnmaskingAlgorithm
     required_stats: int
     blocks: int
     rows: int
@@ -112,14 +110,12 @@ class SampleDescriptor:
     uniform_noise: bool = False
     self_conditioned: bool = False
     has_logits_processors: bool = False  # such a step is not captured
+    rows: int = field(init=False)
+    num_sampled: int = field(init=False)
 
-    @property
-    def rows(self) -> int:
-        return sum(group.rows for group in self.groups)
-
-    @property
-    def num_sampled(self) -> int:
-        return sum(group.num_sampled for group in self.groups)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", sum([group.rows for group in self.groups]))
+        object.__setattr__(self, "num_sampled", sum([group.num_sampled for group in self.groups]))
 
 
 def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
@@ -128,15 +124,16 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
     Args:
         self_conditioning: the model uses self-conditioning.
     """
+    layout = plan.layout
     arrays: Arrays = {
         "tokens": plan.tokens,
-        "positions": plan.positions,
-        "slots": plan.slots,
-        "visible_end": plan.visible_end,
-        "window_origin": plan.window_origin,
-        "is_editable": plan.is_editable,
-        "tiles": plan.tiles,
-        "page_table": plan.page_table,
+        "positions": layout.positions,
+        "slots": layout.slots,
+        "visible_end": layout.visible_end,
+        "window_origin": layout.window_origin,
+        "is_editable": layout.is_editable,
+        "tiles": layout.tiles,
+        "page_table": layout.page_table,
     }
     soft_embedding_shape, num_self_conditioned = (0, 0), 0
     if plan.soft_embeddings is not None:
@@ -149,19 +146,19 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
         num_self_conditioned = len(plan.self_conditioning.rows)
         arrays["self_conditioning_rows"] = plan.self_conditioning.rows[:, None] + np.arange(block_size)
         arrays["self_conditioning_slots"] = plan.self_conditioning.req_slot
-    if plan.active_lora_modules:
-        assert plan.lora_slots is not None
-        arrays["adapters"] = plan.lora_slots
+    if layout.active_lora_modules:
+        assert layout.lora_slots is not None
+        arrays["adapters"] = layout.lora_slots
     shape = ForwardDescriptor(
         rows=len(plan.tokens),
-        tiles=len(plan.tiles),
-        requests=plan.page_table.shape[0],
-        pages=plan.page_table.shape[1],
-        tile_rows=int(plan.tiles[:, 2].max()),
-        reach=int(plan.positions.max()) + 1,
+        tiles=len(layout.tiles),
+        requests=layout.page_table.shape[0],
+        pages=layout.page_table.shape[1],
+        tile_rows=int(layout.tiles[:, 2].max()),
+        reach=int(layout.positions.max()) + 1,
         soft_embedding_shape=soft_embedding_shape,
         num_self_conditioned=num_self_conditioned,
-        active_lora_modules=plan.active_lora_modules,
+        active_lora_modules=layout.active_lora_modules,
     )
     return shape, arrays
 
@@ -225,7 +222,7 @@ def sample_inputs(
             history_len = group.history.shape[2]
         groups.append(
             AlgorithmShape(
-                algorithm=group.algorithm,
+                algorithm=algorithm,
                 required_stats=group.required_stats,
                 blocks=len(group.members),
                 rows=num_greedy + num_unfiltered + num_filtered,
@@ -268,31 +265,6 @@ def _sort_by_group(plan: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, In
     return kind[order], block[order], at[order]
 
 
-@dataclass(frozen=True)
-class BatchLayout:
-    """All arrays of a forward but the token ids. Read-only, as steps with the same layout reuse it.
-
-    Attributes:
-        cache_key: all values that determine the layout.
-        offsets: added to a position of each scheduled request, gives its row.
-        has_soft_embeddings: some request uses soft embeddings.
-        has_self_conditioning: some request uses self-conditioning.
-    """
-
-    cache_key: list[int]
-    positions: Ints
-    slots: Ints
-    visible_end: Ints32
-    window_origin: Ints
-    is_editable: Bools
-    tiles: Ints32
-    page_table: Ints32
-    lora_slots: Ints32 | None
-    offsets: list[int]
-    has_soft_embeddings: bool
-    has_self_conditioning: bool
-
-
 class InputBuilder:
     """Builds step plans.
 
@@ -304,60 +276,42 @@ class InputBuilder:
         self.table = table
         self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
-        self._layout: BatchLayout | None = None
-        self._batch: list[ScheduledRequest] = []  # the batch of `_layout`
+        self._layout: BatchLayout | None = None  # of the last step
+        self._cache_key: list[int] = []  # all values that determine it
+        self._batch: list[ScheduledRequest] = []
+        self._offsets: list[int] = []  # added to a position of each scheduled request, gives its row
+        self._has_soft_embeddings = self._has_self_conditioning = False
 
-    def plan(
-        self,
-        batch: list[ScheduledRequest],
-        finish_deferred: Callable[[], object] = lambda: None,
-        try_launch_next: Callable[[], bool] = bool,
-    ) -> StepPlan:
-        """Returns the plan of a step. Its blocks are in the order of the scheduled requests.
-
-        Args:
-            finish_deferred: applies deferred output to the blocks. It is called before the blocks are read; until then
-                only the token ids of the requests must be current.
-            try_launch_next: see `StepPlan`.
-        """
-        layout = self._layout
-        if layout is None or layout.cache_key[0] != self.table.version or self._batch != batch:
-            cache_key = self._cache_key(batch)
-            if layout is None or layout.cache_key != cache_key:
+    def plan(self, batch: list[ScheduledRequest]) -> StepPlan:
+        """Returns the plan of a step without its blocks. Only token ids of its requests must be current."""
+        if self._layout is None or self._cache_key[0] != self.table.version or self._batch != batch:
+            cache_key = self._make_cache_key(batch)
+            if self._layout is None or self._cache_key != cache_key:
                 self._layout = self._make_layout(batch, cache_key)
+                self._cache_key = cache_key
             self._batch = batch
-        return self.replan(batch, finish_deferred, try_launch_next)
+        return self.replan(batch)
 
-    def replan(
-        self, batch: list[ScheduledRequest], finish_deferred: Callable[[], object], try_launch_next: Callable[[], bool]
-    ) -> StepPlan:
+    def replan(self, batch: list[ScheduledRequest]) -> StepPlan:
         """Returns the next plan of the same batch, without access to the state of its requests."""
-        layout = self._layout
-        assert layout is not None
-
-        def sampled() -> DenoiseBlocks | None:
-            finish_deferred()
-            return _plan_blocks(batch, layout.offsets)
-
+        assert self._layout is not None
         return StepPlan(
-            tokens=_concat([scheduled.tokens for scheduled in batch]),
-            positions=layout.positions,
-            slots=layout.slots,
-            visible_end=layout.visible_end,
-            window_origin=layout.window_origin,
-            is_editable=layout.is_editable,
-            tiles=layout.tiles,
-            page_table=layout.page_table,
-            make_blocks=sampled,
-            make_blocks_per_request=lambda: _plan_blocks_per_request(batch, layout.offsets),
-            try_launch_next=try_launch_next,
-            soft_embeddings=soft_embedding_rows(batch, layout.offsets) if layout.has_soft_embeddings else None,
-            self_conditioning=self_conditioning_rows(batch, layout.offsets) if layout.has_self_conditioning else None,
-            lora_slots=layout.lora_slots,
-            active_lora_modules=layout.cache_key[1],
+            _concat([scheduled.tokens for scheduled in batch]),
+            self._layout,
+            soft_embedding_rows(batch, self._offsets) if self._has_soft_embeddings else None,
+            self_conditioning_rows(batch, self._offsets) if self._has_self_conditioning else None,
         )
 
-    def _cache_key(self, batch: list[ScheduledRequest]) -> list[int]:
+    def blocks(self, batch: list[ScheduledRequest]) -> DenoiseBlocks | None:
+        """Returns the blocks of the last plan, in the order of the scheduled requests; None if there are none."""
+        return _plan_blocks(batch, self._offsets)
+
+    def split(self, blocks: DenoiseBlocks, batch: list[ScheduledRequest]) -> DenoiseBlocks:
+        """Returns the blocks of the last plan with `per_request`."""
+        parts = [_plan_blocks([one], [offset]) for one, offset in zip(batch, self._offsets, strict=True)]
+        return replace(blocks, per_request=tuple(part for part in parts if part is not None))
+
+    def _make_cache_key(self, batch: list[ScheduledRequest]) -> list[int]:
         cache_key = [
             self.table.version,
             self.lora_manager.affected_modules({scheduled.request.adapter for scheduled in batch}),
@@ -385,8 +339,12 @@ class InputBuilder:
         pages = self.table.rows(row, int(visible_end.max()))
         page = positions // page_size
         at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
+        self._offsets = (layout.first_rows - first).tolist()
+        self._has_soft_embeddings = any(scheduled.request.soft_embedding_params is not None for scheduled in batch)
+        self._has_self_conditioning = any(
+            scheduled.request.required_stats & LogitStat.SELF_CONDITIONING for scheduled in batch
+        )
         return BatchLayout(
-            cache_key=cache_key,
             positions=positions,
             slots=positions + (at - page) * page_size,
             visible_end=visible_end.astype(np.int32),
@@ -395,11 +353,7 @@ class InputBuilder:
             tiles=layout.tiles,
             page_table=pages,
             lora_slots=slot[owner].astype(np.int32) if cache_key[1] else None,
-            offsets=(layout.first_rows - first).tolist(),
-            has_soft_embeddings=any(scheduled.request.soft_embedding_params is not None for scheduled in batch),
-            has_self_conditioning=any(
-                scheduled.request.required_stats & LogitStat.SELF_CONDITIONING for scheduled in batch
-            ),
+            active_lora_modules=cache_key[1],
         )
 
 
@@ -407,7 +361,7 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     """Returns the blocks to sample; None if there are none.
 
     Args:
-        offsets: see `BatchLayout`.
+        offsets: added to a position of each scheduled request, gives its row.
     """
     blocks: list[Block] = []
     owners: list[Request] = []
@@ -475,11 +429,6 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         forced_tokens=forced_blocks(owners, blocks) if led else (),
         num_logprobs=requested_logprobs(owners),
     )
-
-
-def _plan_blocks_per_request(batch: list[ScheduledRequest], offsets: list[int]) -> list[DenoiseBlocks]:
-    plans = [_plan_blocks([scheduled], [offset]) for scheduled, offset in zip(batch, offsets, strict=True)]
-    return [plan for plan in plans if plan is not None]
 
 
 def _pad_and_stack(parts: list[np.ndarray], size: int) -> np.ndarray:
@@ -562,7 +511,7 @@ def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> So
     """Returns the UNMASKED positions of open blocks with soft tokens; None if there are none.
 
     Args:
-        offsets: see ``input_builder.BatchLayout``.
+        offsets: see `_plan_blocks`.
     """
     ids: list[np.ndarray] = []
     probs: list[np.ndarray] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ import torch
 from runtime.algorithms.base import EditTokens
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import NO_RESULTS, BlockResults, DenoiseBlocks, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
@@ -21,10 +22,11 @@ from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned, SupportsTensorParallel
 from runtime.worker.constrained_decoding import apply_grammar, force_tokens
 from runtime.worker.host_buffers import PinnedBuffer
-from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
+from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
 from runtime.worker.logprobs import compute_logprobs
 from runtime.worker.sampler import (
     FullLogits,
+    HostOutput,
     Sampler,
     SamplerOutput,
     Tensors,
@@ -33,23 +35,56 @@ from runtime.worker.sampler import (
     to_block_results,
 )
 
+SOFT_EMBEDDING_CHUNK_ROWS = 32  # rows per chunk of soft embeddings in batch-invariant mode
 OBSERVATIONS = 2**14  # maximum number of stored observations, as they may never be collected
 
 
 class Runner(Protocol):
-    """The interface that the engine requires; the benchmark of the host part implements it without a model."""
+    """The interface that the engine requires; the benchmark of the host part implements it without a model.
 
-    stats: RunnerStats
+    In each step the engine calls, within `step_context`: `launch_forward`, `launch_sampling`, `wait` and `results`.
+    The methods that launch do not wait for the device, so that the host can do other work meanwhile.
 
-    def run(self, plan: StepPlan) -> BlockResults | None:
-        """Returns the results of the sampled blocks; None if the plan samples none."""
+    Attributes:
+        overlaps: whether the device runs while the host does other work.
+    """
+
+    @property
+    def stats(self) -> RunnerStats: ...
+
+    @property
+    def overlaps(self) -> bool: ...
+
+    def step_context(self) -> AbstractContextManager[None]:
+        """Returns the context in which a step runs."""
         ...
 
-    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
-        """Sets a callback that runs in each step with results after all launches, while the host would wait.
+    def launch_forward(self, plan: StepPlan) -> None:
+        """Launches the forward of a step, unless `launch_next` has launched the same one."""
+        ...
 
-        Returns False if nothing overlaps on this device; the callback is never called then.
+    def must_split(self, blocks: DenoiseBlocks) -> bool:
+        """Returns whether `blocks` needs ``DenoiseBlocks.per_request``, because results may depend on the batch."""
+        ...
+
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        """Launches the sampling of the step; None: it samples no blocks."""
+        ...
+
+    def wait(self) -> bool:
+        """Waits for the sampler output.
+
+        Returns:
+            Whether `launch_next` is possible: all blocks continue, and the next step may have the same layout.
         """
+        ...
+
+    def launch_next(self) -> None:
+        """Launches the forward of the next step, with the layout of this one and the tokens of its output."""
+        ...
+
+    def results(self) -> BlockResults:
+        """Returns the results of the sampled blocks. Their arrays are valid until the next step samples."""
         ...
 
 
@@ -94,33 +129,73 @@ class ModelRunner:
             model, pool, block_size=block_size, mask_id=mask_id, max_token_id=max_token_id, eos_ids=eos_ids,
             edit_tokens=edit_tokens, max_num_reqs=max_num_reqs, batch_invariant=batch_invariant, logits_ops=logits_ops,
         )  # fmt: skip
-        self.overlap_callback: Callable[[], None] | None = None
+        self.overlaps = self.device.type == "cuda"
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
         self.last_logits: FullLogits | None = None  # of the last step, for requests of the driver rank
         self.stats = RunnerStats()
         self.timer = DeviceTimer(self.device, self.stats)
         self.h2d, self.d2h = PinnedBuffer(self.device), PinnedBuffer(self.device)
+        # of the current step
+        self.hidden_states: torch.Tensor | None = None
+        self.blocks: DenoiseBlocks | None = None
+        self._launched: list[tuple[DenoiseBlocks, SampleDescriptor, SamplerOutput]] = []
+        self._outputs: list[HostOutput] = []  # of `_launched`
+        self._output_buffer = self.d2h  # through which they were copied
+        self._next_launched = False
+
+    def step_context(self) -> AbstractContextManager[None]:
+        return torch.inference_mode()
+
+    def launch_forward(self, plan: StepPlan) -> None:
+        self.timer.begin()
+        self.hidden_states = self.step.forward(*self._forward_inputs(plan))
+
+    def must_split(self, blocks: DenoiseBlocks) -> bool:
+        return self.batch_invariant and not self.step.sampler.is_batch_invariant(blocks)
+
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        self.stats.count("off")
+        self._sample_eagerly(blocks)
+
+    def wait(self) -> bool:
+        self._outputs = [self.d2h.to_host(output) for _, _, output in self._launched]
+        self._output_buffer, self._next_launched = self.d2h, False
+        return False
+
+    def launch_next(self) -> None:
+        raise NotImplementedError
+
+    def results(self) -> BlockResults:
+        blocks, hidden_states = self.blocks, self.hidden_states
+        launched, self._launched, self.hidden_states = self._launched, [], None  # frees device memory
+        if blocks is None or hidden_states is None:
+            return NO_RESULTS
+        self.timer.end(self._output_buffer, next_launched=self._next_launched)
+        parts = [
+            to_block_results(shape, output, [group.members for group in part.groups])
+            for (part, shape, _), output in zip(launched, self._outputs, strict=True)
+        ]
+        return self._apply_constraints(blocks, hidden_states, concat_results(parts))
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> BlockResults:
+        """Runs a step with the blocks of its plan eagerly; it is not counted."""
+        ModelRunner.launch_forward(self, plan)
+        self._sample_eagerly(plan.blocks)
+        ModelRunner.wait(self)
+        return ModelRunner.results(self)
+
+    def run(self, plan: StepPlan) -> BlockResults:
+        """Runs a step with the blocks of its plan, as benchmarks do."""
+        with self.step_context():
+            self.launch_forward(plan)
+            self.launch_sampling(plan.blocks)
+            self.wait()
+            return self.results()
 
     def batch(self, plan: StepPlan) -> ForwardBatch:
         """Returns the plan's forward batch on the device."""
-        shape, inputs = self._rows(plan)
-        return self.step.batch(shape, inputs)
-
-    def _rows(self, plan: StepPlan) -> tuple[ForwardDescriptor, dict[str, torch.Tensor]]:
-        shape, arrays = forward_inputs(
-            plan, self_conditioning=self.step.self_conditioning is not None, block_size=self.block_size
-        )
-        return shape, self.h2d.to_device(arrays)
-
-    def run(self, plan: StepPlan) -> BlockResults | None:
-        self.stats.count("off")
-        return self.launch(plan)
-
-    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
-        if self.device.type != "cuda":
-            return False
-        self.overlap_callback = work
-        return True
+        return self.step.batch(*self._forward_inputs(plan))
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
@@ -132,52 +207,40 @@ class ModelRunner:
             [logits_ops.all_gather(model.lm_head(model.final_hidden_states(part))).cpu() for part in parts]
         )
 
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> BlockResults | None:
-        """Runs the step eagerly."""
-        self.timer.begin()
-        hidden_states = self.step.forward(*self._rows(plan))
-        blocks = plan.blocks  # computed now, to overlap with the forward
-        return None if blocks is None else self._sample(plan, blocks, hidden_states)
+    def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, dict[str, torch.Tensor]]:
+        shape, arrays = forward_inputs(
+            plan, self_conditioning=self.step.self_conditioning is not None, block_size=self.block_size
+        )
+        return shape, self.h2d.to_device(arrays)
 
-    def _sample(self, plan: StepPlan, blocks: DenoiseBlocks, hidden_states: torch.Tensor) -> BlockResults:
-        shape, arrays = sample_inputs(blocks, self.step.sampler.get_algorithm)
-        parts = [blocks]
-        if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
-            parts = plan.make_blocks_per_request() or parts
-        launched = []
-        for part in parts:
-            if part is not blocks:
-                shape, arrays = sample_inputs(part, self.step.sampler.get_algorithm)
-            launched.append((shape, self.step.sample(shape, self.h2d.to_device(arrays), hidden_states)))
-        if self.overlap_callback is not None:
-            self.overlap_callback()
-        members = [[group.members for group in part.groups] for part in parts]
-        outputs = [self.d2h.to_host(found) for _, found in launched]
-        self.timer.end(self.d2h)
-        shapes = [shape for shape, _ in launched]
-        found = concat_results([to_block_results(*each) for each in zip(shapes, outputs, members, strict=True)])
-        return self._apply_constraints(blocks, hidden_states, found)
+    def _sample_eagerly(self, blocks: DenoiseBlocks | None) -> None:
+        self.blocks, self._launched = blocks, []
+        if blocks is None:
+            return
+        for part in blocks.per_request or (blocks,):
+            self._launch_sample(part, *sample_inputs(part, self.step.sampler.get_algorithm))
+
+    def _launch_sample(self, blocks: DenoiseBlocks, shape: SampleDescriptor, arrays: Arrays) -> None:
+        assert self.hidden_states is not None
+        output = self.step.sample(shape, self.h2d.to_device(arrays), self.hidden_states)
+        self._launched.append((blocks, shape, output))
 
     def _apply_constraints(
-        self, plan: DenoiseBlocks, hidden_states: torch.Tensor, to_block_results: BlockResults
+        self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults
     ) -> BlockResults:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
         full_logits = FullLogits(
             self.step.sampler, self.model.final_hidden_states, hidden_states, self.notify_ranks, self.batch_invariant
         )
-        if full_logits.vocab_parallel and self.notify_ranks is None:
+        if self.step.logits_ops.is_sharded and self.notify_ranks is None:
             self.last_logits = full_logits
-        if plan.grammar_blocks:
-            apply_grammar(full_logits, plan, to_block_results)
-        if plan.forced_tokens:
-            force_tokens(plan, to_block_results)
-        if plan.num_logprobs is not None:
-            compute_logprobs(full_logits, plan, to_block_results)
-        return to_block_results
-
-
-SOFT_EMBEDDING_CHUNK_ROWS = 32  # rows per chunk of soft embeddings in batch-invariant mode
+        if blocks.grammar_blocks:
+            apply_grammar(full_logits, blocks, results)
+        if blocks.forced_tokens:
+            force_tokens(blocks, results)
+        if blocks.num_logprobs is not None:
+            compute_logprobs(full_logits, blocks, results)
+        return results
 
 
 class ModelStep:
@@ -289,7 +352,7 @@ class ModelStep:
             hidden: [n, hidden] of the sampled positions.
         """
         group, lm_head = shape.groups[0], self.sampler.fused_lm_head
-        algorithm = self.sampler.get_algorithm(group.algorithm)
+        algorithm = group.algorithm
         if (
             lm_head is None
             or lm_head.kernels.threshold_unmask is None

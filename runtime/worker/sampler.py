@@ -145,30 +145,27 @@ class AlgorithmGroup:
 
 
 def make_groups(
-    algorithms: list[UnmaskingAlgorithm], shapes: tuple[AlgorithmShape, ...], inputs: Tensors, size: int,
-    dtype: torch.dtype, logits_ops: LogitsOps,
-) -> list[AlgorithmGroup]:  # fmt: skip
-    """Makes the groups of a step.
+    shape: SampleDescriptor, inputs: Tensors, dtype: torch.dtype, logits_ops: LogitsOps
+) -> list[AlgorithmGroup]:
+    """Makes the groups of a step, in the order of the sampled rows.
 
     Args:
-        shapes: one descriptor per algorithm, in the order of the sampled rows.
-        size: positions per block.
         dtype: float dtype of the probabilities.
     """
     groups = []
     first = 0
-    for i, (rule, shape) in enumerate(zip(algorithms, shapes, strict=True)):
+    for i, group in enumerate(shape.groups):
         params, top = inputs[f"params{i}"], None
-        if shape.top_k:
-            ids = params.new_zeros((shape.blocks, size, shape.top_k), dtype=torch.int64)
+        if group.top_k:
+            ids = params.new_zeros((group.blocks, shape.size, group.top_k), dtype=torch.int64)
             top = sampling.TopTokens(ids, torch.zeros_like(ids, dtype=dtype))
         members, own = (
-            (None, inputs["block"]) if len(shapes) == 1 else (inputs[f"members{i}"], inputs["block_in_group"])
+            (None, inputs["block"]) if len(shape.groups) == 1 else (inputs[f"members{i}"], inputs["block_in_group"])
         )
         # a copy, because the algorithm updates it and the input buffer must not change
-        history = inputs[f"history{i}"].clone() if shape.history_len else None
-        groups.append(AlgorithmGroup(rule, shape, first, members, own, params, history, top, logits_ops))
-        first += shape.rows
+        history = inputs[f"history{i}"].clone() if group.history_len else None
+        groups.append(AlgorithmGroup(group.algorithm, group, first, members, own, params, history, top, logits_ops))
+        first += group.rows
     return groups
 
 
@@ -238,12 +235,19 @@ class Sampler:
             hidden, mask_id=mask, max_token_id=last, allowed_ids=self.allowed_special, num_valid=num_valid
         )
 
-    def is_batch_invariant(self, shape: SampleDescriptor) -> bool:
+    def is_batch_invariant(self, blocks: DenoiseBlocks) -> bool:
         """Whether results of a block do not depend on the other blocks of the batch, given batch-invariant kernels.
 
         This holds for the fused argmax: its GEMM and its sums are our own kernels, and algorithms only compare.
         """
-        return self.fused_lm_head is not None and needs_only_argmax(shape)
+        if self.fused_lm_head is None or blocks.noise_uniforms is not None or blocks.logits_processors is not None:
+            return False
+        if any(group.required_stats & ~LogitStat.ARGMAX for group in blocks.groups):
+            return False
+        if blocks.sampling is None:
+            return True
+        has_temperature = blocks.sampling.limits[:, TEMPERATURE] > 0
+        return not (has_temperature[:, None] & blocks.sampled & (blocks.state == MASKED)).any()
 
     def sample_plan(
         self,
@@ -280,8 +284,7 @@ class Sampler:
         masked, unmasked = state == MASKED, state == UNMASKED
         num_steps = inputs["num_steps_forcing"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
-        algorithms = [self.get_algorithm(group.algorithm) for group in shape.groups]
-        groups = make_groups(algorithms, shape.groups, inputs, shape.size, dtype, self.logits_ops)
+        groups = make_groups(shape, inputs, dtype, self.logits_ops)
         candidate = tokens.clone()
         confidence = torch.full(candidate.shape, float("-inf"), dtype=dtype, device=hidden.device)
         required = LogitStat(functools.reduce(operator.or_, (group.required_stats for group in groups)))

@@ -79,7 +79,9 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         blocks=block_plan,
     )
     if active_lora_modules:
-        plan = replace(plan, lora_slots=np.zeros(total, dtype=np.int32), active_lora_modules=active_lora_modules)
+        slots = np.zeros(total, dtype=np.int32)
+        layout = replace(plan.layout, lora_slots=slots, active_lora_modules=active_lora_modules)
+        plan = replace(plan, layout=layout)
     runner.launch(plan)
 
 

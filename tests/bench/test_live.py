@@ -191,7 +191,7 @@ def test_the_floor_is_bytes_or_arithmetic():
     flops += 2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in late.values())
     flops += (
         4
-        * plan.visible_end.sum()
+        * plan.layout.visible_end.sum()
         * sum(w.shape[1] for n, w in named_weights(model).items() if n.endswith("self_attn.o_proj.weight"))
     )
     assert work.total.flops == pytest.approx(flops)

@@ -18,7 +18,7 @@ from runtime.algorithms import EditTokens, algorithms_for, algorithms_with_edit_
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request
 from runtime.engine.scheduler import StepTimeEstimator
-from runtime.engine.step_plan import BlockResults, StepPlan
+from runtime.engine.step_plan import StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
@@ -119,10 +119,10 @@ class CheckedRunner(ModelRunner):
 
     engine: Engine
 
-    def run(self, plan: StepPlan) -> BlockResults | None:
+    def launch_forward(self, plan: StepPlan) -> None:
         if not self.began(plan):
             self.check(plan)
-        return super().run(plan)
+        super().launch_forward(plan)
 
     def began(self, plan: StepPlan) -> bool:
         """Ahead, as the plan that was checked before it: whoever has left since is in it still."""
@@ -131,11 +131,12 @@ class CheckedRunner(ModelRunner):
     def check(self, plan: StepPlan) -> None:
         cache, info = self.engine.cache, self.engine.info
         assert 0 < len(plan.tokens) <= info.max_num_batched_tokens
-        assert len(set(plan.slots.tolist())) == len(plan.slots), "two rows write one slot"
+        slots = plan.layout.slots
+        assert len(set(slots.tolist())) == len(slots), "two rows write one slot"
         scheduler = self.engine.scheduler
         served = [request for request in scheduler.running if request.last_served_step == scheduler._step]
-        assert len(plan.page_table) == len(served) == 1 or not any(request.exclusive_batch for request in served)
-        for unit in set((plan.slots // cache.page_group_size).tolist()):
+        assert len(plan.layout.page_table) == len(served) == 1 or not any(request.exclusive_batch for request in served)
+        for unit in set((slots // cache.page_group_size).tolist()):
             assert cache._refs[unit] == 1, "a shared page is written"
             assert unit not in cache._key_of, "a final, published page is written"
 
@@ -150,11 +151,10 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
             and np.array_equal(self._launched_tokens, plan.tokens)
         )
 
-    def _launch_next_step(self, step: StepPlan, *others: Any) -> bool:
-        begun = super()._launch_next_step(step, *others)
-        if begun:
-            self.check(step)  # it is that one again
-        return begun
+    def launch_next(self) -> None:
+        super().launch_next()
+        assert self._plan is not None
+        self.check(self._plan)  # it is that one again
 
 
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:

@@ -20,7 +20,7 @@ from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
 from runtime.request.resolve import resolve
 from runtime.strategies.diffusion_gemma import Canvas
 from runtime.weights import load_model, resolve_checkpoint
-from runtime.worker import input_builder
+from runtime.worker import input_batch
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.oracle import canvas
@@ -58,7 +58,7 @@ def test_golden_answers(llm, case, monkeypatch):
         return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     monkeypatch.setattr(Canvas, "_noise", initial)
-    monkeypatch.setattr(input_builder, "uniforms", numbers)
+    monkeypatch.setattr(input_batch, "uniforms", numbers)
     monkeypatch.setattr(sampling, "multinomial", multinomial)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:
@@ -164,9 +164,8 @@ def test_engine_equals_the_oracle_whatever_the_batch():
 def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""
     engine, told = llm.engine, []
-    monkeypatch.setattr(
-        engine.runner, "overlap_callback", (lambda: told.extend(engine.take_outputs())) if held else None
-    )
+    if held:
+        monkeypatch.setattr(engine, "_on_outputs", lambda: told.extend(engine.take_outputs()))
     prompts, params = zip(*(asked(n) for n in range(3)), strict=True)
     ids = [f"{n}" for n in range(3)]
 
@@ -220,7 +219,7 @@ def test_a_first_step_that_has_nothing_else_to_forward_is_told_of(llm, monkeypat
     """Of a prompt that is cached whole; what became of the step is written while the next one runs."""
     _, params = asked(0)
     prompt, told = list(range(50, 82)), []
-    monkeypatch.setattr(llm.engine.runner, "overlap_callback", lambda: told.extend(llm.engine.take_outputs()))
+    monkeypatch.setattr(llm.engine, "_on_outputs", lambda: told.extend(llm.engine.take_outputs()))
     for number in range(2):
         llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, id=f"{number}"))
         while llm.engine.has_work():

@@ -56,7 +56,7 @@ def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict
         "may_force": random.random(BLOCKS) < 0.7, "num_steps_forcing": random.integers(0, 4, BLOCKS), "params0": params,
         "remasked": np.zeros_like(state, dtype=bool),
     } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "step_budget", "post_edit_steps")}  # fmt: skip
-    shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(key, 0, BLOCKS, len(block)),), remasked=True)
+    shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(rule, 0, BLOCKS, len(block)),), remasked=True)
     return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

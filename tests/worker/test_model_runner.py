@@ -43,9 +43,9 @@ class Listening(ModelRunner):
 
     heard: list[tuple[int, int, int]]
 
-    def launch(self, plan: StepPlan) -> BlockResults | None:
+    def launch(self, plan: StepPlan) -> BlockResults:
         assert plan.blocks is not None
-        rows = np.bincount(plan.tiles[:, 0], plan.tiles[:, 2]).max()
+        rows = np.bincount(plan.layout.tiles[:, 0], plan.layout.tiles[:, 2]).max()
         self.heard.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
         return super().launch(plan)
 
