@@ -11,13 +11,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
+from runtime.layers.kv_pool import KVPool
+from runtime.models.base import Model
 from runtime.worker.capture_sizes import (
     CaptureSizes,
     Views,
@@ -37,7 +38,7 @@ from runtime.worker.input_batch import (
     sample_inputs,
 )
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import all_blocks_continue, next_tokens
+from runtime.worker.sampler import SamplerConfig, all_blocks_continue, next_tokens
 
 log = logging.getLogger(__name__)
 
@@ -120,10 +121,10 @@ class CudaGraphRunner(ModelRunner):
     """
 
     def __init__(
-        self, *args: Any, sizes: CaptureSizes, capture: Callable[[Work], Work], capture_sampling: bool = True,
-        capture_after: int = CAPTURE_AFTER, **named: Any,
+        self, model: Model, pool: KVPool, config: SamplerConfig, sizes: CaptureSizes, capture: Callable[[Work], Work],
+        *, capture_sampling: bool = True, capture_after: int = CAPTURE_AFTER,
     ) -> None:  # fmt: skip
-        super().__init__(*args, **named)
+        super().__init__(model, pool, config)
         self.sizes = sizes
         self.capture = capture
         self.capture_sampling = capture_sampling

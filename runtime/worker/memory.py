@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from typing import Any
 
 import torch
 
@@ -22,6 +21,7 @@ from runtime.strategies import Strategy, max_request_len
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, warm_up
 
 log = logging.getLogger(__name__)
@@ -56,35 +56,31 @@ def build_model_runner(
     longest = max_request_len(strategy, info.max_model_len)
     needed = -(-longest // page_group_size) * (page_group_size // page_size)
     sizes = capture_sizes_for(info, strategy, needed, lora_manager)
-    block = sizes.block_size
     use_cuda_graphs = _uses_cuda_graphs(config, device, dtype)
     logits_ops = DEFAULT_LOGITS_OPS
     if config.compile_mode is not None:
         logits = torch.promote_types(dtype, torch.float32)
         logits_ops = CompiledLogitsOps(config.compile_mode, device, logits, info.vocab_size)
 
+    sampler_config = SamplerConfig(
+        block_size=sizes.block_size,
+        mask_id=info.mask_token_id,
+        max_token_id=info.max_token_id,
+        eos_ids=tuple(info.eos_token_ids),
+        edit_tokens=edit_tokens_of(info),
+        max_num_reqs=info.max_num_reqs,
+        batch_invariant=config.deterministic,
+        logits_ops=logits_ops,
+    )
+
     def make(pages: int) -> ModelRunner:
         pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
-        arguments: dict[str, Any] = {
-            "block_size": block,
-            "mask_id": info.mask_token_id,
-            "max_token_id": info.max_token_id,
-            "eos_ids": tuple(info.eos_token_ids),
-            "edit_tokens": edit_tokens_of(info),
-            "max_num_reqs": info.max_num_reqs,
-            "batch_invariant": config.deterministic,
-            "logits_ops": logits_ops,
-        }
         if not use_cuda_graphs:
-            return ModelRunner(model, pool, **arguments)
+            return ModelRunner(model, pool, sampler_config)
         return CudaGraphRunner(
-            model,
-            pool,
-            **arguments,
-            sizes=sizes,
-            capture=GraphCapturer(device),
+            model, pool, sampler_config, sizes, GraphCapturer(device),
             capture_sampling=not config.disable_full_static_runner,
-        )
+        )  # fmt: skip
 
     pages, on_cuda = config.num_pages, device.type == "cuda"
     if pages is None and on_cuda:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from runtime.algorithms.base import EditTokens
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.engine.step_plan import NO_RESULTS, BlockResults, DenoiseBlocks, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
@@ -28,6 +26,7 @@ from runtime.worker.sampler import (
     FullLogits,
     HostOutput,
     Sampler,
+    SamplerConfig,
     SamplerOutput,
     Tensors,
     concat_results,
@@ -101,34 +100,17 @@ class ModelRunner:
     """Runs each step eagerly.
 
     Args:
-        batch_invariant: sample each request separately where results may depend on the batch.
-        The other arguments are those of `ModelStep`.
+        pool: the KV pool, on the device of the model.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        pool: KVPool,
-        *,
-        block_size: int,
-        mask_id: int | None,
-        max_token_id: int,
-        eos_ids: tuple[int, ...],
-        edit_tokens: EditTokens | None = None,
-        max_num_reqs: int = 0,
-        batch_invariant: bool = False,
-        logits_ops: LogitsOps = DEFAULT_LOGITS_OPS,
-    ) -> None:
+    def __init__(self, model: Model, pool: KVPool, config: SamplerConfig) -> None:
         self.model = model
         self.pool = pool
         self.device = pool.device
-        self.block_size = block_size
-        self.mask_id = mask_id
-        self.batch_invariant = batch_invariant
-        self.step = ModelStep(
-            model, pool, block_size=block_size, mask_id=mask_id, max_token_id=max_token_id, eos_ids=eos_ids,
-            edit_tokens=edit_tokens, max_num_reqs=max_num_reqs, batch_invariant=batch_invariant, logits_ops=logits_ops,
-        )  # fmt: skip
+        self.block_size = config.block_size
+        self.mask_id = config.mask_id
+        self.batch_invariant = config.batch_invariant
+        self.step = ModelStep(model, pool, config)
         self.overlaps = self.device.type == "cuda"
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
         self.last_logits: FullLogits | None = None  # of the last step, for requests of the driver rank
@@ -248,46 +230,27 @@ class ModelStep:
 
     Args:
         pool: the KV pool, on the device of the model.
-        mask_id, max_token_id, eos_ids: see EngineInfo.
-        edit_tokens: the model's tokens that order edits.
-        max_num_reqs: number of self-conditioning slots, one per running request.
-        batch_invariant: compute soft embeddings in chunks of constant size.
-        logits_ops: operations on logits of a model without vocabulary sharding.
+        config: its `logits_ops` are those of a model without vocabulary sharding.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        pool: KVPool,
-        *,
-        block_size: int,
-        mask_id: int | None,
-        max_token_id: int,
-        eos_ids: tuple[int, ...],
-        edit_tokens: EditTokens | None,
-        max_num_reqs: int,
-        batch_invariant: bool = False,
-        logits_ops: LogitsOps = DEFAULT_LOGITS_OPS,
-    ) -> None:
+    def __init__(self, model: Model, pool: KVPool, config: SamplerConfig) -> None:
         self.model = model
         self.pool = pool
-        self.mask_id = mask_id
-        self.soft_embedding_chunk_rows = (
-            (1 if pool.device.type == "cpu" else SOFT_EMBEDDING_CHUNK_ROWS) if batch_invariant else None
-        )
-        self.eos_ids = torch.tensor(eos_ids, dtype=torch.int64, device=pool.device)
-        self_conditioned = model if isinstance(model, SelfConditioned) else None
+        self.mask_id = config.mask_id
+        self.soft_embedding_chunk_rows = None
+        if config.batch_invariant:
+            self.soft_embedding_chunk_rows = 1 if pool.device.type == "cpu" else SOFT_EMBEDDING_CHUNK_ROWS
         self.self_conditioning: torch.Tensor | None = None  # [slots, block, width], of the last step of each slot
-        if self_conditioned is not None:  # the last slot is for padding
-            shape = (max_num_reqs + 1, block_size, self_conditioned.self_conditioning_size)
+        self_conditioning_fn = None
+        if isinstance(model, SelfConditioned):  # the last slot is for padding
+            self_conditioning_fn = model.compute_self_conditioning
+            shape = (config.max_num_reqs + 1, config.block_size, model.self_conditioning_size)
             self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
-        ids = model.ids if isinstance(model, SupportsTensorParallel) else None
-        self.logits_ops = logits_ops if ids is None else VocabParallelLogitsOps(ids)
-        self.sampler = Sampler(
-            model.lm_head, mask_id=mask_id, max_token_id=max_token_id, eos_ids=self.eos_ids, edit_tokens=edit_tokens,
-            self_conditioning_fn=None if self_conditioned is None else self_conditioned.compute_self_conditioning,
-            logits_ops=self.logits_ops,
-        )  # fmt: skip
+        if isinstance(model, SupportsTensorParallel) and model.ids is not None:
+            config = replace(config, logits_ops=VocabParallelLogitsOps(model.ids))
+        self.logits_ops = config.logits_ops
+        self.sampler = Sampler(model.lm_head, config, pool.device, self_conditioning_fn)
+        self.eos_ids = self.sampler.eos_ids
 
     def batch(self, descriptor: ForwardDescriptor, inputs: Tensors) -> ForwardBatch:
         return ForwardBatch(

@@ -175,32 +175,45 @@ def needs_only_argmax(shape: SampleDescriptor) -> bool:
     return not (shape.num_sampled or shape.uniform_noise or shape.has_logits_processors or more)
 
 
+@dataclass(frozen=True)
+class SamplerConfig:
+    """Properties of the model and of the server on which sampling depends.
+
+    Attributes:
+        block_size: positions per block.
+        mask_id, max_token_id, eos_ids: see EngineInfo.
+        edit_tokens: the model's tokens that order edits. They may be predicted even if above `max_token_id`.
+        max_num_reqs: number of self-conditioning slots, one per running request.
+        batch_invariant: the bits of a request do not depend on the other requests of the batch.
+        logits_ops: operations on logits, which may be sharded over the vocabulary.
+    """
+
+    block_size: int
+    mask_id: int | None
+    max_token_id: int
+    eos_ids: tuple[int, ...]
+    edit_tokens: EditTokens | None = None
+    max_num_reqs: int = 0
+    batch_invariant: bool = False
+    logits_ops: LogitsOps = DEFAULT_LOGITS_OPS
+
+
 class Sampler:
     """Computes candidates, confidence and statistics of the sampled positions.
 
     Args:
         logits: the lm_head, [rows, hidden] -> [rows, vocab]. If it has a fused argmax kernel, the sampler uses it
             where the argmax suffices.
-        mask_id, max_token_id: see EngineInfo.
-        eos_ids: int64 [ids], end-of-sequence ids.
-        edit_tokens: the model's tokens that order edits. They may be predicted even if above `max_token_id`.
+        device: that of the hidden states.
         self_conditioning_fn: see ``SelfConditioned``; None for models without self-conditioning.
-        logits_ops: operations on logits, which may be sharded over the vocabulary.
     """
 
     def __init__(
-        self,
-        logits: Callable[[torch.Tensor], torch.Tensor],
-        *,
-        mask_id: int | None,
-        max_token_id: int,
-        eos_ids: torch.Tensor,
-        edit_tokens: EditTokens | None = None,
-        self_conditioning_fn: SelfConditioningFn | None = None,
-        logits_ops: LogitsOps = DEFAULT_LOGITS_OPS,
-    ) -> None:
+        self, logits: Callable[[torch.Tensor], torch.Tensor], config: SamplerConfig,
+        device: torch.device | str = "cpu", self_conditioning_fn: SelfConditioningFn | None = None,
+    ) -> None:  # fmt: skip
         self.logits = logits
-        self.logits_ops = logits_ops
+        self.logits_ops = logits_ops = config.logits_ops
         # prob_stats: from the filtered probabilities that candidates are drawn from; logit_stats: from logits
         self.prob_stats = {LogitStat.MARGIN: logits_ops.margin, LogitStat.ENTROPY: logits_ops.entropy}
         self.logit_stats = {
@@ -214,13 +227,13 @@ class Sampler:
         kernels: KernelSet | None = getattr(logits, "kernels", None)
         self.sample_kernel = None if kernels is None or logits_ops.is_sharded else kernels.topk_topp_sample
         self.self_conditioning_fn = self_conditioning_fn
-        self.mask_id = mask_id
-        self.max_token_id = max_token_id
-        self.eos_ids = eos_ids
-        self.eos_columns = logits_ops.local_columns(eos_ids)
-        self.get_algorithm = algorithms_with_edit_tokens(edit_tokens)
-        ids = () if edit_tokens is None else (edit_tokens.delete, edit_tokens.split)
-        self.allowed_special = [token for token in ids if token > max_token_id]
+        self.mask_id = config.mask_id
+        self.max_token_id = config.max_token_id
+        self.eos_ids = torch.tensor(config.eos_ids, dtype=torch.int64, device=device)
+        self.eos_columns = logits_ops.local_columns(self.eos_ids)
+        self.get_algorithm = algorithms_with_edit_tokens(config.edit_tokens)
+        ids = () if config.edit_tokens is None else (config.edit_tokens.delete, config.edit_tokens.split)
+        self.allowed_special = [token for token in ids if token > config.max_token_id]
 
     def greedy(self, head: LMHead, hidden: torch.Tensor, num_valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the argmax token, int64 [rows], and its probability [rows], computed by the fused kernel.
@@ -302,10 +315,9 @@ class Sampler:
         softcapped = self.softcap_lm_head if not self.allowed_special and only_renoise(shape, groups) else None
         if softcapped is not None:
             vocab = softcapped.weight.shape[0]
-            for index, found in fused_renoise_stats(
-                softcapped, groups[0], hidden, inputs, (tokens, masked, num_steps), max_rows=LOGITS_CHUNK_ROWS,
-                mask_id=self.mask_id, max_token_id=self.max_token_id, returns_probs=self_conditioning is not None,
-                graph_safe=graph_safe,
+            for index, found in self._fused_renoise_stats(
+                softcapped, groups[0], hidden, inputs, (tokens, masked, num_steps),
+                returns_probs=self_conditioning is not None, graph_safe=graph_safe,
             ):  # fmt: skip
                 candidate[index], confidence[index], stats[LogitStat.ENTROPY][index] = (
                     found.token,
@@ -389,6 +401,33 @@ class Sampler:
                 **group_arrays,
             )
             yield group.algorithm, group.members, blocks
+
+    def _fused_renoise_stats(
+        self, head: SoftcapLMHead, group: AlgorithmGroup, hidden: torch.Tensor, inputs: Tensors,
+        block_state: tuple[torch.Tensor, torch.Tensor, torch.Tensor], *, returns_probs: bool, graph_safe: bool,
+    ) -> Iterator[tuple[RowIndex, SoftmaxStats]]:  # fmt: skip
+        """Yields the positions and the results of the fused kernel for each chunk of sampled rows.
+
+        Args:
+            hidden: [rows, hidden] of all sampled rows.
+            block_state: tokens [n, B], masked positions [n, B] and number of steps [n] of all blocks.
+            returns_probs: return the probabilities too, for self-conditioning.
+        """
+        assert head.kernels.softmax_stats is not None
+        block, at = inputs["block"], inputs["at"]
+        uniform = None
+        if group.shape.num_sampled:  # the last rows
+            uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
+            uniform[len(hidden) - group.shape.num_sampled :] = inputs["uniform"]
+        for start in range(0, len(hidden), LOGITS_CHUNK_ROWS):
+            part = slice(start, start + LOGITS_CHUNK_ROWS)
+            rows: SampledRows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
+            request = StatsRequest(
+                temperature=group.algorithm.temperature(rows), uniform=None if uniform is None else uniform[part],
+                cap=head.cap, mask_id=self.mask_id, max_token_id=self.max_token_id,
+                probs=hidden.dtype if returns_probs else None,
+            )  # fmt: skip
+            yield (block[part], at[part]), head.kernels.softmax_stats(head.uncapped(hidden[part]), request)
 
     def full_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [rows, vocab], gathered from all ranks: forbidden ids are -inf, nothing else is changed."""
@@ -625,45 +664,6 @@ def only_renoise(shape: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
         and not required & ~RENOISE_SUPPORTED
     )
     return fits and not others and not group.shape.num_filtered and shape.rows > 0
-
-
-def fused_renoise_stats(
-    head: SoftcapLMHead,
-    group: AlgorithmGroup,
-    hidden: torch.Tensor,
-    inputs: Tensors,
-    block_state: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    *,
-    max_rows: int,
-    mask_id: int | None,
-    max_token_id: int,
-    returns_probs: bool,
-    graph_safe: bool,
-) -> Iterator[tuple[RowIndex, SoftmaxStats]]:
-    """Yields the positions and the kernel's results of each chunk of sampled rows.
-
-    Args:
-        hidden: [rows, hidden] of all sampled rows.
-        block_state: tokens [n, B], masked positions [n, B] and number of steps [n] of all blocks.
-        max_rows: rows per chunk.
-        returns_probs: return the probabilities too, for self-conditioning.
-        graph_safe: see ``Sampler.sample``.
-    """
-    assert head.kernels.softmax_stats is not None
-    block, at = inputs["block"], inputs["at"]
-    uniform = None
-    if group.shape.num_sampled:  # the last rows
-        uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
-        uniform[len(hidden) - group.shape.num_sampled :] = inputs["uniform"]
-    for start in range(0, len(hidden), max_rows):
-        part = slice(start, start + max_rows)
-        rows: SampledRows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
-        request = StatsRequest(
-            temperature=group.algorithm.temperature(rows), uniform=None if uniform is None else uniform[part],
-            cap=head.cap,
-            mask_id=mask_id, max_token_id=max_token_id, probs=hidden.dtype if returns_probs else None,
-        )  # fmt: skip
-        yield (block[part], at[part]), head.kernels.softmax_stats(head.uncapped(hidden[part]), request)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from runtime.layers.parameter import named_weights
 from runtime.models import resolve_family
 from runtime.strategies import DecodingContext, make_strategy, strategies
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["steps", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]
@@ -133,7 +134,7 @@ def test_diffusion_gemma_is_told_of_the_step_before():
     model = random_model(architecture("diffusiongemma-tiny"), build)
     made = plans("diffusion_gemma", 16)
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=16, dtype=torch.float32, device="cpu")
-    runner = ModelRunner(model, pool, block_size=16, mask_id=None, max_token_id=8, eos_ids=(0,), max_num_reqs=2)
+    runner = ModelRunner(model, pool, SamplerConfig(16, None, 8, eos_ids=(0,), max_num_reqs=2))
     plan = made.decode(2, 41)
     runner.run(plan)
     assert bool(runner.batch(plan).self_conditioning.abs().sum(1).all())

@@ -28,6 +28,7 @@ from runtime.strategies.multi_bd import MultiBlock
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits
 from tests.oracle.block import Params, banned
 from tests.oracle.block import Shape as OracleShape
@@ -193,20 +194,14 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         default_algorithm="dmax" if setup.strategy == "dmax" else "threshold",
     )
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
-    named: dict[str, Any] = {
-        "block_size": setup.block,
-        "mask_id": setup.mask,
-        "max_token_id": setup.max_token,
-        "eos_ids": setup.eos,
-        "edit_tokens": orders,
-    }
+    config = SamplerConfig(setup.block, setup.mask, setup.max_token, setup.eos, orders)
     runner: CheckedRunner
     if setup.replayed:
         width = -(-max_request_len(strategy, setup.max_len) // setup.page) + setup.block
         sizes = CaptureSizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
-        runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, capture=run_eagerly, capture_after=2)
+        runner = CheckedReplayingRunner(model, pool, config, sizes, run_eagerly, capture_after=2)
     else:
-        runner = CheckedRunner(model, pool, **named)
+        runner = CheckedRunner(model, pool, config)
     runner.engine = Engine(info=info, runner=runner, strategy=strategy)
     runner.engine.scheduler.step_time = FixedPace(setup.pace)
     return runner.engine

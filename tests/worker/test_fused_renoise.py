@@ -12,7 +12,7 @@ from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, Samp
 from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import SoftcapLMHead
-from runtime.worker.sampler import Sampler
+from runtime.worker.sampler import Sampler, SamplerConfig
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
@@ -52,7 +52,7 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
     found = []
     for kernels in (replace(TORCH, softmax_stats=softmax_stats), TORCH):
         head = Sampler(
-            SoftcapLMHead(weight, kernels, 4.0), mask_id=None, max_token_id=VOCAB - 3, eos_ids=torch.tensor([2]),
+            SoftcapLMHead(weight, kernels, 4.0), SamplerConfig(SIZE, None, VOCAB - 3, (2,)),
             self_conditioning_fn=lambda probs, by: (probs if by is None else probs / by[:, None])[:, :WIDTH],
         )  # fmt: skip
         signal = torch.zeros(BLOCKS, SIZE, WIDTH)

@@ -13,7 +13,7 @@ from runtime.layers.kv_pool import LAYOUTS, KVShape
 from runtime.layers.lm_head import LMHead
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
 from runtime.worker.model_runner import ModelStep
-from runtime.worker.sampler import to_block_results
+from runtime.worker.sampler import SamplerConfig, to_block_results
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
 PLAIN = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold is not None]
@@ -34,10 +34,7 @@ class Model:
 
 def step(*, plain: bool) -> ModelStep:
     pool = LAYOUTS["unified"]([KVShape(1, 8, 8)], num_pages=1, page_size=8, dtype=torch.float32, device="cpu")
-    return ModelStep(
-        Model(plain=plain), pool, block_size=SIZE, mask_id=MASK, max_token_id=VOCAB - 2, eos_ids=(3, 5),
-        edit_tokens=None, max_num_reqs=0,
-    )  # fmt: skip
+    return ModelStep(Model(plain=plain), pool, SamplerConfig(SIZE, MASK, VOCAB - 2, (3, 5)))
 
 
 def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict[str, torch.Tensor]]:

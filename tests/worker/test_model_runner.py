@@ -16,7 +16,7 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
 from runtime.worker import sampler
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import Sampler
+from runtime.worker.sampler import Sampler, SamplerConfig
 from runtime.worker.warmup import warm_up
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
@@ -56,10 +56,7 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     runner = Listening(
         model,
         UnifiedPool(model.kv_shapes, num_pages=3, page_size=setup.page, dtype=torch.float64, device="cpu"),
-        block_size=setup.block,
-        mask_id=setup.mask,
-        max_token_id=setup.max_token,
-        eos_ids=(),
+        SamplerConfig(setup.block, setup.mask, setup.max_token, ()),
     )
     runner.heard = []
     drawn: list[int] = []
@@ -113,7 +110,7 @@ def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int
     hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = []
     for logits in (Bare(), torch.clone):
-        made = Sampler(logits, mask_id=9, max_token_id=8, eos_ids=torch.tensor([2]))
+        made = Sampler(logits, SamplerConfig(4, mask_id=9, max_token_id=8, eos_ids=(2,)))
         ((_, _, blocks),) = made.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
         found.append(blocks)
         if isinstance(logits, Bare):
