@@ -59,6 +59,7 @@ class _Asked:
     prefilled_tokens: dict[int, int] = field(default_factory=dict)
     cache_salt: str = ""
     adapter: str = ""
+    grammar: str = ""
 
 
 @dataclass(frozen=True)

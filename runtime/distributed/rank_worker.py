@@ -134,15 +134,15 @@ class RankWorker:
     def _run_step(self, runner: ModelRunner, plan: StepPlan) -> None:
         with runner.step_context():
             runner.launch_forward(plan)
-            runner.launch_sampling(self._receive_sample())
+            runner.launch_sampling(self._receive_blocks(runner))
             runner.wait()
             runner.results()
 
-    def _receive_sample(self) -> DenoiseBlocks | None:
+    def _receive_blocks(self, runner: ModelRunner) -> DenoiseBlocks | None:
         message, arrays = self.connection.receive()
         if not isinstance(message, Sample):
             raise ValueError(f"{type(message).__name__} came within a step")
-        return block_plan(message, arrays)
+        return block_plan(message, arrays, runner.step.sampler.get_algorithm)
 
     def send_heartbeats(self) -> None:
         """Sends heartbeats until the connection is closed."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.distributed.rpc import Arrays, Sample
 from runtime.engine.step_plan import (
     AlgorithmBatch,
@@ -71,15 +73,19 @@ def block_arrays(plan: DenoiseBlocks | None) -> tuple[Sample, Arrays]:
         arrays |= {f"members{i}": group.members, f"params{i}": group.params}
         if group.history is not None:
             arrays[f"history{i}"] = group.history
-    return Sample(groups=[(group.algorithm, int(group.required_stats)) for group in plan.groups]), arrays
+    return Sample(groups=[(group.algorithm.key, int(group.required_stats)) for group in plan.groups]), arrays
 
 
-def block_plan(message: Sample, arrays: Arrays) -> DenoiseBlocks | None:
+def block_plan(
+    message: Sample, arrays: Arrays, get_algorithm: Callable[[str], UnmaskingAlgorithm]
+) -> DenoiseBlocks | None:
     if message.none:
         return None
     groups = tuple(
-        AlgorithmBatch(rule, arrays[f"members{i}"], arrays[f"params{i}"], wants, arrays.get(f"history{i}"))
-        for i, (rule, wants) in enumerate(message.groups)
+        AlgorithmBatch(
+            get_algorithm(key), arrays[f"members{i}"], arrays[f"params{i}"], wants, arrays.get(f"history{i}")
+        )
+        for i, (key, wants) in enumerate(message.groups)
     )
     drawing = SamplingInputs(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
     processors = None

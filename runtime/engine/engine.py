@@ -176,7 +176,8 @@ class Engine:
                 if blocks is not None and runner.must_split(blocks):
                     blocks = self.input_builder.split(blocks, batch)
                 runner.launch_sampling(blocks)
-                self._send_outputs()  # of the previous step
+                if self._on_outputs is not None:
+                    self._on_outputs()  # of the previous step
                 if runner.wait() and self._may_launch_next(batch):
                     runner.launch_next()
                     self._launched = batch
@@ -190,14 +191,18 @@ class Engine:
             self._fail([scheduled.request for scheduled in batch], error)
             self._send_outputs()
             return
-        self._record_step(len(batch), len(plan.tokens), schedule_start, started, launched=launched)
+        ended = time.perf_counter()
+        self.scheduler.step_time.update(len(plan.tokens), ended - started)
+        if launched:  # during the output processing of the previous step
+            schedule_start = started = self._last_step_end
+        self._record_step(len(batch), schedule_start, started, ended)
 
     def _schedule(self) -> tuple[list[ScheduledRequest], bool]:
         """Returns the requests of the next step, and whether its forward was launched in the previous one.
 
         There are none if nothing is to run, or if a request failed.
         """
-        if self.grammar_queue.waiting:
+        if self.grammar_queue.compiling:
             failed = self.grammar_queue.poll()
             for request, error in failed:
                 self._fail([request], error)
@@ -216,17 +221,13 @@ class Engine:
         """Whether the next step may be this batch again. An early launch would delay pending commands by a step."""
         return self.scheduler.may_repeat(batch) and not self.grammar_queue.waiting and not self._has_pending_commands()
 
-    def _record_step(self, requests: int, rows: int, schedule_start: float, started: float, *, launched: bool) -> None:
-        ended = time.perf_counter()
+    def _record_step(self, requests: int, schedule_start: float, started: float, ended: float) -> None:
         self._stats.steps += 1
-        self.scheduler.step_time.update(rows, ended - started)
-        if launched:  # during the output processing of the previous step
-            schedule_start = started = self._last_step_end
+        self._last_step_end = ended
         device_seconds = self.runner.stats.last_device_seconds
         self._step_stats.record(
             requests, ended - started, total_seconds=ended - schedule_start, device_seconds=device_seconds
         )
-        self._last_step_end = ended
 
     def _send_outputs(self) -> None:
         """Calls the overlap callback if it is set."""

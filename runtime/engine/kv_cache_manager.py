@@ -225,13 +225,12 @@ class InBatchPrefixCache:
         self.table = table
         self.tail = tail
         self.num_adopted_tokens = 0  # tokens
-        self._computing: set[bytes] = set()  # in this step, or after it by the same requests
 
-    def begin_step(self) -> None:
-        self._computing.clear()
-
-    def should_wait(self, request: Request) -> bool:
+    def should_wait(self, request: Request, computing: set[bytes]) -> bool:
         """Adopts cached page groups for the next prefill of `request`.
+
+        Args:
+            computing: see `mark_computing`.
 
         Returns:
             Whether another request of this step computes the next page group.
@@ -243,7 +242,7 @@ class InBatchPrefixCache:
             key = request.block_hashes[n]
             unit = cache.swap_for_cached(request.page_groups[n], key)
             if unit is None:
-                return key in self._computing
+                return key in computing
             self._adopt(request, n, unit)
         return False
 
@@ -257,11 +256,11 @@ class InBatchPrefixCache:
             request.cached_tokens += self.cache.page_group_size
             self.num_adopted_tokens += self.cache.page_group_size
 
-    def mark_computing(self, request: Request) -> None:
-        """Records that this step prefills `request`, so that other requests wait."""
+    def mark_computing(self, request: Request, computing: set[bytes]) -> None:
+        """Adds the block hashes that `request` computes, in this step or later, so that other requests wait."""
         if self.cache.prefix_caching:
             unit = self.cache.page_group_size
-            self._computing.update(
+            computing.update(
                 request.block_hashes[request.num_computed_tokens // unit : self._num_cacheable_page_groups(request)]
             )
 

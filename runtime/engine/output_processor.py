@@ -58,13 +58,15 @@ class OutputProcessor:
         """
         self.finish_deferred()  # no effect if the plan's blocks were made
         stats, left, self._results = self._stats, self._deferred, results
-        continuing = results.continuing
+        continuing: list[bool] | None = None
         first = 0
         for scheduled in batch:
             if scheduled.request.status is Status.FINISHED:  # the deferred part failed
                 first += len(scheduled.blocks)
                 continue
-            if scheduled.stable_layout and continuing[first]:
+            if scheduled.stable_layout and continuing is None:
+                continuing = results.continuing
+            if scheduled.stable_layout and continuing is not None and continuing[first]:
                 (block,) = scheduled.blocks
                 block.tokens[...] = results.tokens[first, : block.size]
                 scheduled.request.output_deferred = True

@@ -160,6 +160,7 @@ class Request:
         required_stats: mask of the statistics that the algorithm needs.
         has_stop_tokens: some token ends the output.
         constraint: grammar matcher of structured output; it has accepted all UNMASKED tokens.
+        decodes_left_to_right: a grammar or forced tokens fill its masks from left to right, one block at a time.
         soft_embedding_params: None if the algorithm uses no soft embeddings.
         lora_slot: slot of its adapter on the device while it runs, else -1.
         req_slot: row of the page table while it runs, else -1.
@@ -231,6 +232,7 @@ class Request:
         )
         self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
         self.constraint: GrammarMatcher | None = None
+        self.decodes_left_to_right = bool(spec.grammar) or bool(spec.forced_token_ids)
         self.soft_embedding_params = resolved.soft_embedding_params
 
         self.adapter = spec.adapter
@@ -249,11 +251,6 @@ class Request:
 
         sampling = (spec.temperature, spec.top_p, spec.top_k, spec.min_p)
         self.params = np.array([*sampling, *resolved.param_row], dtype=np.float64)
-
-    @property
-    def decodes_left_to_right(self) -> bool:
-        """Whether a grammar or forced tokens fill its masks from left to right, one block at a time."""
-        return self.constraint is not None or bool(self.spec.forced_token_ids)
 
     @property
     def prefilling(self) -> bool:

@@ -30,17 +30,20 @@ class FairQueue:
     """The waiting requests, and the numbers of running requests per tenant and group.
 
     The cost of each operation does not depend on the number of waiting requests.
+
+    Attributes:
+        count: number of waiting requests.
     """
 
     def __init__(self) -> None:
         self._tenants = _LeastRunningQueue()
         self._groups: dict[str, _LeastRunningQueue] = {}  # of each tenant with waiting or running requests
         self._waiting: dict[tuple[str, str], OrderedDict[int, Request]] = {}  # by tenant and group, in order of arrival
-        self._count = 0
+        self.count = 0
         self._groups_running = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Request]:
         for members in self._waiting.values():
@@ -66,7 +69,7 @@ class FairQueue:
         tenant, group = key = request.spec.tenant, request.spec.parent_id
         members = self._waiting[key]
         del members[request.arrival_index]
-        self._count -= 1
+        self.count -= 1
         if not members:
             del self._waiting[key]
             self._groups[tenant].leave(group)
@@ -123,7 +126,7 @@ class FairQueue:
         members[request.arrival_index] = request
         if at_front:  # running requests of a group are older than its waiting ones
             members.move_to_end(request.arrival_index, last=False)
-        self._count += 1
+        self.count += 1
 
     def _count_running(self, request: Request, change: int, *, at_front: bool) -> None:
         tenant, group = request.spec.tenant, request.spec.parent_id
@@ -229,24 +232,27 @@ class GrammarQueue:
 
     Args:
         grammars: None if structured output is not available.
+
+    Attributes:
+        compiling: the requests whose grammar is being compiled. None: structured output is not available.
     """
 
     def __init__(self, scheduler: Scheduler, grammars: GrammarCache | None) -> None:
         self.scheduler = scheduler
-        self._compiling: GrammarCompiler[Request] | None = None if grammars is None else GrammarCompiler(grammars)
+        self.compiling: GrammarCompiler[Request] | None = None if grammars is None else GrammarCompiler(grammars)
 
     @property
     def waiting(self) -> int:
         """Number of requests whose grammar is being compiled."""
-        return 0 if self._compiling is None else len(self._compiling)
+        return 0 if self.compiling is None else len(self.compiling)
 
     def submit(self, request: Request) -> None:
         """Adds a request. Raises ValueError if it has a grammar and structured output is not available."""
         grammar = request.spec.grammar
         if grammar:
-            if self._compiling is None:
+            if self.compiling is None:
                 raise ValueError("structured output is not available")
-            request.constraint = self._compiling.submit(request.spec.id, request, grammar, request.spec.tenant)
+            request.constraint = self.compiling.submit(request.spec.id, request, grammar, request.spec.tenant)
             if request.constraint is None:
                 return
         self.scheduler.add(request)
@@ -258,10 +264,10 @@ class GrammarQueue:
             Requests whose grammar could not be compiled, with the error.
         """
         failed: list[tuple[Request, BaseException]] = []
-        if not self._compiling:
+        if not self.compiling:
             return failed
         idle = not (self.scheduler.running or self.scheduler.waiting)
-        for request, compiled in self._compiling.poll(IDLE_SECONDS if idle else 0.0):
+        for request, compiled in self.compiling.poll(IDLE_SECONDS if idle else 0.0):
             if isinstance(compiled, BaseException):
                 failed.append((request, compiled))
             else:
@@ -271,14 +277,14 @@ class GrammarQueue:
 
     def remove(self, request: Request) -> None:
         """Removes a request in any state and frees all that it holds."""
-        if self._compiling is None or self._compiling.cancel(request.spec.id) is None:
+        if self.compiling is None or self.compiling.cancel(request.spec.id) is None:
             if request.constraint is None and request.spec.grammar:
                 return  # it was not submitted
             self.scheduler.release(request)
 
     def close(self) -> None:
-        if self._compiling is not None:
-            self._compiling.close()
+        if self.compiling is not None:
+            self.compiling.close()
 
 
 def error_message(error: BaseException) -> str:

@@ -85,12 +85,12 @@ class Scheduler:
         """
         self._step += 1
         self._admit()
-        self.in_batch_prefix_cache.begin_step()
         batch: dict[int, ScheduledRequest] = {}
+        computing: set[bytes] = set()  # block hashes of the page groups that this step computes
         remaining = self.token_budget
         budget_exhausted = False
         # With several tenants, further requests of a tenant must not make the steps of the others long.
-        shared = 1 < self.waiting.num_tenants < len(self.running)
+        shared = len(self.running) > 2 and 1 < self.waiting.num_tenants < len(self.running)
         order, num_first = self._round_robin_order() if shared else (self._order(), 0)
         remaining_in_time = self.step_time.max_tokens(remaining) if shared else remaining
         first, self._deferred_exclusive = self._deferred_exclusive, None
@@ -106,7 +106,7 @@ class Scheduler:
                 budget_exhausted = True
                 continue
             prefilling = request.num_computed_tokens < request.prefill_len
-            if prefilling and self.in_batch_prefix_cache.should_wait(request):
+            if prefilling and self.in_batch_prefix_cache.should_wait(request, computing):
                 continue
             max_tokens = remaining
             if shared:
@@ -123,7 +123,7 @@ class Scheduler:
                 continue
             batch[request.arrival_index] = scheduled
             if prefilling:
-                self.in_batch_prefix_cache.mark_computing(request)
+                self.in_batch_prefix_cache.mark_computing(request, computing)
             rows = last - scheduled.first
             remaining -= rows
             remaining_in_time -= rows
@@ -230,7 +230,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _admit(self) -> None:
-        while (request := self.lora_manager.next_request(self.waiting)) is not None:
+        while self.waiting.count and (request := self.lora_manager.next_request(self.waiting)) is not None:
             if len(self.running) >= self.max_num_reqs:
                 if not self._preempt_for(request):
                     return

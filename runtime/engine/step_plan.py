@@ -12,6 +12,7 @@ import numpy.typing as npt
 from runtime.kernels.forward_batch import make_query_tiles
 
 if TYPE_CHECKING:
+    from runtime.algorithms.base import UnmaskingAlgorithm
     from runtime.engine.request import BlockLogprobs
     from runtime.structured_output.grammar_matcher import GrammarMatcher
 
@@ -35,7 +36,6 @@ class AlgorithmBatch:
     """The blocks of a step that use one unmasking algorithm.
 
     Attributes:
-        algorithm: its key.
         members: [m], indices of its blocks in the plan.
         params: [m, columns], the parameters of each block.
         required_stats: a mask of the statistics that any of these blocks needs.
@@ -43,7 +43,7 @@ class AlgorithmBatch:
             the step writes it.
     """
 
-    algorithm: str
+    algorithm: UnmaskingAlgorithm
     members: Ints
     params: Floats
     required_stats: int

@@ -18,7 +18,7 @@ import torch
 
 from runtime.algorithms import sampling
 from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
 from runtime.engine.logits_processors import apply_logits_processors, logits_processor_arrays
 from runtime.engine.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
 from runtime.worker.sampler import FullLogits

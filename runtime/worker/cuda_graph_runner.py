@@ -169,7 +169,7 @@ class CudaGraphRunner(ModelRunner):
             self._sample_eagerly(blocks)
             return
         reason = self._reason
-        shape, arrays = sample_inputs(blocks, self.step.sampler.get_algorithm)
+        shape, arrays = sample_inputs(blocks)
         padded = None
         if shape.has_logits_processors:
             reason = reason or "shaped"

@@ -7,7 +7,7 @@ kernels for all steps with the same descriptors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -23,7 +23,6 @@ from runtime.algorithms.base import (
     LogitStat,
     SoftEmbeddingParams,
     UnmaskingAlgorithm,
-    get_algorithm,
 )
 from runtime.algorithms.rng import DRAW, RENOISE, uniforms
 from runtime.engine.kv_cache_manager import PageTable
@@ -163,9 +162,7 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
     return shape, arrays
 
 
-def sample_inputs(
-    plan: DenoiseBlocks, get_algorithm: Callable[[str], UnmaskingAlgorithm]
-) -> tuple[SampleDescriptor, Arrays]:
+def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of sampling.
 
     Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
@@ -209,7 +206,7 @@ def sample_inputs(
     for i, (group, (num_greedy, num_unfiltered, num_filtered)) in enumerate(
         zip(plan.groups, counts.tolist(), strict=True)
     ):
-        algorithm = get_algorithm(group.algorithm)
+        algorithm = group.algorithm
         top_k = 0
         if group.required_stats & LogitStat.TOP_K and TOKEN_MERGE_TOP_K.name in algorithm.columns:
             top_k = int(group.params[:, algorithm.columns[TOKEN_MERGE_TOP_K.name]].max())
@@ -406,7 +403,7 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     if len(rules) == 1:
         (rule,) = rules
         history = _history(rule, blocks, size)
-        groups = (AlgorithmBatch(rule.key, np.arange(n), _concat(params).reshape(n, -1), wants, history),)
+        groups = (AlgorithmBatch(rule, np.arange(n), _concat(params).reshape(n, -1), wants, history),)
     else:
         groups = _groups(owners, blocks, params, size)
     return DenoiseBlocks(
@@ -475,7 +472,7 @@ def _groups(
         wants[rule] = wants.get(rule, 0) | request.required_stats
     return tuple(
         AlgorithmBatch(
-            rule.key,
+            rule,
             np.array(mine, dtype=np.int64),
             np.stack([params[i] for i in mine]),
             wants[rule],
@@ -494,7 +491,7 @@ def _sampling_inputs(
     limits = np.empty((len(blocks), MIN_P + 1))
     for group in groups:
         limits[group.members] = group.params[:, : limits.shape[1]]
-        if get_algorithm(group.algorithm).uniform_noise:  # the algorithm applies the temperature
+        if group.algorithm.uniform_noise:  # the algorithm applies the temperature
             limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
     return SamplingInputs(limits, _uniforms(owners, blocks, size, DRAW))
 

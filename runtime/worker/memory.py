@@ -8,7 +8,7 @@ import logging
 import torch
 
 from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager

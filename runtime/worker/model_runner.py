@@ -157,7 +157,11 @@ class ModelRunner:
             to_block_results(shape, output, [group.members for group in part.groups])
             for (part, shape, _), output in zip(launched, self._outputs, strict=True)
         ]
-        return self._apply_constraints(blocks, hidden_states, concat_results(parts))
+        results = concat_results(parts)
+        follows = self.step.logits_ops.is_sharded and self.notify_ranks is None  # the driver rank sends it rows
+        if follows or blocks.grammar_blocks or blocks.forced_tokens or blocks.num_logprobs is not None:
+            self._apply_constraints(blocks, hidden_states, results)
+        return results
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults:
@@ -200,21 +204,19 @@ class ModelRunner:
         if blocks is None:
             return
         for part in blocks.per_request or (blocks,):
-            self._launch_sample(part, *sample_inputs(part, self.step.sampler.get_algorithm))
+            self._launch_sample(part, *sample_inputs(part))
 
     def _launch_sample(self, blocks: DenoiseBlocks, shape: SampleDescriptor, arrays: Arrays) -> None:
         assert self.hidden_states is not None
         output = self.step.sample(shape, self.h2d.to_device(arrays), self.hidden_states)
         self._launched.append((blocks, shape, output))
 
-    def _apply_constraints(
-        self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults
-    ) -> BlockResults:
+    def _apply_constraints(self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> None:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
         full_logits = FullLogits(
             self.step.sampler, self.model.final_hidden_states, hidden_states, self.notify_ranks, self.batch_invariant
         )
-        if self.step.logits_ops.is_sharded and self.notify_ranks is None:
+        if full_logits.vocab_parallel and self.notify_ranks is None:
             self.last_logits = full_logits
         if blocks.grammar_blocks:
             apply_grammar(full_logits, blocks, results)
@@ -222,7 +224,6 @@ class ModelRunner:
             force_tokens(blocks, results)
         if blocks.num_logprobs is not None:
             compute_logprobs(full_logits, blocks, results)
-        return results
 
 
 class ModelStep:

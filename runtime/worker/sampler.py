@@ -34,7 +34,7 @@ from runtime.algorithms.base import (
     UnmaskingAlgorithm,
     algorithms_with_edit_tokens,
 )
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, LogitsOps
 from runtime.engine.logits_processors import apply_logits_processors
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest
@@ -271,7 +271,7 @@ class Sampler:
         self_conditioning: torch.Tensor | None = None,
     ) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
         """Runs `sample` for a plan. `tokens` and `state`: those of the plan, on the device."""
-        shape, arrays = sample_inputs(plan, self.get_algorithm)
+        shape, arrays = sample_inputs(plan)
         inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
         inputs |= {"block_tokens": tokens, "block_state": state}
         return self.sample(shape, inputs, hidden[inputs["rows"]], self_conditioning)

@@ -65,7 +65,7 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         post_edit_steps=none,
         remasked=None,
         sampling=SamplingInputs(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
-        groups=(AlgorithmBatch(rule.key, np.arange(blocks), params, sum(LogitStat)),),
+        groups=(AlgorithmBatch(rule, np.arange(blocks), params, sum(LogitStat)),),
         req_slot=none,
     )
     first = np.zeros(len(counts), dtype=np.int64)

@@ -122,7 +122,7 @@ def plan_of(
             wants |= rule.required_stats(values(rule, params[i]))
         rows = np.array([param_row(rule, params[i]) for i in members])
         memory = _history(rule, [SimpleNamespace(history=kept[i], size=size) for i in members], size)
-        groups.append(AlgorithmBatch(key, np.array(members), rows, int(wants), memory))
+        groups.append(AlgorithmBatch(rule, np.array(members), rows, int(wants), memory))
     unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
     return DenoiseBlocks(
         rows=np.arange(n) * size,

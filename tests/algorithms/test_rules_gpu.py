@@ -46,7 +46,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
                 if rule.history_fields
                 else None
             )
-            groups.append(AlgorithmBatch(key, members, np.array(rows), int(wants), room))
+            groups.append(AlgorithmBatch(rule, members, np.array(rows), int(wants), room))
         plan = DenoiseBlocks(
             rows=np.arange(n) * SIZE,
             tokens=tokens,

@@ -103,13 +103,13 @@ def test_plans_use_each_slot_once_and_read_what_is_there(strategy):
 def test_blocks_are_half_masks():
     masks = plans("multi_bd").decode(3, 64, filled=0.5)
     assert masks.blocks.sampled.sum(1).tolist() == [4] * 3
-    assert [group.algorithm for group in masks.blocks.groups] == ["threshold"]
+    assert [group.algorithm.key for group in masks.blocks.groups] == ["threshold"]
 
 
 def test_blocks_of_diffusion_gemma_are_all_noise():
     noise = plans("diffusion_gemma").decode(3, 64)
     assert noise.blocks.sampled.all()
-    assert [group.algorithm for group in noise.blocks.groups] == ["noise"]
+    assert [group.algorithm.key for group in noise.blocks.groups] == ["noise"]
     assert len(set(noise.tokens.tolist())) > 4
 
 

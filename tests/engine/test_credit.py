@@ -26,7 +26,7 @@ def test_others_have_none_of_it() -> None:
         if blocks is None:
             return
         for group in blocks.groups:
-            if group.algorithm != "credit":
+            if group.algorithm.key != "credit":
                 assert group.history is None
                 continue
             assert group.history is not None

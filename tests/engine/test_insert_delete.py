@@ -172,9 +172,9 @@ def test_others_remember_nothing() -> None:
         results = make_results()
         if runner.blocks is not None:
             for group in runner.blocks.groups:
-                rules.add(group.algorithm)
-                assert (group.history is not None) == (group.algorithm == "edit")
-                assert all((i in results.history) == (group.algorithm == "edit") for i in group.members.tolist())
+                rules.add(group.algorithm.key)
+                assert (group.history is not None) == (group.algorithm.key == "edit")
+                assert all((i in results.history) == (group.algorithm.key == "edit") for i in group.members.tolist())
         return results
 
     runner.results = watch  # type: ignore[method-assign]

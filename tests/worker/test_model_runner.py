@@ -105,7 +105,7 @@ def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int
         rows=np.array([0, 4]), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
         sampled=np.array([[True] * 4, [False, True, True, False]]), may_force=none > 0, num_steps_forcing=none,
         initial_masks=none, step_budget=none, post_edit_steps=none, remasked=None, sampling=None,
-        groups=(AlgorithmBatch(rule.key, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
+        groups=(AlgorithmBatch(rule, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
     )  # fmt: skip
     hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = []
