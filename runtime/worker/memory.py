@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+from dataclasses import dataclass
 
 import torch
 
 from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
 from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
 from runtime.config import EngineConfig
-from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
+from runtime.distributed.process_group import TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request_defaults import edit_tokens_of
 from runtime.errors import ConfigError
@@ -31,25 +32,32 @@ MIN_CAPTURE_ROWS = 2048  # captured with few requests too, as prefill chunks hav
 MAX_CAPTURE_ROWS = 4096  # larger steps are captured at one size only
 
 
-def build_model_runner(
-    config: EngineConfig,
-    info: EngineInfo,
-    strategy: Strategy,
-    model: Model,
-    device: torch.device,
-    dtype: torch.dtype,
-    free_at_start: int,
-    lora_manager: LoRAManager,
-    group: TensorParallelGroup = SINGLE_RANK,
-) -> tuple[ModelRunner, int]:
-    """Returns the warmed-up runner and the number of pages of its KV pool, the same on all ranks.
+@dataclass(frozen=True)
+class RankDevice:
+    """The device of a rank.
 
-    Args:
-        free_at_start: free device memory in bytes before the weights were loaded.
+    Attributes:
+        dtype: of weights and KV pool.
+        group: tensor parallel group of the rank.
+        free_at_start: free device memory in bytes before the weights were loaded; 0 on a CPU.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    group: TensorParallelGroup
+    free_at_start: int
+
+
+def build_model_runner(
+    config: EngineConfig, info: EngineInfo, strategy: Strategy, model: Model, lora_manager: LoRAManager,
+    rank: RankDevice,
+) -> tuple[ModelRunner, int]:  # fmt: skip
+    """Returns the warmed-up runner and the number of pages of its KV pool, the same on all ranks.
 
     Raises:
         ConfigError: the memory does not suffice for one request of --max-model-len.
     """
+    device, dtype = rank.device, rank.dtype
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
     bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
     page_group_size = max(page_size, info.block_layout.alignment)
@@ -99,13 +107,13 @@ def build_model_runner(
         del runner
         gc.collect()
         torch.cuda.empty_cache()
-        used = free_at_start - torch.cuda.mem_get_info()[0]
-        free_bytes = free_at_start * config.gpu_memory_utilization - used - largest_step - graph_bytes
+        used = rank.free_at_start - torch.cuda.mem_get_info()[0]
+        free_bytes = rank.free_at_start * config.gpu_memory_utilization - used - largest_step - graph_bytes
         pages = int(free_bytes // bytes_of_page)
     elif pages is None:
         enough = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
         pages = min(enough, CPU_POOL_BYTES // bytes_of_page)
-    pages = group.min_across_ranks(pages, device)
+    pages = rank.group.min_across_ranks(pages, device)
     if pages < needed:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(
