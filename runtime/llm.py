@@ -17,7 +17,7 @@ from runtime.parsers import part_marks
 from runtime.request.engine_messages import EngineInfo, EngineOutput, StreamMode
 from runtime.request.output import CompletionState, IdsOnly, TextBuilder, append_event, denoise_event
 from runtime.request.request_output import GenerationOutput
-from runtime.request.resolve import expand_choices, resolve
+from runtime.request.resolve import RequestContext, expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import refuse
@@ -239,9 +239,11 @@ class LLM(ScoringMixin):
             params,
             self._encode(prompt),
             self.engine.info,
-            id=f"llm-{next(self._ids)}",
-            stream_mode=report or ("stable" if stop else "final"),
-            adapter=self.engine.lora_manager.resolve(adapter),
+            RequestContext(
+                id=f"llm-{next(self._ids)}",
+                stream_mode=report or ("stable" if stop else "final"),
+                adapter=self.engine.lora_manager.resolve(adapter),
+            ),
         )
         if spec.grammar:
             assert self.engine.grammars is not None  # otherwise it was refused

@@ -111,7 +111,6 @@ class ModelRunner:
         self.mask_id = config.mask_id
         self.batch_invariant = config.batch_invariant
         self.step = ModelStep(model, pool, config)
-        self.overlaps = self.device.type == "cuda"
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
         self.last_logits: FullLogits | None = None  # of the last step, for requests of the driver rank
         self.stats = RunnerStats()
@@ -124,6 +123,10 @@ class ModelRunner:
         self._outputs: list[HostOutput] = []  # of `_launched`
         self._output_buffer = self.d2h  # through which they were copied
         self._next_launched = False
+
+    @property
+    def overlaps(self) -> bool:
+        return self.device.type == "cuda"
 
     def step_context(self) -> AbstractContextManager[None]:
         return torch.inference_mode()

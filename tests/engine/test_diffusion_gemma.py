@@ -17,7 +17,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
-from runtime.request.resolve import resolve
+from runtime.request.resolve import RequestContext, resolve
 from runtime.strategies.diffusion_gemma import Canvas
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.worker import input_batch
@@ -172,7 +172,7 @@ def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     def answers(preempted: int | None = None) -> tuple[dict[str, tuple[list[int], int]], int]:
         """Each one's tokens and nfe, and how many steps the engine made."""
         for id, prompt, ask in zip(ids, prompts, params, strict=True):
-            engine.add(resolve(ask, prompt, llm.info, id=id))
+            engine.add(resolve(ask, prompt, llm.info, RequestContext(id=id)))
         told.clear()
         step = 0
         while engine.has_work():
@@ -221,7 +221,7 @@ def test_a_first_step_that_has_nothing_else_to_forward_is_told_of(llm, monkeypat
     prompt, told = list(range(50, 82)), []
     monkeypatch.setattr(llm.engine, "_on_outputs", lambda: told.extend(llm.engine.take_outputs()))
     for number in range(2):
-        llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, id=f"{number}"))
+        llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, RequestContext(id=f"{number}")))
         while llm.engine.has_work():
             llm.engine.execute_step()
         told.extend(llm.engine.take_outputs())
@@ -244,7 +244,7 @@ def test_given_positions_stay_and_a_given_canvas_costs_no_step(llm):
     prompt, params = asked(0)
     given = {3: 7, 9: 11} | {offset: offset for offset in range(16, 32)}
     for length, nfe in ((40, 8), (32, 4)):  # the given canvas lies between two, and last
-        spec = resolve(replace(params, max_tokens=length), prompt, llm.info, id="given")
+        spec = resolve(replace(params, max_tokens=length), prompt, llm.info, RequestContext(id="given"))
         llm.engine.add(msgspec.structs.replace(spec, prefilled_tokens=given))
         outputs = []
         while llm.engine.has_work():
@@ -286,7 +286,7 @@ def test_temperature_scales_the_schedule(llm):
 def test_every_step_is_told(llm):
     """A denoise event shows the canvas as the next step finds it; what is not accepted is noise, and called open."""
     prompt, params = asked(0)
-    spec = resolve(replace(params, max_tokens=16), prompt, llm.info, id="told", stream_mode="denoise")
+    spec = resolve(replace(params, max_tokens=16), prompt, llm.info, RequestContext(id="told", stream_mode="denoise"))
     llm.engine.add(spec)
     outputs = []
     while llm.engine.has_work():
