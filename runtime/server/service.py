@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -17,7 +17,7 @@ from runtime.errors import RequestError
 from runtime.parsers import part_marks
 from runtime.request.engine_messages import EngineInfo, RequestSpec, StreamMode
 from runtime.request.output import CompletionState
-from runtime.request.resolve import expand_choices, resolve
+from runtime.request.resolve import RequestContext, expand_choices, resolve
 from runtime.request.sampling_params import MAX_COUNT, SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import refuse
@@ -194,7 +194,8 @@ class Service:
         """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
 
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
-        `model`: as `model_name` gave it. `given`: see `resolve`. `echo`: of prompts that are told as well.
+        `model`: as `model_name` gave it. `given`: see `RequestContext.prefilled_tokens`.
+        `echo`: of prompts that are told as well.
         `most`: the answer's first so many tokens alone are told; it ends with them.
         `talk`: of a chat, whose answers have parts. `continued`: the answer continues a message of the prompt.
         """
@@ -229,11 +230,7 @@ class Service:
             here = dict(names)
             if len(prompts) > 1:
                 here["prompt"] = f"prompt[{i}]"
-            check = partial(
-                resolve,
-                params,
-                prompt,
-                info,
+            context = RequestContext(
                 id=own,
                 stream_mode=report,
                 default_max_tokens=default_max_tokens,
@@ -244,13 +241,13 @@ class Service:
                 prefilled_tokens=given,
             )
             try:
-                spec = check(grammar=made)
+                spec = resolve(params, prompt, info, replace(context, grammar=made))
             except RequestError as error:
                 if talk is None or not talk.optional or error.param != holder:
                     raise
                 self.leave_out(request, STRICT)
                 made = ""
-                spec = check()
+                spec = resolve(params, prompt, info, context)
             if not i:  # the fields are right; all of it is made only where there is room
                 self.frontend.check_room(len(prompts) * n, owner)
                 check_told(spec, len(prompts) * n, names.get("logprobs", "logprobs"))
@@ -270,7 +267,7 @@ class Service:
                         made = ""
                     else:
                         raise
-                    spec = check(grammar=made)
+                    spec = resolve(params, prompt, info, replace(context, grammar=made))
             specs += expand_choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
         forms = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}
