@@ -1,6 +1,6 @@
 """`python -m runtime.bench steps`: times of decode steps and prefills by batch size and context length.
 
-docs/performance.md#measure-it-yourself describes the tool.
+docs/operations/performance.md#measure-it-yourself describes the tool.
 Runs the server's own model runner: forward, head, sampling, results on the host. Times are warm medians; inputs are
 random, every output is checked to be finite. Decode feeds one block a request (S=1) in its second step, of masks and
 random tokens, or a canvas of noise; which rows see what is the strategy's to say, the family's first. A model whose

@@ -211,7 +211,7 @@ class CompletionState:
 
 
 def denoise_fields(output: EngineOutput, text: str) -> dict[str, Any]:
-    """Returns the fields of a denoise event (docs/server.md#streaming)."""
+    """Returns the fields of a denoise event (docs/guide/streaming.md)."""
     return {
         "start": output.start,
         "tokens": output.tokens or [],

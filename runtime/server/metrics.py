@@ -1,4 +1,4 @@
-"""Prometheus metrics of the engines and of the frontends (docs/server.md#metrics)."""
+"""Prometheus metrics of the engines and of the frontends (docs/operations/observability.md#metrics)."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Observed(Collector):
         )
         self.given_up = Counter(
             "unmask_connections_given_up",
-            "Connections that the server ended for want of something, by reason (docs/server.md).",
+            "Connections that the server ended for want of something, by reason (docs/operations/observability.md).",
             ["reason"],
             registry=self.registry,
         )

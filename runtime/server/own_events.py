@@ -14,7 +14,7 @@ from runtime.server.responses import DONE, event
 
 
 class OwnEvents(Dialect):
-    """Events of docs/server.md#streaming. `mode`: the stream_mode, or None for an answer that is not streamed."""
+    """Events of docs/guide/streaming.md. `mode`: the stream_mode, or None for an answer that is not streamed."""
 
     def __init__(self, job: Job, mode: str | None) -> None:
         super().__init__(job, streams=mode is not None)

@@ -80,7 +80,8 @@ class Preparer:
     async def encode(self, request: Request, text: str, *, begun: bool = True) -> list[int]:
         """Encodes a text, which may be longer than a prompt. Special tokens in it are ordinary text.
 
-        See docs/decoding-rules.md#special-tokens. `begun`: adds the token that begins prompts, if there is one.
+        See docs/research/decoding-rules.md#special-tokens. `begun`: adds the token that begins prompts, if there is
+        one.
         """
         info, tokenizer = self._require()
         encode = _begun if begun else _encode

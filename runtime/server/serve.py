@@ -1,4 +1,7 @@
-"""Runs the server: opens the port, loads the model, serves requests, and drains on SIGTERM (docs/server.md#ending)."""
+"""Runs the server: opens the port, loads the model, serves requests, and drains on SIGTERM.
+
+See docs/operations/server.md#shutdown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Backends that die, fail, are full or do not start, with an engine that does so on demand (docs/server.md#ending)."""
+"""Backends that die, fail, are full or do not start, with an engine that does so on demand.
+
+See docs/operations/server.md#shutdown.
+"""
 
 from __future__ import annotations
 

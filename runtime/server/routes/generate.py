@@ -1,4 +1,7 @@
-"""``POST /generate``: the route with all fields of an answer (docs/server.md#routes, docs/server.md#streaming)."""
+"""``POST /generate``: the route with all fields of an answer.
+
+See docs/reference/api.md#routes, docs/guide/streaming.md.
+"""
 
 from __future__ import annotations
 
