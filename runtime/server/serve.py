@@ -150,7 +150,9 @@ class Server:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
         if not (config.api_key or config.api_key_file) and is_reachable(self.listener):
             log.warning(
-                "no API key is set and the server is open to the network: set --api-key-file, or --host 127.0.0.1"
+                "No API key set and listening on %s: the server is open to the network. Set --api-key-file, or listen on "
+                "--host 127.0.0.1",
+                config.host,
             )
 
     def _give_up(self, sentence: str) -> None:

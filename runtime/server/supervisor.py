@@ -97,6 +97,7 @@ class Supervisor:
         self.on_give_up, self.backend_command = on_give_up, backend_command
         self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # of who starts
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
+        self.ready: list[int] = []  # indices of the replicas that serve
         self.ever_ready = self.stopping = False
         self.tasks: list[asyncio.Task[None]] = []
         self.context = zmq.Context()
@@ -180,6 +181,7 @@ class Supervisor:
         if replica.state is not State.DOWN:
             replica.served = time.monotonic() - replica.ready_since if replica.state is State.READY else 0.0
             replica.state = State.DOWN
+            self._update_ready()
             self.listener.on_down(replica.index, reason)
 
     async def _run(self, replica: Replica) -> str:
@@ -203,6 +205,7 @@ class Supervisor:
         replica.last_message = replica.last_beat = time.monotonic()
         replica.unresponsive = False
         code = await replica.process.wait()
+        self._update_ready()
         deadline = time.monotonic() + REASON_SECONDS
         self._read_events()
         # the message may arrive after the exit
@@ -224,6 +227,7 @@ class Supervisor:
             self.peers.answer()
             self._read_commands()
             self._read_events()
+            self._update_ready()
             for replica in self.replicas:
                 if replica.state is State.DOWN or replica.process is None or replica.exited:
                     continue
@@ -248,10 +252,9 @@ class Supervisor:
 
     # -- words
 
-    @property
-    def ready(self) -> list[int]:
-        """Indices of the replicas that serve."""
-        return [r.index for r in self.replicas if r.state is State.READY and r.responds and not r.exited]
+    def _update_ready(self) -> None:
+        """Recomputes `ready`. Requests read it several times each, so it is not computed on access."""
+        self.ready = [r.index for r in self.replicas if r.state is State.READY and r.responds and not r.exited]
 
     def send(self, index: int, message: Any) -> None:
         self._send(self.replicas[index], message)
@@ -294,6 +297,8 @@ class Supervisor:
                 return None
             if message is not None and (replica := self._named(message[0])) is not None:
                 replica.last_beat = time.monotonic()
+                if replica.unresponsive:
+                    self._update_ready()
                 return replica, message[1]
         return None
 
@@ -315,6 +320,7 @@ class Supervisor:
             case Ready(info, load_seconds):
                 replica.state = State.READY
                 replica.ready_since = time.monotonic()
+                self._update_ready()
                 self.ever_ready = True
                 log.info("%s is ready after %.1f s (%s on %s)", replica.name, load_seconds, info.family, info.device)
                 self.listener.on_ready(replica.index, info, load_seconds)
