@@ -220,29 +220,29 @@ def test_modes_of_threshold_and_edit_are_documented():
 
 def test_routes_and_fields_are_documented():
     from runtime.server.routes import chat, completions, generate, status, tokens
-    from runtime.server.schemas import Generation
+    from runtime.server.schemas import GenerationRequest
 
     text = page("docs/server.md")
     for module in (chat, completions, generate, status, tokens):
         for route in module.router.routes:
             assert route.path.replace("/{name:path}", "") in text, route.path
-    for field in set(Generation.model_fields) - {"stop_token_ids", "min_tokens"}:
+    for field in set(GenerationRequest.model_fields) - {"stop_token_ids", "min_tokens"}:
         assert f"`{field}`" in text, field
 
 
 def test_metrics_are_documented():
     from runtime.server.metrics import Metrics
-    from runtime.server.observed import Observed
+    from runtime.server.observed import RequestMetrics
 
     text = page("docs/server.md")
-    for name in re.findall(r"^# TYPE (\w+)", Metrics("m", Observed()).text().decode(), re.MULTILINE):
+    for name in re.findall(r"^# TYPE (\w+)", Metrics("m", RequestMetrics()).text().decode(), re.MULTILINE):
         if not name.endswith("_created"):
             assert f"`{name}" in text, name
 
 
 def test_limits_of_the_security_page_are_the_codes():
     from runtime.server import bodies, conversation, preparing, schemas, shape
-    from runtime.server.lanes import MAX_WAITING
+    from runtime.server.lanes import MAX_WAITING_CHARS
     from runtime.server.wire.limits import Limits
     from runtime.tokenizer import template_limits
 
@@ -277,7 +277,7 @@ def test_limits_of_the_security_page_are_the_codes():
         ("messages", f"{conversation.MAX_MESSAGES:,}", f"{conversation.MAX_PARTS:,}"),
         ("entries", f"{schemas.MAX_ENTRIES}"),
         ("prompts of", f"{preparing.MAX_PROMPT_TOKENS:,}"),
-        ("characters of long", f"{MAX_WAITING // mib} Mi"),
+        ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),
         ("what a chat template", f"{template_limits.MAX_CHARS // mib} Mi", f"{template_limits.MAX_SECONDS:g} s"),
     ):
         (row,) = [value for name, value in rows.items() if re.match(rf"{words}\b", name)][:1]

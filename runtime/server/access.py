@@ -7,27 +7,31 @@ import logging
 import time
 from typing import Any
 
-from runtime.server.figures import EngineFigures
-from runtime.server.jobs import Job
+from runtime.server.figures import EngineMetrics
+from runtime.server.jobs import GenerationJob
 
 log = logging.getLogger("unmask.access")
-refused = logging.getLogger("unmask.refused")  # strangers can cause these lines, so that the log counts and limits them
-load = logging.getLogger("unmask.load")
+rejected_log = logging.getLogger(
+    "unmask.refused"
+)  # strangers can cause these lines, so that the log counts and limits them
+stats_log = logging.getLogger("unmask.load")
 
 MAX_REASON = 300  # characters of a refusal
-EVERY = 10.0  # seconds between lines of the load
+STATS_SECONDS = 10.0  # seconds between lines of the load
 
 
-def tell(method: str, path: str, status: int, seconds: float, state: dict[str, Any], quiet: bool = False) -> None:
+def log_request(
+    method: str, path: str, status: int, seconds: float, state: dict[str, Any], quiet: bool = False
+) -> None:
     """One request's line. `state`: of its scope, with the job and the refusal where there were any. `quiet`: of probes,
     scrapers and the page, which anybody may ask for, and some do every few seconds: with --log-level debug alone."""
     level = logging.DEBUG if quiet else logging.INFO
     if not log.isEnabledFor(level):
         return
-    place = _printable(path[:80])
-    fields: dict[str, Any] = {"method": method, "path": place, "status": status, "seconds": round(seconds, 4)}
+    shown_path = _printable(path[:80])
+    fields: dict[str, Any] = {"method": method, "path": shown_path, "status": status, "seconds": round(seconds, 4)}
     parts = [f"{seconds:.3f} s"]
-    job: Job | None = state.get("job")
+    job: GenerationJob | None = state.get("job")
     if job is not None:
         usage = job.usage()
         forwards = sum(choice.nfe for choice in job.choices)
@@ -50,9 +54,9 @@ def tell(method: str, path: str, status: int, seconds: float, state: dict[str, A
     if reason:
         fields["reason"] = _printable(reason[:MAX_REASON])
         parts.append(fields["reason"])
-    line = f"{method} {place} {status} {', '.join(parts)}"
+    line = f"{method} {shown_path} {status} {', '.join(parts)}"
     if 400 <= status < 500:
-        refused.log(level, f"refused with {status}: %s", line, extra={"fields": fields})
+        rejected_log.log(level, f"refused with {status}: %s", line, extra={"fields": fields})
     else:
         log.log(level, "%s", line, extra={"fields": fields})
 
@@ -62,10 +66,10 @@ def _printable(text: str) -> str:
     return text.encode("unicode_escape").decode()
 
 
-class Load:
+class StatsLogger:
     """Tells what the engines did in the last ten seconds, as long as they do something."""
 
-    def __init__(self, figures: EngineFigures) -> None:
+    def __init__(self, figures: EngineMetrics) -> None:
         self._figures = figures
         self._last = self._totals()
         self._at = time.monotonic()
@@ -75,10 +79,10 @@ class Load:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(EVERY)
-            self.tell()
+            await asyncio.sleep(STATS_SECONDS)
+            self.log_stats()
 
-    def tell(self) -> None:
+    def log_stats(self) -> None:
         now, totals = time.monotonic(), self._totals()
         done = {name: totals[name] - self._last[name] for name in totals}
         seconds, self._at, self._last = now - self._at, now, totals
@@ -94,7 +98,7 @@ class Load:
             "waiting": waiting,
             "kv_usage": round(self._figures.usage(), 3),
         }
-        load.info(
+        stats_log.info(
             "%.0f tokens/s, %.0f prompt tokens/s, %s tokens a forward, %d running, %d waiting, %.0f %% of the KV pages",
             fields["generated_tokens_per_second"],
             fields["prompt_tokens_per_second"],

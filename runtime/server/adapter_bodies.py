@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from runtime.server.fields import Body, said
+from runtime.server.fields import RequestModel, api_field
 
 
-class LoadAdapterRequest(Body):
+class LoadAdapterRequest(RequestModel):
     """`lora_path`: a directory that the server sees, or ``hf://org/name[@revision]``."""
 
-    lora_name: Annotated[str, said("what requests name as `model`", "roman")]
+    lora_name: Annotated[str, api_field("what requests name as `model`", "roman")]
     lora_path: Annotated[
-        str, said("a directory that the server sees, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
+        str, api_field("a directory that the server sees, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
     ]
 
 
-class UnloadAdapterRequest(Body):
-    lora_name: Annotated[str, said("what requests can name no more", "roman")]
+class UnloadAdapterRequest(RequestModel):
+    lora_name: Annotated[str, api_field("what requests can name no more", "roman")]

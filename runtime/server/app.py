@@ -15,7 +15,7 @@ import runtime
 from runtime.errors import RequestError
 from runtime.server import answers
 from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
-from runtime.server.gate import Gate
+from runtime.server.gate import RequestMiddleware
 from runtime.server.keys import OPEN_PATHS
 from runtime.server.messages_body import CountRequest, MessagesRequest
 from runtime.server.openapi import decoding_schema, secure
@@ -35,7 +35,7 @@ from runtime.server.routes import (
     status,
     tokens,
 )
-from runtime.server.routes.documented import at_once
+from runtime.server.routes.documented import fast_routes
 from runtime.server.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -44,7 +44,7 @@ from runtime.server.schemas import (
     InfillRequest,
     TokenizeRequest,
 )
-from runtime.server.service import Service
+from runtime.server.service import ServerContext
 
 BODIES: tuple[type, ...] = (
     GenerateRequest,
@@ -67,7 +67,7 @@ class App(FastAPI):
     answer, and which keys they want."""
 
     def openapi(self) -> dict[str, Any]:
-        service: Service = self.state.service
+        context: ServerContext = self.state.context
         if self.openapi_schema is None:
             schema = super().openapi()  # which also keeps it
             every: list[Any] = [
@@ -81,14 +81,14 @@ class App(FastAPI):
                     body["properties"]["decoding"] = {**asked, "anyOf": [{"$ref": DECODING}, {"type": "null"}]}
             for operation in (one for methods in schema["paths"].values() for one in methods.values()):
                 operation["responses"].pop("422", None)  # the framework's: a wrong value is 400 here
-            if service.keys.needed:
+            if context.keys.required:
                 secure(schema, OPEN_PATHS)
             self.openapi_schema = schema
-        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(service.frontend.info)
+        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(context.engine_client.info)
         return self.openapi_schema
 
 
-def make_app(service: Service) -> App:
+def make_app(context: ServerContext) -> App:
     app = App(
         title="Unmask",
         version=runtime.__version__,
@@ -102,16 +102,16 @@ def make_app(service: Service) -> App:
             HTTPException: _http_error,
         },
     )
-    app.state.service = service
+    app.state.context = context
     modules = (generate, chat, completions, responses, messages, infill, status, tokens, adapters, profiling, page)
     routers = [module.router for module in modules]
     for router in routers:
         app.include_router(router)
-    app.add_middleware(Gate, service=service, at_once=at_once(routers))
-    if service.config.cors_allow_origins:
+    app.add_middleware(RequestMiddleware, context=context, fast_routes=fast_routes(routers))
+    if context.config.cors_allow_origins:
         app.add_middleware(  # outermost: a preflight request carries no key
             CORSMiddleware,
-            allow_origins=list(service.config.cors_allow_origins),
+            allow_origins=list(context.config.cors_allow_origins),
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Unmask-Ignored", "Retry-After"],
@@ -129,8 +129,8 @@ async def _request_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals: no such route, no such method."""
     assert isinstance(error, HTTPException)
-    place = f"{request.method} {request.url.path[:200]}"
-    message = {404: f"there is no route {place}", 405: f"{place} is not possible with this method"}.get(
+    target = f"{request.method} {request.url.path[:200]}"
+    message = {404: f"there is no route {target}", 405: f"{target} is not possible with this method"}.get(
         error.status_code, str(error.detail)
     )
     return error_response(RequestError(message, status=error.status_code), request.url.path, error.headers)

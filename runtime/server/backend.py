@@ -22,30 +22,32 @@ from runtime.errors import ConfigError, ReplicaLost
 from runtime.parent_death import exit_with_parent
 from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs, messages, peers
-from runtime.server.adapter_work import LOOK_SECONDS, AdapterWork
-from runtime.server.link import FrontendGone, Link
+from runtime.server.adapter_work import POLL_SECONDS, AdapterWorker
+from runtime.server.link import EngineChannel, FrontendGone
 from runtime.server.messages import Abort, Add, Command, Configure, Fatal, Loading, Outputs, Ready, Stats
-from runtime.server.profile_work import ProfileWork
+from runtime.server.profile_work import ProfileWorker
 
 log = logging.getLogger("unmask.backend")
 
 Progress = Callable[[str, int, int], None]
 Lost = Callable[[str], None]
-MakeEngine = Callable[[Configure, Progress, Lost], Any]
+EngineFactory = Callable[[Configure, Progress, Lost], Any]
 
 
 class Backend:
     """An engine behind a link."""
 
-    def __init__(self, link: Link, engine: Any) -> None:
+    def __init__(self, link: EngineChannel, engine: Any) -> None:
         self.link = link
         self.engine = engine
         self.stopped = False
         self.stats_sent = 0.0
         self.stats_due = True  # something changed since they were sent
-        self.holds: bool = engine.set_overlap_callback(self.tell, link.heard)  # news are told while the device works
-        self.adapters = AdapterWork(engine, link.send, self.add)
-        self.profile = ProfileWork(link.name.decode(), link.send)
+        self.overlaps_outputs: bool = engine.set_overlap_callback(
+            self.send_outputs, link.has_command
+        )  # news are told while the device works
+        self.adapters = AdapterWorker(engine, link.send, self.add)
+        self.profile = ProfileWorker(link.name.decode(), link.send)
 
     def run(self) -> None:
         """Serve until told to stop. Raises FrontendGone."""
@@ -53,35 +55,35 @@ class Backend:
             busy = self.engine.has_work()
             if not busy and self.stats_due:
                 self.send_stats()
-            idle = LOOK_SECONDS if self.adapters.pending or self.profile.pending else messages.PING_SECONDS
+            idle = POLL_SECONDS if self.adapters.pending or self.profile.pending else messages.PING_SECONDS
             for command in self.link.receive(0 if busy else idle):
-                self.obey(command)
+                self.handle(command)
             if self.adapters.pending:
-                self.adapters.look()
+                self.adapters.poll()
             if self.profile.pending:
-                self.profile.look()
+                self.profile.poll()
             if self.engine.has_work():
                 self.stats_due = True
-                if self.profile.on:
+                if self.profile.recording:
                     self.profile.step(self.engine)
                 else:
                     self.engine.execute_step()
-                if not self.holds or not self.engine.has_work():
-                    self.tell()
+                if not self.overlaps_outputs or not self.engine.has_work():
+                    self.send_outputs()
                 if time.monotonic() - self.stats_sent > messages.BUSY_STATS_SECONDS:
                     self.send_stats()
 
-    def tell(self) -> None:
+    def send_outputs(self) -> None:
         """Send what steps brought."""
-        news = self.engine.take_outputs()
-        if news:
-            self.link.send(Outputs(news))
+        outputs = self.engine.take_outputs()
+        if outputs:
+            self.link.send(Outputs(outputs))
 
-    def obey(self, command: Command) -> None:
+    def handle(self, command: Command) -> None:
         match command:
             case Add():
                 for spec in command.requests():
-                    if not spec.adapter or not self.adapters.waits(spec):
+                    if not spec.adapter or not self.adapters.defer(spec):
                         self.add(spec)
             case Abort(ids):
                 for request_id in ids:
@@ -147,8 +149,8 @@ def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
 
     command = (sys.executable, "-m", "runtime.server.rank", configure.log_level, configure.log_format)
     address = resolve(configure.address) if configure.nodes > 1 else loopback()
-    place = WorkerPlacement(devices, configure.nodes, address, configure.port, command)
-    return MultiprocExecutor(config.tensor_parallel_size, place, config.distributed_timeout_seconds, lost).load(
+    placement = WorkerPlacement(devices, configure.nodes, address, configure.port, command)
+    return MultiprocExecutor(config.tensor_parallel_size, placement, config.distributed_timeout_seconds, lost).load(
         config, progress
     )
 
@@ -163,12 +165,12 @@ def _sentence(error: BaseException) -> str:
     return f"the engine could not be loaded: {type(error).__name__}: {first}"
 
 
-def serve(link: Link, make_engine: MakeEngine, prepare: Callable[[], object]) -> int:
+def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[], object]) -> int:
     """Load what the frontend asks for and serve it; the process's exit code."""
-    link.greet()
+    link.send_hello()
     prepare()
     configure = link.configuration()
-    logs.set_up(configure.log_level, configure.log_format, link.name.decode())
+    logs.configure_logging(configure.log_level, configure.log_format, link.name.decode())
     started = time.monotonic()
 
     def progress(phase: str, done_bytes: int, total_bytes: int) -> None:
@@ -178,7 +180,7 @@ def serve(link: Link, make_engine: MakeEngine, prepare: Callable[[], object]) ->
                 raise FrontendGone(command.reason)
 
     try:
-        engine = make_engine(configure, progress, link.end_with)
+        engine = make_engine(configure, progress, link.fail)
     except FrontendGone:
         raise
     except Exception as error:
@@ -192,7 +194,7 @@ def serve(link: Link, make_engine: MakeEngine, prepare: Callable[[], object]) ->
     return 0
 
 
-def main(make_engine: MakeEngine = load_engine, prepare: Callable[[], object] = import_engine) -> int:
+def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object] = import_engine) -> int:
     """The process's exit code. Tests drive engines of their own through `make_engine`."""
     parser = argparse.ArgumentParser(prog="runtime.server.backend", description="started by the frontend, not by hand")
     parser.add_argument("--name", required=True)
@@ -200,10 +202,10 @@ def main(make_engine: MakeEngine = load_engine, prepare: Callable[[], object] = 
     parser.add_argument("--event-addr", required=True)
     args = parser.parse_args()
     exit_with_parent()
-    invitation = peers.read_invitation(sys.stdin.fileno())
+    invitation = peers.read_credentials(sys.stdin.fileno())
     if invitation is None:
         return 0  # the frontend has ended already
-    link = Link(args.name, args.command_addr, args.event_addr, invitation)
+    link = EngineChannel(args.name, args.command_addr, args.event_addr, invitation)
     try:
         return serve(link, make_engine, prepare)
     except FrontendGone as gone:

@@ -20,8 +20,10 @@ async def read_body(request: Request) -> bytes:
     A body that says beforehand that it is too long is not asked for (``Expect: 100-continue``). Whatever of a refused
     body still comes, the connection throws away.
     """
-    told = request.headers.get("content-length")
-    if told is not None and int(told) > MAX_BODY:  # a number: the connection's parser has seen to that
+    content_length = request.headers.get("content-length")
+    if (
+        content_length is not None and int(content_length) > MAX_BODY
+    ):  # a number: the connection's parser has seen to that
         raise _too_large()
     chunks: list[bytes] = []
     size = 0
@@ -36,7 +38,7 @@ async def read_body(request: Request) -> bytes:
     return b"".join(chunks)
 
 
-async def decoded(data: bytes, names: Sequence[str]) -> bytes:
+async def decode_body(data: bytes, names: Sequence[str]) -> bytes:
     """Returns the body without its content codings, and serves others between steps.
 
     Args:

@@ -10,65 +10,67 @@ from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
 from runtime.request.validation import preview, refuse
-from runtime.server.fields import Body, said
+from runtime.server.fields import RequestModel, api_field
 from runtime.server.shape import check_shape
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048
 
-TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
-CHAT = [{"role": "user", "content": "Solve: 12 + 30."}]  # an example
+TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
+EXAMPLE_CHAT = [{"role": "user", "content": "Solve: 12 + 30."}]  # an example
 # A grammar describes an answer from its beginning, which is in the prompt then.
-NO_GRAMMAR = "cannot hold an answer that continues the last message; leave it out, or end with another role's message"
+NO_GRAMMAR_MESSAGE = (
+    "cannot hold an answer that continues the last message; leave it out, or end with another role's message"
+)
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older names
 
 
-class Part(Body):
+class Part(RequestModel):
     """A piece of a message: its text is in the field that is named like its kind, or in `text`."""
 
-    type: Annotated[str, said("`text`; others are refused by name", "text")]
-    text: Annotated[str | None, said("of a text", "Hello!")] = None
-    refusal: Annotated[str | None, said("of a refusal, as earlier answers may hold one", "I will not.")] = None
-    cache_control: Annotated[Any, said("changes nothing: every prefix is cached", None)] = None
-    annotations: Annotated[Any, said("read by nobody", [])] = None
+    type: Annotated[str, api_field("`text`; others are refused by name", "text")]
+    text: Annotated[str | None, api_field("of a text", "Hello!")] = None
+    refusal: Annotated[str | None, api_field("of a refusal, as earlier answers may hold one", "I will not.")] = None
+    cache_control: Annotated[Any, api_field("changes nothing: every prefix is cached", None)] = None
+    annotations: Annotated[Any, api_field("read by nobody", [])] = None
 
-    texts: ClassVar[frozenset[str]] = TEXTS
+    text_types: ClassVar[frozenset[str]] = TEXT_TYPES
 
     @model_validator(mode="after")
     def _is_text(self) -> Part:
-        if self.type not in self.texts:
+        if self.type not in self.text_types:
             kind = self.type[:40]
             raise PydanticCustomError("not_built", "{kind} parts are not built, only text", {"kind": kind})
         if self.text is None and self.refusal is None:
             raise PydanticCustomError("no_text", "this part has no text")
         return self
 
-    def plain(self) -> str:
+    def as_text(self) -> str:
         return self.text or self.refusal or ""
 
 
-class Function(Body):
-    name: Annotated[str, said("the tool's", "calculator")]
-    arguments: Annotated[Any, said("JSON as text, or an object", '{"expression": "12 + 30"}')] = None
+class Function(RequestModel):
+    name: Annotated[str, api_field("the tool's", "calculator")]
+    arguments: Annotated[Any, api_field("JSON as text, or an object", '{"expression": "12 + 30"}')] = None
 
 
-class CustomCall(Body):
+class CustomCall(RequestModel):
     """A call of a tool whose input is text."""
 
-    name: Annotated[str, said("the tool's", "shell")]
-    input: Annotated[str | None, said("its text", "ls")] = None
+    name: Annotated[str, api_field("the tool's", "shell")]
+    input: Annotated[str | None, api_field("its text", "ls")] = None
 
 
-class Call(Body):
-    id: Annotated[str | None, said("what its result names", "call_1")] = None
+class Call(RequestModel):
+    id: Annotated[str | None, api_field("what its result names", "call_1")] = None
     type: Annotated[
-        str | None, said("`function`, or `custom` in the history of a client with such tools", "function")
+        str | None, api_field("`function`, or `custom` in the history of a client with such tools", "function")
     ] = None
     function: Annotated[
         Function | None,
-        said("which one, and with what", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}),
+        api_field("which one, and with what", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}),
     ] = None
-    custom: Annotated[CustomCall | None, said("of a custom call: which tool, and with what", None)] = None
+    custom: Annotated[CustomCall | None, api_field("of a custom call: which tool, and with what", None)] = None
 
     @model_validator(mode="after")
     def _has_function(self) -> Call:
@@ -85,31 +87,31 @@ class Call(Body):
         return self.function
 
 
-def check_kind(part: Body, kind: str, needed: Mapping[str, Sequence[str]], noun: str) -> None:
+def check_kind(part: RequestModel, kind: str, needed: Mapping[str, Sequence[str]], noun: str) -> None:
     """Raises for a part of a conversation of a kind that is not built, or without a field that its kind needs."""
     if kind not in needed:
-        told = {"kind": kind[:40], "noun": noun, "known": ", ".join(needed)}
-        raise PydanticCustomError("not_built", "{kind} {noun} are not built, only {known}", told)
+        details = {"kind": kind[:40], "noun": noun, "known": ", ".join(needed)}
+        raise PydanticCustomError("not_built", "{kind} {noun} are not built, only {known}", details)
     for name in needed[kind]:
         if getattr(part, name) is None:
-            told = {"kind": kind, "noun": noun, "name": name}
-            raise PydanticCustomError("missing", "{kind} {noun} have {name}; give it", told)
+            details = {"kind": kind, "noun": noun, "name": name}
+            raise PydanticCustomError("missing", "{kind} {noun} have {name}; give it", details)
 
 
-def template_arguments(given: Mapping[str, Any] | None, **known: Any) -> dict[str, Any]:
+def template_variables(extra: Mapping[str, Any] | None, **known: Any) -> dict[str, Any]:
     """What a chat template is told beside the messages: what a body says of the `known` ones, which are a matter of
     templates that know them, and, before that, what the client has `given` by name."""
-    return {**{name: value for name, value in known.items() if value is not None}, **(given or {})}
+    return {**{name: value for name, value in known.items() if value is not None}, **(extra or {})}
 
 
-class Ending(Protocol):
+class PromptEnding(Protocol):
     """A body with the fields that say how the prompt of its chat ends."""
 
     add_generation_prompt: bool | None
     continue_final_message: bool | None
 
 
-def continues(body: Ending, messages: Sequence[Mapping[str, Any]]) -> bool:
+def continues_last_message(body: PromptEnding, messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the answer continues the last of the messages. Raises RequestError if it cannot."""
     if not body.continue_final_message:
         return False
@@ -122,7 +124,7 @@ def continues(body: Ending, messages: Sequence[Mapping[str, Any]]) -> bool:
     return True
 
 
-def without_messages(body: Ending) -> None:
+def check_no_chat_fields(body: PromptEnding) -> None:
     """Raises RequestError for fields that only a chat has."""
     for name in ("add_generation_prompt", "continue_final_message"):
         if getattr(body, name) is not None:
@@ -137,50 +139,52 @@ def check_continued(message: Mapping[str, Any], path: str) -> None:
         raise refuse(path, "is reasoning alone, which cannot be continued; add a text")
 
 
-def ending_arguments(body: Ending, variables: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def ending_variables(body: PromptEnding, variables: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """A chat template's variables with `add_generation_prompt`, if the body sets it."""
     if body.add_generation_prompt is None:
         return variables
     return {"add_generation_prompt": body.add_generation_prompt, **(variables or {})}
 
 
-def arm(content: Any) -> str:
+def union_tag(content: Any) -> str:
     return "list" if isinstance(content, list) else "str"
 
 
 _Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
-Content = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(arm)]
+Content = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(union_tag)]
 
 
-class Message(Body):
+class Message(RequestModel):
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool", "function"],
-        said("whose turn it is; `developer` is `system`, `function` is `tool`", "user"),
+        api_field("whose turn it is; `developer` is `system`, `function` is `tool`", "user"),
     ]
-    content: Annotated[Content | None, said("a text, or parts of it; null beside calls", "Hello!")] = None
-    name: Annotated[str | None, said("of who speaks, for templates that show it", "Ann")] = None
+    content: Annotated[Content | None, api_field("a text, or parts of it; null beside calls", "Hello!")] = None
+    name: Annotated[str | None, api_field("of who speaks, for templates that show it", "Ann")] = None
     tool_calls: Annotated[
         Annotated[list[Call], Field(max_length=MAX_PARTS, fail_fast=True)] | None,
-        said(
+        api_field(
             "of an assistant's turn",
             [{"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": "{}"}}],
         ),
     ] = None
-    tool_call_id: Annotated[str | None, said("of a tool's turn: the call that it is the result of", "call_1")] = None
+    tool_call_id: Annotated[str | None, api_field("of a tool's turn: the call that it is the result of", "call_1")] = (
+        None
+    )
     function_call: Annotated[
-        Function | None, said("a call as old clients write it", {"name": "calculator", "arguments": "{}"})
+        Function | None, api_field("a call as old clients write it", {"name": "calculator", "arguments": "{}"})
     ] = None
     reasoning_content: Annotated[
-        str | None, said("what the assistant thought, for templates that show it", "12 and 30 are 42.")
+        str | None, api_field("what the assistant thought, for templates that show it", "12 and 30 are 42.")
     ] = None
-    reasoning: Annotated[str | None, said("`reasoning_content`", "12 and 30 are 42.")] = None
-    refusal: Annotated[str | None, said("of an assistant's turn; text", None)] = None
-    audio: Annotated[Any, said("read by nobody", None)] = None
-    annotations: Annotated[Any, said("read by nobody", [])] = None
+    reasoning: Annotated[str | None, api_field("`reasoning_content`", "12 and 30 are 42.")] = None
+    refusal: Annotated[str | None, api_field("of an assistant's turn; text", None)] = None
+    audio: Annotated[Any, api_field("read by nobody", None)] = None
+    annotations: Annotated[Any, api_field("read by nobody", [])] = None
 
     def text(self) -> str | None:
         if isinstance(self.content, list):
-            return "".join(map(Part.plain, self.content))
+            return "".join(map(Part.as_text, self.content))
         return self.content if self.content is not None else self.refusal
 
     def calls(self) -> list[Call]:
@@ -218,12 +222,12 @@ class Conversation:
         if call is not None:
             message.tool_calls = [*(message.tool_calls or ()), call]
 
-    def plain(self) -> list[dict[str, Any]]:
+    def to_template(self) -> list[dict[str, Any]]:
         """As `plain` has them."""
-        return plain(self.messages, self.paths, self._result_id)
+        return template_messages(self.messages, self.paths, self._result_id)
 
 
-def plain(
+def template_messages(
     messages: Sequence[Message], paths: Sequence[str] | None = None, result_id: str = "tool_call_id"
 ) -> list[dict[str, Any]]:
     """Messages as templates know them. Raises RequestError for what a message of its role may not be or lack.
@@ -234,7 +238,7 @@ def plain(
     texts = [call.called.arguments for m in messages for call in m.calls() if isinstance(call.called.arguments, str)]
     check_shape("\n".join(texts).encode())  # before any of it is parsed
     _check_results(messages, where, result_id)
-    return [_plain(message, path) for message, path in zip(messages, where, strict=True)]
+    return [_template_message(message, path) for message, path in zip(messages, where, strict=True)]
 
 
 def _check_results(messages: Sequence[Message], paths: Sequence[str], result_id: str) -> None:
@@ -253,7 +257,7 @@ def _check_results(messages: Sequence[Message], paths: Sequence[str], result_id:
             raise refuse(f"{path}.{result_id}", f"{preview(message.tool_call_id)} is the id of no call before it")
 
 
-def _plain(message: Message, path: str) -> dict[str, Any]:
+def _template_message(message: Message, path: str) -> dict[str, Any]:
     text, calls = message.text(), message.calls()
     if text is None and message.role not in ("assistant", "tool", "function"):
         raise RequestError(f"{path}.content: is missing; give a text", param=f"{path}.content")
@@ -280,14 +284,14 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
     return made
 
 
-def _arguments(given: Any) -> Any:
+def _arguments(arguments: Any) -> Any:
     """Arguments as an object, which templates write as JSON again; what is none (a model wrote it) as it is."""
-    if not isinstance(given, str):
-        return {} if given is None else given
-    if not given.strip():
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    if not arguments.strip():
         return {}
     try:
-        value = from_json(given)
+        value = from_json(arguments)
     except ValueError:
-        return given
-    return value if isinstance(value, dict) else given
+        return arguments
+    return value if isinstance(value, dict) else arguments

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.server.jobs import Job, Update
+from runtime.server.jobs import GenerationJob, OutputDelta
 from runtime.server.responses import EventStream, json_response
-from runtime.server.service import Service, answered
+from runtime.server.service import ServerContext, run_to_completion
 
 
-class Dialect(ABC):
+class ServingHandler(ABC):
     """How one request's answer is told.
 
     Attributes:
@@ -24,58 +24,60 @@ class Dialect(ABC):
         streams: whether it is told as events.
     """
 
-    def __init__(self, job: Job, *, streams: bool) -> None:
+    def __init__(self, job: GenerationJob, *, streams: bool) -> None:
         self.job = job
         self.streams = streams
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
+    def full_response(self) -> dict[str, Any]:
         """The answer in one piece, once the job has ended."""
 
-    def take(self, update: Update) -> None:  # noqa: B027
+    def accumulate(self, update: OutputDelta) -> None:  # noqa: B027
         """An engine output of an answer in one piece, where that is made of more than how the job ended."""
 
-    async def settle(self) -> None:  # noqa: B027
+    async def finalize(self) -> None:  # noqa: B027
         """What is made of an answer that has ended, and may be long, before it is told: in steps, between which others
         have their turn."""
 
-    def begin(self) -> bytes:
+    def on_start(self) -> bytes:
         """The events before anything was generated."""
         return b""
 
     @abstractmethod
-    def step(self, update: Update) -> bytes:
+    def on_output(self, update: OutputDelta) -> bytes:
         """The events that an engine output brings; b"" where it brings none."""
 
     @abstractmethod
-    def end(self) -> bytes:
+    def on_finish(self) -> bytes:
         """The events once the job has ended."""
 
     @abstractmethod
-    def failed(self, error: RequestError) -> bytes:
+    def on_error(self, error: RequestError) -> bytes:
         """The events in place of the rest."""
 
     async def events(self) -> AsyncIterator[bytes]:
         try:
-            if data := self.begin():
+            if data := self.on_start():
                 yield data
             async for batch in self.job.updates():
-                if data := b"".join(map(self.step, batch)):
+                if data := b"".join(map(self.on_output, batch)):
                     yield data
-            await self.settle()
-            yield self.end()
+            await self.finalize()
+            yield self.on_finish()
         except RequestError as error:
-            yield self.failed(error)
+            yield self.on_error(error)
 
 
-async def answer(request: Request, start: Callable[[Service, Request], Awaitable[Dialect]]) -> Response:
+async def handle_generation(
+    request: Request, start: Callable[[ServerContext, Request], Awaitable[ServingHandler]]
+) -> Response:
     """The response to a request that `start` reads, checks and sets going; its body, which may be large, ends there."""
-    service: Service = request.app.state.service
-    with service.admission():
-        dialect = await start(service, request)
-    if dialect.streams:
-        return EventStream(dialect.job, dialect.events())
-    with dialect.job:
-        await answered(request, dialect.job, dialect.take)
-        await dialect.settle()
-    return json_response(dialect.whole())
+    context: ServerContext = request.app.state.context
+    with context.admission():
+        handler = await start(context, request)
+    if handler.streams:
+        return EventStream(handler.job, handler.events())
+    with handler.job:
+        await run_to_completion(request, handler.job, handler.accumulate)
+        await handler.finalize()
+    return json_response(handler.full_response())

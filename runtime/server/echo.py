@@ -8,15 +8,15 @@ from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
 from runtime.request.scoring import score_spec
-from runtime.server.logprobs import MOST
+from runtime.server.logprobs import MAX_LOGPROBS
 from runtime.server.schemas import CompletionRequest
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.token_offsets import OffsetTracker, TokenOffset
 
 
-def echo_of(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> Echo | None:
+def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> PromptEcho | None:
     """None where none is asked. Raises RequestError for what goes with an echo alone, or does not go with one."""
-    scores = bool(body.echo) and body.asked().get("logprobs") is not None
+    scores = bool(body.echo) and body.set_fields().get("logprobs") is not None
     if body.prompt_logprobs_stride is not None and not scores:
         name = "prompt_logprobs_stride"
         raise RequestError(f"{name}: only with echo true and logprobs; leave it out", param=name)
@@ -26,10 +26,10 @@ def echo_of(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> Echo
         raise RequestError("echo: does not go with a suffix; leave one of them out", param="echo")
     if scores and body.stream:
         raise RequestError("echo: a prompt with logprobs is told whole; leave stream or logprobs out", param="echo")
-    return Echo(prompts, silent=body.max_tokens == 0, stride=body.prompt_logprobs_stride or 1)
+    return PromptEcho(prompts, silent=body.max_tokens == 0, stride=body.prompt_logprobs_stride or 1)
 
 
-class Echo:
+class PromptEcho:
     """Of one request.
 
     Attributes:
@@ -43,22 +43,22 @@ class Echo:
         self._prompts = prompts
         self.silent = silent
         self._stride = stride
-        self._each = 1  # answers to a prompt
+        self._choices_per_prompt = 1  # answers to a prompt
         self._scored: dict[int, CompletionState] = {}
         self._ids: list[list[int]] = []
-        self._begun = False
+        self._adds_bos = False
         self.texts: list[str] = []
 
-    def take(self, choices: Sequence[CompletionState], each: int, info: EngineInfo, tokenizer: Tokenizer) -> None:
+    def attach(self, choices: Sequence[CompletionState], each: int, info: EngineInfo, tokenizer: Tokenizer) -> None:
         """What is to be run for these answers, so many to each prompt. Raises RequestError where prompts cannot be
         scored."""
-        self._each, self._pieces = each, tokenizer.byte_decoder
-        self._begun = info.bos_token_id is not None
+        self._choices_per_prompt, self._pieces = each, tokenizer.byte_decoder
+        self._adds_bos = info.bos_token_id is not None
         count = sum(len(choice.spec.prompt) * (1 + (choice.spec.logprobs or 0)) for choice in choices)
-        if choices[0].spec.logprobs is not None and count > MOST:
+        if choices[0].spec.logprobs is not None and count > MAX_LOGPROBS:
             raise RequestError(
                 f"echo: the prompts have {count} log-probabilities to tell, n and logprobs counted in; at most "
-                f"{MOST} in one answer: send fewer prompts, or a smaller n or logprobs", param="echo",
+                f"{MAX_LOGPROBS} in one answer: send fewer prompts, or a smaller n or logprobs", param="echo",
             )  # fmt: skip
         for number, choice in enumerate(choices[::each]):
             prompt, spec = self._prompts[number], choice.spec
@@ -81,14 +81,14 @@ class Echo:
 
     def text(self, choice: CompletionState) -> str:
         """Of the prompt that a choice answers."""
-        return self.texts[choice.index // self._each]
+        return self.texts[choice.index // self._choices_per_prompt]
 
     def entries(self, choice: CompletionState) -> list[tuple[TokenLogprob, TokenOffset]]:
         """Of that prompt's tokens, once they are scored; of its first token nothing is known."""
-        number = choice.index // self._each
+        number = choice.index // self._choices_per_prompt
         ids = self._ids[number]
         scored = self._scored.get(number)
         known: list[TokenLogprob] = [] if scored is None else scored.token_logprobs or []
-        before = int(self._begun and isinstance(self._prompts[number], str))  # not part of the text
-        places = [TokenOffset(0, 0)] * before + OffsetTracker(self._pieces).push(ids[before:])
-        return list(zip([TokenLogprob(ids[0], None, []), *known], places, strict=True))
+        before = int(self._adds_bos and isinstance(self._prompts[number], str))  # not part of the text
+        offsets = [TokenOffset(0, 0)] * before + OffsetTracker(self._pieces).push(ids[before:])
+        return list(zip([TokenLogprob(ids[0], None, []), *known], offsets, strict=True))

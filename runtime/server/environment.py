@@ -15,7 +15,7 @@ HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_T
 LOCK_SECONDS = 0.0005  # after which a thread that computes lets another have the interpreter's lock
 
 
-def set_up() -> None:
+def configure_process() -> None:
     """For this process, before it loads the tokenizers library.
 
     That library's batch calls, the only ones that leave the interpreter's lock, would otherwise start a thread a core.
@@ -54,9 +54,9 @@ def backend_environment(model: str | None, *, fetches: bool = False) -> dict[str
     the hub's token only to fetch a model from there, or adapters (`fetches`). Traces are the frontend's.
     """
     hub = fetches or (model is not None and model.startswith("hf://"))
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith((ENV_PREFIX, "OTEL_")) and (hub or name not in HUB_TOKENS)
     }
-    return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "PYTHONUNBUFFERED": "1"}  # see `runtime.wait_passively`
+    return {"OMP_WAIT_POLICY": "PASSIVE", **inherited, "PYTHONUNBUFFERED": "1"}  # see `runtime.wait_passively`

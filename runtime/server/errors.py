@@ -37,7 +37,7 @@ def error_object(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def of_error(error: RequestError) -> dict[str, dict[str, Any]]:
+def openai_error(error: RequestError) -> dict[str, dict[str, Any]]:
     return error_object(error.status, error.message, param=error.param, code=error.code)
 
 
@@ -49,7 +49,7 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
 def error_body(error: RequestError, path: str = "") -> bytes:
     """`path`: of the route, which says whose object it is."""
     anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
-    return msgspec.json.encode(anthropic_error(error) if anthropic else of_error(error))
+    return msgspec.json.encode(anthropic_error(error) if anthropic else openai_error(error))
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

@@ -18,7 +18,7 @@ def integrals(value: Any) -> Any:
     return [*map(integral, value)] if isinstance(value, list) and float in set(map(type, value)) else value
 
 
-MAX_TOLD = 16  # ignored fields that an answer names
+MAX_IGNORED = 16  # ignored fields that an answer names
 MAX_NAME = 64  # characters of one
 # JSON knows numbers alone: clients in languages without integers write 20.0 for 20.
 Integer = Annotated[int, BeforeValidator(integral)]
@@ -26,7 +26,7 @@ Integers = Annotated[list[int], Field(fail_fast=True), BeforeValidator(integrals
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
-class Body(BaseModel):
+class RequestModel(BaseModel):
     """Fields that it does not know are kept aside, for `ignored` to name: clients send many that change nothing."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
@@ -42,12 +42,12 @@ class Body(BaseModel):
                 yield name
 
 
-def said(description: str, *examples: Any, **limits: Any) -> Any:
+def api_field(description: str, *examples: Any, **limits: Any) -> Any:
     """What the OpenAPI says of a field; `limits` are pydantic's."""
     return Field(description=description, examples=list(examples) or None, **limits)
 
 
-class Unbuilt:
+class UnsupportedField:
     """Of a field that is not built: null and the neutral values pass."""
 
     def __init__(self, *neutral: Any, why: str = "is not built in this version; leave it out") -> None:
@@ -72,7 +72,7 @@ class Unbuilt:
         return {"anyOf": kinds, "description": f"anything else {self.why}", "examples": [example]}
 
 
-class Overlapping:
+class AnyOfUnion:
     """Of a union whose arms a function chooses: its JSON schema is `anyOf`, as a value may fit several of them."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -91,25 +91,25 @@ def _only(value: Any) -> dict[str, Any]:
     return {"type": kind, "const": value}
 
 
-def ignored(body: Body) -> list[str]:
+def ignored_fields(body: RequestModel) -> list[str]:
     """Paths of the values in `body` that the server ignores: unknown fields that are not null, unsupported tools and
     items. Each is named once and is safe in a header."""
     found: dict[str, None] = {}
     for path in _unknown(body, ""):
         found[path] = None
-        if len(found) == MAX_TOLD:
+        if len(found) == MAX_IGNORED:
             break
     return list(found)
 
 
-def _unknown(body: Body, path: str) -> Iterator[str]:
+def _unknown(body: RequestModel, path: str) -> Iterator[str]:
     for name in body.ignored_paths():
         yield path + _UNPRINTABLE.sub("?", name[:MAX_NAME])
     fields = type(body).model_fields
     for name in body.model_fields_set:
         value = getattr(body, name) if name in fields else None
         for item in value if isinstance(value, list) else [value]:
-            if not isinstance(item, Body):
+            if not isinstance(item, RequestModel):
                 break  # a list's items are of one kind
             kind = item.unsupported_kind()
             if kind is None:

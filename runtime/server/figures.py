@@ -32,7 +32,7 @@ _GAUGES = {
 }
 
 
-class EngineFigures(Collector):
+class EngineMetrics(Collector):
     """The engines' totals and gauges. Totals survive a backend's restart: those of the dead are kept.
 
     Attributes:
@@ -45,10 +45,10 @@ class EngineFigures(Collector):
     def __init__(self) -> None:
         self.current: dict[int, EngineStats] = {}
         self.past = EngineStats()
-        self.live: Sequence[int] = ()
-        self.work: Sequence[int] = ()
-        self.room = 0
-        self.adapted: Mapping[str, int] = {}
+        self.live_by_replica: Sequence[int] = ()
+        self.work_by_replica: Sequence[int] = ()
+        self.max_running_requests = 0
+        self.live_by_adapter: Mapping[str, int] = {}
         self.adapters: Collection[str] = ()
 
     def describe(self) -> list[Metric]:
@@ -77,9 +77,9 @@ class EngineFigures(Collector):
         engine that answers each request in one step would seem to have nothing to do. So they are counted here, and an
         engine only tells how many of them wait."""
         running = waiting = 0
-        for replica, live in enumerate(self.live):
-            told = self.current[replica].waiting if replica in self.current else 0
-            wait = min(max(told, live - self.room), live)
+        for replica, live in enumerate(self.live_by_replica):
+            reported = self.current[replica].waiting if replica in self.current else 0
+            wait = min(max(reported, live - self.max_running_requests), live)
             running, waiting = running + live - wait, waiting + wait
         return running, waiting
 
@@ -87,23 +87,33 @@ class EngineFigures(Collector):
         run = GaugeMetricFamily("unmask_lora_requests_running", "Running requests of an adapter.", labels=["lora"])
         wait = GaugeMetricFamily("unmask_lora_requests_waiting", "Waiting requests of an adapter.", labels=["lora"])
         for name in sorted(self.adapters):
-            live = self.adapted.get(name, 0)
-            told = sum(stats.adapters_waiting.get(name, 0) for stats in self.current.values())
-            run.add_metric([name], live - min(told, live))
-            wait.add_metric([name], min(told, live))
+            live = self.live_by_adapter.get(name, 0)
+            reported = sum(stats.adapters_waiting.get(name, 0) for stats in self.current.values())
+            run.add_metric([name], live - min(reported, live))
+            wait.add_metric([name], min(reported, live))
         yield run
         yield wait
 
     def _replicas(self) -> Iterator[Metric]:
         """What tells replicas from each other."""
-        every = [self.current.get(replica) for replica in range(len(self.live))]
+        every = [self.current.get(replica) for replica in range(len(self.live_by_replica))]
         tokens, hits = (
             [getattr(s, name) if s else 0 for s in every] for name in ("generated_tokens", "prefix_hit_tokens")
         )
         kinds: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, Sequence[float]], ...] = (
             (GaugeMetricFamily, "up", "Whether the replica's engine serves.", [int(s is not None) for s in every]),
-            (GaugeMetricFamily, "requests", "Requests that were sent to the replica and have not ended.", self.live),
-            (GaugeMetricFamily, "work_tokens", "Tokens that these still take, as far as one can tell.", self.work),
+            (
+                GaugeMetricFamily,
+                "requests",
+                "Requests that were sent to the replica and have not ended.",
+                self.live_by_replica,
+            ),
+            (
+                GaugeMetricFamily,
+                "work_tokens",
+                "Tokens that these still take, as far as one can tell.",
+                self.work_by_replica,
+            ),
             (CounterMetricFamily, "generated_tokens", "Tokens of answers, by replica since its start.", tokens),
             (CounterMetricFamily, "prefix_hit_tokens", "Prompt tokens found in the prefix cache, likewise.", hits),
         )
@@ -118,9 +128,9 @@ class EngineFigures(Collector):
         yield GaugeMetricFamily("unmask_requests_running", "Requests being prefilled or decoded.", value=running)
         yield GaugeMetricFamily("unmask_requests_waiting", "Requests that wait for room in an engine.", value=waiting)
         yield from self._adapters()
-        most = self.room * len(self.live)
+        max_running = self.max_running_requests * len(self.live_by_replica)
         text = "Requests that can run at once (--max-num-reqs of each engine)."
-        yield GaugeMetricFamily("unmask_requests_running_most", text, value=most)
+        yield GaugeMetricFamily("unmask_requests_running_most", text, value=max_running)
         yield from self._replicas()
         for field, (name, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))

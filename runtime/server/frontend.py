@@ -15,9 +15,9 @@ from typing import Protocol
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpec
-from runtime.server.observed import Observed
-from runtime.server.offered import Offered
-from runtime.server.profiling import Profiles
+from runtime.server.observed import RequestMetrics
+from runtime.server.offered import AdapterRegistry
+from runtime.server.profiling import Profiler
 
 
 class Unavailable(RequestError):
@@ -27,13 +27,13 @@ class Unavailable(RequestError):
         super().__init__(message, status=503, code="no_backend")
 
 
-class News(Protocol):
+class OutputSink(Protocol):
     """Where what happens to requests is told."""
 
     def put(self, item: tuple[int, EngineOutput] | RequestError) -> None: ...
 
 
-def end(inboxes: Iterable[News], error: RequestError) -> int:
+def fail_queues(inboxes: Iterable[OutputSink], error: RequestError) -> int:
     """Requests with these inboxes end with `error`, which each is told once; how many inboxes there are."""
     each = {id(inbox): inbox for inbox in inboxes}
     for inbox in each.values():
@@ -41,7 +41,7 @@ def end(inboxes: Iterable[News], error: RequestError) -> int:
     return len(each)
 
 
-class Inbox:
+class OutputQueue:
     """News for one HTTP request, in the order of arrival; one reader."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Inbox:
                 self.waiter = None
 
 
-class Frontend(ABC):
+class EngineClient(ABC):
     """The engines, and who waits for them.
 
     Attributes:
@@ -71,9 +71,11 @@ class Frontend(ABC):
         info: of the first engine that loaded; replicas are equal.
     """
 
-    def __init__(self, config: ServerConfig, observed: Observed, adapters: Offered, profiler: Profiles) -> None:
+    def __init__(
+        self, config: ServerConfig, request_metrics: RequestMetrics, adapters: AdapterRegistry, profiler: Profiler
+    ) -> None:
         self.config = config
-        self.observed = observed
+        self.request_metrics = request_metrics
         self.adapters = adapters
         self.profiler = profiler
         self.info: EngineInfo | None = None
@@ -96,7 +98,7 @@ class Frontend(ABC):
         """Engine requests that have not ended."""
 
     @abstractmethod
-    def held(self, owner: str) -> int:
+    def live_of_key(self, owner: str) -> int:
         """Of these, those of an owner (key)."""
 
     @abstractmethod
@@ -110,7 +112,7 @@ class Frontend(ABC):
     # -- requests
 
     @abstractmethod
-    def submit(self, specs: list[RequestSpec]) -> Inbox:
+    def submit(self, specs: list[RequestSpec]) -> OutputQueue:
         """Send requests on their way; news of ``specs[i]`` arrives in the inbox as ``(i, output)``.
 
         Raises RequestError: 429 when the queue is full, 503 when no backend serves.
@@ -139,23 +141,22 @@ class Frontend(ABC):
 
     def check_count(self, prompts: int, n: int) -> None:
         """Raises RequestError 400 if one request may never have so many answers; Unavailable."""
-        count, most = prompts * max(n, 1), self.most_answers()
-        if count > most:
-            param = "n" if prompts == 1 or n > most else "prompt"
-            asked = f"{prompts} prompts are " if prompts > 1 else "these are "
-            times = f", with n {n} for each" if prompts > 1 and n > 1 else ""
+        count, limit = prompts * max(n, 1), self.max_choices()
+        if count > limit:
+            param = "n" if prompts == 1 or n > limit else "prompt"
+            what = f"n={n}" if prompts == 1 else f"{prompts} prompts" + (f" with n={n}" if n > 1 else "")
             raise RequestError(
-                f"{param}: {asked}{count} answers{times}; one request may have {most} here, half of --max-num-reqs and "
-                "--max-queue together; send several requests",
+                f"{param}: {what}: {count} completions exceed the limit of {limit} per request "
+                "((max_num_reqs + max_queue) / 2); send several requests",
                 param=param,
             )
 
-    def most_answers(self) -> int:
-        """Of one request: half of all places."""
-        places = self.require().max_num_reqs * self.config.data_parallel_size + self.config.max_queue
-        return max(1, places // 2)
+    def max_choices(self) -> int:
+        """Returns how many completions one request may have: half of all running and queued requests."""
+        slots = self.require().max_num_reqs * self.config.data_parallel_size + self.config.max_queue
+        return max(1, slots // 2)
 
-    def check_room(self, count: int, owner: str = "") -> None:
+    def check_capacity(self, count: int, owner: str = "") -> None:
         """Raises RequestError 429 unless `count` more requests fit now; Unavailable.
 
         Nobody holds more of the room than is then left to the others, but for a single request: with an `owner` all
@@ -164,7 +165,7 @@ class Frontend(ABC):
         info = self.require()
         queue, live = self.config.max_queue, self.live
         left = info.max_num_reqs * len(self.ready) + queue - live
-        held = self.held(owner) if owner else 0
+        held = self.live_of_key(owner) if owner else 0
         if count > left or (held + count > 1 and held + count > left - count):
             whose = f", {held} of them of this key" if owner else ""
             raise RequestError(

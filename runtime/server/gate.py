@@ -18,46 +18,48 @@ from runtime.server.origins import OriginPolicy
 from runtime.server.pages import pages
 from runtime.server.redaction import redacted
 from runtime.server.responses import error_response
-from runtime.server.routes.documented import Answers
-from runtime.server.service import Service
+from runtime.server.routes.documented import RouteHandler
+from runtime.server.service import ServerContext
 
 log = logging.getLogger("unmask.http")
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-class Gate:
+class RequestMiddleware:
     """ASGI middleware; adds ``X-Request-Id`` to every answer, and ``Connection: close`` while the server drains.
 
     `at_once`: by method and path the routes that give their answers by themselves: the framework's layers have nothing
     to do for them, and a short answer is as much their work as its own.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, at_once: Mapping[tuple[str, str], Answers]) -> None:
+    def __init__(
+        self, app: ASGIApp, context: ServerContext, fast_routes: Mapping[tuple[str, str], RouteHandler]
+    ) -> None:
         self.app = app
-        self.service = service
-        self.at_once = at_once
+        self.context = context
+        self.fast_routes = fast_routes
         self.open = OPEN_PATHS | pages().keys()
-        config = service.config
+        config = context.config
         self.origins = OriginPolicy(config.host, config.cors_allow_origins, config.allowed_hosts, pages().keys())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        service = self.service
-        given: bytes | None = None
+        context = self.context
+        sent_id: bytes | None = None
         authorization: bytes | None = None
         api_key: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"x-request-id":
-                given = value
+                sent_id = value
             elif name == b"authorization":
                 authorization = value
             elif name == b"x-api-key":
                 api_key = value
-        valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
-        request_id = given if given is not None and valid else uuid.uuid4().hex.encode()
+        valid = sent_id is not None and _REQUEST_ID.fullmatch(sent_id) is not None
+        request_id = sent_id if sent_id is not None and valid else uuid.uuid4().hex.encode()
 
         state = scope.setdefault("state", {})
         if scope["method"] == "HEAD":  # wherever GET is; the connection sends no body
@@ -73,25 +75,25 @@ class Gate:
                 headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
                 if unknown := state.get("ignored"):
                     headers.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
-                if service.draining:
+                if context.draining:
                     headers.append((b"connection", b"close"))
             await send(message)
 
-        service.in_flight += 1
+        context.in_flight += 1
         try:
-            if given is not None and not valid:
+            if sent_id is not None and not valid:
                 raise RequestError(
                     "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces", param="X-Request-Id"
                 )
-            if not service.keys.needed:
+            if not context.keys.required:
                 self.origins.check(scope)
             elif scope["path"] not in self.open:
-                state["owner"] = service.keys.check(authorization, api_key)
-            answers = self.at_once.get((scope["method"], scope["path"]))
-            if answers is None:
+                state["owner"] = context.keys.check(authorization, api_key)
+            route = self.fast_routes.get((scope["method"], scope["path"]))
+            if route is None:
                 await self.app(scope, receive, send_marked)
             else:
-                response = await answers(Request(scope, receive, send_marked))
+                response = await route(Request(scope, receive, send_marked))
                 await response(scope, receive, send_marked)
         except RequestError as error:  # the framework answers those of its routes
             state["refusal"] = redacted(error)
@@ -104,8 +106,8 @@ class Gate:
             failure = RequestError(message, status=500, code="internal_error")
             await error_response(failure, scope["path"])(scope, receive, send_marked)
         finally:
-            service.in_flight -= 1
+            context.in_flight -= 1
             seconds = time.monotonic() - arrived
-            access.tell(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
-            if service.tracing is not None and (scope["method"], scope["path"]) in self.at_once and status != 401:
-                service.tracing.tell(scope, request_id.decode(), service.names[0], status, arrived)
+            access.log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
+            if context.tracing is not None and (scope["method"], scope["path"]) in self.fast_routes and status != 401:
+                context.tracing.record(scope, request_id.decode(), context.names[0], status, arrived)

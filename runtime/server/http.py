@@ -13,10 +13,10 @@ import uvicorn
 
 from runtime.config import ServerConfig
 from runtime.server.app import make_app
-from runtime.server.frontend import Frontend
-from runtime.server.keys import Keys
-from runtime.server.observed import Observed
-from runtime.server.service import Service
+from runtime.server.frontend import EngineClient
+from runtime.server.keys import ApiKeys
+from runtime.server.observed import RequestMetrics
+from runtime.server.service import ServerContext
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.door import Door
 from runtime.server.wire.hatch import Hatch
@@ -35,7 +35,7 @@ class HttpServer(uvicorn.Server):
         self,
         app: Any,
         limits: Limits,
-        observed: Observed,
+        observed: RequestMetrics,
         ended: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -108,12 +108,12 @@ class HttpServer(uvicorn.Server):
 
 
 def make_http(
-    config: ServerConfig, frontend: Frontend, ended: Callable[[], None] | None = None
-) -> tuple[Service, HttpServer]:
+    config: ServerConfig, frontend: EngineClient, ended: Callable[[], None] | None = None
+) -> tuple[ServerContext, HttpServer]:
     """A server ready to be given its socket, and the service its routes use. `ended`: see `HttpServer`."""
-    keys = Keys(config.api_key, config.api_key_file, config.keys_in_file)
+    keys = ApiKeys(config.api_key, config.api_key_file, config.keys_in_file)
     keys.watch()
-    service = Service(config, frontend, keys)
+    context = ServerContext(config, frontend, keys)
     limits = Limits(connections=config.max_connections or MOST_CONNECTIONS)
     limits = dataclasses.replace(limits, held_bytes=limits.held_bytes // config.frontend_processes)
-    return service, HttpServer(make_app(service), limits, frontend.observed, ended)
+    return context, HttpServer(make_app(context), limits, frontend.request_metrics, ended)

@@ -18,24 +18,24 @@ log = logging.getLogger("unmask.keys")
 OPEN_PATHS = frozenset({"/health", "/ready", "/startup", "/metrics"})  # probes and scrapers hold no key
 
 
-class Keys:
+class ApiKeys:
     """The keys that open the server: `fixed` ones, and those `in_file`, which change with it.
 
     The file is looked at by a thread, because a slow file system must not hold up requests. Changed content counts
     once two looks have found the same: of a file that is being written nothing is taken, and what was valid stays so.
     """
 
-    def __init__(self, fixed: tuple[str, ...], file: str | None = None, in_file: tuple[str, ...] = ()) -> None:
+    def __init__(self, static: tuple[str, ...], file: str | None = None, in_file: tuple[str, ...] = ()) -> None:
         self.file = file
-        self.fixed = [_digest(key.encode()) for key in fixed]
-        self.digests = self.fixed + [_digest(key.encode()) for key in in_file]
+        self.static_digests = [_digest(key.encode()) for key in static]
+        self.digests = self.static_digests + [_digest(key.encode()) for key in in_file]
         self._seen: Stamp | str | None = "never"  # the file's stamp at the last look
         self._taken: Stamp | str | None = "never"  # and when its content was last judged
 
     @property
-    def needed(self) -> bool:
+    def required(self) -> bool:
         """Whether there are keys at all. An empty file opens to nobody."""
-        return self.file is not None or bool(self.fixed)
+        return self.file is not None or bool(self.static_digests)
 
     def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
         """A name of the key that is no secret, "" where there is but one.
@@ -47,14 +47,14 @@ class Keys:
         if authorization is None and api_key is not None:
             authorization = b"Bearer " + api_key
         scheme, _, key = (authorization or b"").partition(b" ")
-        given = _digest(key.strip())
+        digest = _digest(key.strip())
         # all are compared, whichever fits
-        fits = sum(hmac.compare_digest(given, one) for one in known)
+        fits = sum(hmac.compare_digest(digest, one) for one in known)
         if not fits or scheme.lower() != b"bearer":
             what = "no API key was given" if authorization is None else "the API key is wrong"
             message = f"{what}; send it as the header Authorization: Bearer <key>, or X-Api-Key: <key>"
             raise RequestError(message, status=401, code="invalid_api_key")
-        return "" if len(set(known)) == 1 else sha256(given).hexdigest()[:16]
+        return "" if len(set(known)) == 1 else sha256(digest).hexdigest()[:16]
 
     def watch(self) -> None:
         """Look at the file from now on, for as long as the process lives."""
@@ -63,10 +63,10 @@ class Keys:
 
     def _watch(self) -> None:
         while True:
-            self.look()
+            self.reload()
             time.sleep(SETTLE_SECONDS)
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Take what the file holds, if it is new and was the same at the last look."""
         assert self.file is not None
         stamp = key_file_stamp(self.file)
@@ -86,18 +86,18 @@ class Keys:
         if read != stamp:
             return  # written just now: looked at again
         self._taken = stamp
-        digests = self.fixed + [_digest(key.encode()) for key in keys]
+        digests = self.static_digests + [_digest(key.encode()) for key in keys]
         if digests == self.digests:
             return
         self.digests = digests
         if keys:
             log.info("--api-key-file %s was read again: %d keys", self.file, len(keys))
         else:
-            others = "only keys that are given otherwise open the server" if self.fixed else "nobody may enter"
+            others = "only keys that are given otherwise open the server" if self.static_digests else "nobody may enter"
             log.warning("--api-key-file %s is empty now: %s", self.file, others)
 
 
-def owner_of(request: Request) -> str:
+def api_key_id(request: Request) -> str:
     """Whose key the request came with, for fair shares; "" on a server without keys."""
     return getattr(request.state, "owner", "")
 

@@ -30,13 +30,13 @@ class Waiter:
     number: int
     size: int = field(compare=False)
     owner: str = field(compare=False)
-    turn: asyncio.Future[None] = field(compare=False)
+    granted: asyncio.Future[None] = field(compare=False)
 
 
-class Line:
+class AdmissionQueue:
     """Cancelled, a waiter is gone."""
 
-    def __init__(self, most: int, what: str, per_owner: int | None = None) -> None:
+    def __init__(self, capacity: int, what: str, per_owner: int | None = None) -> None:
         """Creates an empty queue.
 
         Args:
@@ -44,16 +44,16 @@ class Line:
             what: How a refusal calls those that wait.
             per_owner: How many requests of one owner may wait; None for any number.
         """
-        self._most, self._what, self._per_owner = most, what, per_owner
+        self._capacity, self._description, self._per_owner = capacity, what, per_owner
         self._waiting: dict[str, list[Waiter]] = {}  # a heap for each owner of which something waits
         self._numbers = itertools.count()
-        self._held: Counter[str] = Counter()  # of what waits, by owner
+        self._waiting_size: Counter[str] = Counter()  # of what waits, by owner
         self._busy = False
         self._served = ""  # the owner that is served
         self._since = 0.0
         self._used = ServiceTime()
 
-    async def enter(self, size: int, owner: str = "") -> None:
+    async def acquire(self, size: int, owner: str = "") -> None:
         """Waits for service, which `leave` ends. Raises RequestError 429 where too much waits, at once or later."""
         if not self._busy:
             self._busy = True
@@ -63,67 +63,67 @@ class Line:
         if self._per_owner is not None and len(self._waiting.get(owner, ())) >= self._per_owner:
             whose = "of this API key " if owner else ""
             raise RequestError(
-                f"{self._per_owner} {self._what} {whose}wait already, as many as may; retry later",
+                f"{self._per_owner} {self._description} {whose}wait already, as many as may; retry later",
                 status=429,
                 code="queue_full",
             )
-        self._make_room(size, owner)
-        turn = asyncio.get_running_loop().create_future()
-        waiter = Waiter(size.bit_length(), next(self._numbers), size, owner, turn)
+        self._evict_for(size, owner)
+        granted = asyncio.get_running_loop().create_future()
+        waiter = Waiter(size.bit_length(), next(self._numbers), size, owner, granted)
         if owner not in self._waiting and owner != self._served:
             self._used.join(owner, self._waiting)
         heapq.heappush(self._waiting.setdefault(owner, []), waiter)
-        self._held[owner] += size
+        self._waiting_size[owner] += size
         try:
-            await turn
+            await granted
         except asyncio.CancelledError:
-            if turn.cancelled():
+            if granted.cancelled():
                 if waiter in self._waiting.get(owner, ()):
                     self._remove(waiter)
-            elif turn.exception() is None:
-                self.leave()  # its service had begun
+            elif granted.exception() is None:
+                self.release()  # its service had begun
             raise
         finally:
-            del waiter, turn  # a refusal's frames would hold the refusal, and the body, in a circle
+            del waiter, granted  # a refusal's frames would hold the refusal, and the body, in a circle
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Ends the service, and begins that of the next."""
         self._used.end(self._served, time.perf_counter() - self._since, idle=not self._waiting)
         while self._waiting:
             bound = self._used.least(self._waiting) + QUANTUM
             waiter = min(heap[0] for owner, heap in self._waiting.items() if self._used[owner] <= bound)
             self._remove(waiter)
-            if not waiter.turn.done():  # a waiter that was cancelled stays in the queue until it runs
+            if not waiter.granted.done():  # a waiter that was cancelled stays in the queue until it runs
                 self._begin(waiter.owner)
-                waiter.turn.set_result(None)
+                waiter.granted.set_result(None)
                 return
         self._busy = False
 
     @asynccontextmanager
-    async def turn(self, size: int, owner: str = "") -> AsyncIterator[None]:
+    async def slot(self, size: int, owner: str = "") -> AsyncIterator[None]:
         """From `enter` to `leave`."""
-        await self.enter(size, owner)
+        await self.acquire(size, owner)
         try:
             yield
         finally:
-            self.leave()
+            self.release()
 
     def _begin(self, owner: str) -> None:
         self._used.begin(owner)
         self._served, self._since = owner, time.perf_counter()
 
-    def _make_room(self, size: int, owner: str) -> None:
-        while self._held.total() + size > self._most:
-            greediest, held = self._held.most_common(1)[0] if self._held else ("", 0)
-            if held <= self._held[owner] + size:
-                raise self._too_much()
-            last = max(self._waiting[greediest], key=lambda waiter: waiter.number)
+    def _evict_for(self, size: int, owner: str) -> None:
+        while self._waiting_size.total() + size > self._capacity:
+            largest, held = self._waiting_size.most_common(1)[0] if self._waiting_size else ("", 0)
+            if held <= self._waiting_size[owner] + size:
+                raise self._rejection()
+            last = max(self._waiting[largest], key=lambda waiter: waiter.number)
             self._remove(last)
-            if not last.turn.done():
-                last.turn.set_exception(self._too_much())
+            if not last.granted.done():
+                last.granted.set_exception(self._rejection())
 
-    def _too_much(self) -> RequestError:
-        return RequestError(f"too many {self._what} at the moment; retry later", status=429, code="queue_full")
+    def _rejection(self) -> RequestError:
+        return RequestError(f"too many {self._description} at the moment; retry later", status=429, code="queue_full")
 
     def _remove(self, waiter: Waiter) -> None:
         waiting = self._waiting[waiter.owner]
@@ -131,6 +131,6 @@ class Line:
         heapq.heapify(waiting)
         if not waiting:
             del self._waiting[waiter.owner]
-        self._held[waiter.owner] -= waiter.size
-        if not self._held[waiter.owner]:
-            del self._held[waiter.owner]
+        self._waiting_size[waiter.owner] -= waiter.size
+        if not self._waiting_size[waiter.owner]:
+            del self._waiting_size[waiter.owner]

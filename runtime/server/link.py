@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import zmq
 
 from runtime.server import messages, peers
-from runtime.server.messages import Beat, Command, Configure, Event, Fatal, Hello
-from runtime.server.peers import Invitation
+from runtime.server.messages import Command, Configure, Event, Fatal, Heartbeat, Hello
+from runtime.server.peers import CurveCredentials
 
 log = logging.getLogger("unmask.backend")
 
@@ -26,12 +26,12 @@ class FrontendGone(Exception):
     """Nobody is left to serve."""
 
 
-class Link:
+class EngineChannel:
     """Bound to the life of the frontend, which holds the other end of standard input."""
 
-    def __init__(self, name: str, command_addr: str, event_addr: str, invitation: Invitation) -> None:
+    def __init__(self, name: str, command_addr: str, event_addr: str, invitation: CurveCredentials) -> None:
         self.name = name.encode()
-        self.event_addr, self.invitation = event_addr, invitation
+        self.event_addr, self.credentials = event_addr, invitation
         self.context = zmq.Context()
         self.commands = self.context.socket(zmq.DEALER)
         self.commands.setsockopt(zmq.IDENTITY, self.name)
@@ -40,14 +40,14 @@ class Link:
             end.setsockopt(zmq.LINGER, 2000)  # so that the reason for an end still gets out
             end.setsockopt(zmq.SNDHWM, 0)
             end.setsockopt(zmq.RCVHWM, 0)
-            peers.prove(end, addr, invitation)
+            peers.apply_credentials(end, addr, invitation)
             end.connect(addr)
         self.poller = zmq.Poller()
         self.poller.register(self.commands, zmq.POLLIN)
         self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        self.last_heard = time.monotonic()
+        self.last_received = time.monotonic()
 
-    def greet(self) -> None:
+    def send_hello(self) -> None:
         threading.Thread(target=self._send_beats, name="heartbeat", daemon=True).start()
         self.commands.send(messages.encode(Hello(messages.VERSION, os.getpid())))
 
@@ -60,7 +60,7 @@ class Link:
                 if isinstance(command, messages.Stop):
                     raise FrontendGone(command.reason)
 
-    def heard(self) -> bool:
+    def has_command(self) -> bool:
         """Whether a command is here."""
         return bool(int(self.commands.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
@@ -74,15 +74,15 @@ class Link:
                 data = self.commands.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self.last_heard = time.monotonic()
+            self.last_received = time.monotonic()
             yield messages.decode_command(data)
-        if time.monotonic() - self.last_heard > messages.FRONTEND_SILENCE_SECONDS:
+        if time.monotonic() - self.last_received > messages.FRONTEND_SILENCE_SECONDS:
             raise FrontendGone(f"no word from the frontend for {messages.FRONTEND_SILENCE_SECONDS:.0f} s")
 
     def send(self, event: Event) -> None:
         self.events.send_multipart([self.name, messages.encode(event)])
 
-    def end_with(self, sentence: str) -> None:
+    def fail(self, sentence: str) -> None:
         """Sends the reason to the frontend and exits with code 1, at most `REASON_SECONDS` later.
 
         Any thread may call it: the main thread may be blocked in a collective.
@@ -90,7 +90,7 @@ class Link:
         context = zmq.Context()  # a separate context: term() waits for this message only
         end = context.socket(zmq.PUSH)
         end.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
-        peers.prove(end, self.event_addr, self.invitation)
+        peers.apply_credentials(end, self.event_addr, self.credentials)
         end.connect(self.event_addr)
         end.send_multipart([self.name, messages.encode(Fatal(sentence))])
         log.error("%s", sentence)
@@ -104,13 +104,13 @@ class Link:
         socket = context.socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, UNSENT_BEATS)
-        peers.prove(socket, self.event_addr, self.invitation)
+        peers.apply_credentials(socket, self.event_addr, self.credentials)
         socket.connect(self.event_addr)
-        beat = [self.name, messages.encode(Beat())]
+        beat = [self.name, messages.encode(Heartbeat())]
         while True:
             with contextlib.suppress(zmq.Again):
                 socket.send_multipart(beat, zmq.NOBLOCK)
-            time.sleep(messages.BEAT_SECONDS)
+            time.sleep(messages.HEARTBEAT_SECONDS)
 
     def close(self) -> None:
         self.context.destroy()

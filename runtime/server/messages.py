@@ -20,7 +20,7 @@ VERSION = 7  # of this file; raised whenever a struct changes its meaning
 
 PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
 BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
-BEAT_SECONDS = 1.0  # between two `Beat`
+HEARTBEAT_SECONDS = 1.0  # between two `Beat`
 # A backend that sent nothing for so long, not even a `Beat`, gets no requests and makes the server not ready.
 UNRESPONSIVE_SECONDS = 20.0
 FRONTEND_SILENCE_SECONDS = 30.0  # a backend that heard nothing for so long ends itself
@@ -49,8 +49,8 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
     @classmethod
     def of(cls, config: ServerConfig, engine: EngineConfig, replica: int) -> Configure:
         devices, port = config.devices_of(replica), config.master_port or 0
-        place = config.num_nodes, config.master_addr, port
-        return cls(engine, devices, config.log_level, config.log_format, *place)
+        placement = config.num_nodes, config.master_addr, port
+        return cls(engine, devices, config.log_level, config.log_format, *placement)
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
@@ -65,7 +65,7 @@ class Add(msgspec.Struct, tag=True, frozen=True):
         sent: list[RequestSpec] = []
         alike: dict[int, list[tuple[str, int]]] = {}
         for spec in specs:
-            if sent and _alike(sent[-1], spec):
+            if sent and _equal_but_id_and_seed(sent[-1], spec):
                 alike.setdefault(len(sent) - 1, []).append((spec.id, spec.seed))
             else:
                 sent.append(spec)
@@ -79,7 +79,7 @@ class Add(msgspec.Struct, tag=True, frozen=True):
                 yield msgspec.structs.replace(spec, id=id, seed=seed)
 
 
-def _alike(first: RequestSpec, spec: RequestSpec) -> bool:
+def _equal_but_id_and_seed(first: RequestSpec, spec: RequestSpec) -> bool:
     names = (name for name in RequestSpec.__struct_fields__ if name not in ("id", "seed", "prompt"))
     return spec.prompt is first.prompt and all(getattr(spec, name) == getattr(first, name) for name in names)
 
@@ -132,7 +132,7 @@ class Loading(msgspec.Struct, tag=True, frozen=True):
     total_bytes: int
 
 
-class Beat(msgspec.Struct, tag=True, frozen=True):
+class Heartbeat(msgspec.Struct, tag=True, frozen=True):
     """The backend's process runs. A thread of its own sends it, also while the engine compiles or captures graphs."""
 
 
@@ -151,7 +151,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True):
     stats: EngineStats
 
 
-class AdapterNews(msgspec.Struct, tag=True, frozen=True):
+class AdapterResult(msgspec.Struct, tag=True, frozen=True):
     """What became of a wish: whether the adapter is there now, and why not."""
 
     name: str
@@ -159,7 +159,7 @@ class AdapterNews(msgspec.Struct, tag=True, frozen=True):
     error: str | None = None
 
 
-class ProfileNews(msgspec.Struct, tag=True, frozen=True):
+class ProfileResult(msgspec.Struct, tag=True, frozen=True):
     """What became of a wish for a profile: why nothing, or, once it is written, its file."""
 
     file: str = ""
@@ -172,7 +172,7 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
     sentence: str
 
 
-Event = Loading | Beat | Ready | Outputs | Stats | AdapterNews | ProfileNews | Fatal
+Event = Loading | Heartbeat | Ready | Outputs | Stats | AdapterResult | ProfileResult | Fatal
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()

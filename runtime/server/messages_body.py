@@ -13,20 +13,20 @@ from pydantic_core import PydanticCustomError
 from runtime.errors import RequestError
 from runtime.request.validation import refuse
 from runtime.server.conversation import (
-    CHAT,
+    EXAMPLE_CHAT,
     MAX_MESSAGES,
     MAX_PARTS,
     Call,
     Conversation,
     Function,
-    arm,
     check_continued,
     check_kind,
-    template_arguments,
+    template_variables,
+    union_tag,
 )
-from runtime.server.fields import Body, Integer, Overlapping, Unbuilt, said
-from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments
-from runtime.server.tooling import MAX_TOOLS, Choice, Tooling, distinct, make_tool, offered
+from runtime.server.fields import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.schemas import Entries, ModelName, SingleChoiceRequest, TemplateArguments
+from runtime.server.tooling import MAX_TOOLS, Choice, ToolConfig, check_distinct_names, make_tool, select_tools
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
     "auto": "auto",
@@ -35,7 +35,7 @@ _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
     "none": "none",
 }
 _BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
-_NEEDED = {
+_REQUIRED_FIELDS = {
     "text": ("text",),
     "thinking": ("thinking",),
     "redacted_thinking": (),
@@ -58,44 +58,44 @@ def _content_arm(content: Any) -> str:
     return "any" if own else "list"
 
 
-class Block(Body):
+class Block(RequestModel):
     """A piece of a turn: text, an answer's thinking, a call of a tool, or what one returned."""
 
     type: Annotated[
         str,
-        said(
+        api_field(
             "text, thinking, redacted_thinking, tool_use or tool_result; blocks of server tools are ignored, and "
             "`X-Unmask-Ignored` names them",
             "text",
         ),
     ]
-    text: Annotated[str | None, said("of a text", "Hello!")] = None
+    text: Annotated[str | None, api_field("of a text", "Hello!")] = None
     thinking: Annotated[
-        str | None, said("what the assistant thought, for templates that show it", "12 and 30 are 42.")
+        str | None, api_field("what the assistant thought, for templates that show it", "12 and 30 are 42.")
     ] = None
-    signature: Annotated[str | None, said("read by nobody", "")] = None
-    data: Annotated[str | None, said("read by nobody", "")] = None
-    id: Annotated[str | None, said("of a call: what its result names", "call_1")] = None
-    name: Annotated[str | None, said("of a call: the tool's", "calculator")] = None
-    input: Annotated[dict[str, Any] | None, said("of a call: its arguments", {"expression": "12 + 30"})] = None
-    tool_use_id: Annotated[str | None, said("of a result: the call's", "call_1")] = None
-    content: Annotated[_Content | None, said("of a result: a text, or blocks of it", "42")] = None
-    is_error: Annotated[bool | None, said("of a result; read by nobody", False)] = None
-    caller: Annotated[Any, said("read by nobody", None)] = None
-    citations: Annotated[Any, said("read by nobody", None)] = None
-    cache_control: Annotated[Any, said("changes nothing: every prefix is cached", None)] = None
+    signature: Annotated[str | None, api_field("read by nobody", "")] = None
+    data: Annotated[str | None, api_field("read by nobody", "")] = None
+    id: Annotated[str | None, api_field("of a call: what its result names", "call_1")] = None
+    name: Annotated[str | None, api_field("of a call: the tool's", "calculator")] = None
+    input: Annotated[dict[str, Any] | None, api_field("of a call: its arguments", {"expression": "12 + 30"})] = None
+    tool_use_id: Annotated[str | None, api_field("of a result: the call's", "call_1")] = None
+    content: Annotated[_Content | None, api_field("of a result: a text, or blocks of it", "42")] = None
+    is_error: Annotated[bool | None, api_field("of a result; read by nobody", False)] = None
+    caller: Annotated[Any, api_field("read by nobody", None)] = None
+    citations: Annotated[Any, api_field("read by nobody", None)] = None
+    cache_control: Annotated[Any, api_field("changes nothing: every prefix is cached", None)] = None
 
     @model_validator(mode="after")
     def _is_known(self) -> Block:
         if self.unsupported_kind() is not None:
             return self
-        check_kind(self, self.type, _NEEDED, "blocks")
+        check_kind(self, self.type, _REQUIRED_FIELDS, "blocks")
         if self.type == "tool_result" and not isinstance(self.content, str | list | None):
             raise PydanticCustomError("content_type", "tool_result blocks have a content that is text or blocks")
         return self
 
     def unsupported_kind(self) -> str | None:
-        return self.type if self.type not in _NEEDED and _is_tool_block(self.type) else None
+        return self.type if self.type not in _REQUIRED_FIELDS and _is_tool_block(self.type) else None
 
     def result_text(self, path: str) -> str:
         """The content of a tool's result as text: JSON of a list with blocks that have forms of their own."""
@@ -109,124 +109,126 @@ _Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
 _Content = Annotated[
     Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_content_arm),
-    Overlapping(),
+    AnyOfUnion(),
 ]
-BlockText = Annotated[Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")], Discriminator(arm)]
+BlockText = Annotated[Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")], Discriminator(union_tag)]
 
 
-class Turn(Body):
-    role: Annotated[Literal["user", "assistant", "system"], said("whose it is", "user")]
-    content: Annotated[BlockText, said("a text, or blocks", "Hello!")]
+class InputMessage(RequestModel):
+    role: Annotated[Literal["user", "assistant", "system"], api_field("whose it is", "user")]
+    content: Annotated[BlockText, api_field("a text, or blocks", "Hello!")]
 
 
-class Thinking(Body):
+class Thinking(RequestModel):
     """Whether templates that know `enable_thinking` are told to think first."""
 
     type: Annotated[
         Literal["enabled", "disabled", "adaptive"],
-        said("templates that know `enable_thinking` are told to think unless `disabled`", "enabled"),
+        api_field("templates that know `enable_thinking` are told to think unless `disabled`", "enabled"),
     ]
-    budget_tokens: Annotated[Integer | None, said("changes nothing", 1024)] = None
-    display: Annotated[str | None, said("changes nothing", "summarized")] = None
+    budget_tokens: Annotated[Integer | None, api_field("changes nothing", 1024)] = None
+    display: Annotated[str | None, api_field("changes nothing", "summarized")] = None
 
 
-class OutputConfig(Body):
+class OutputConfig(RequestModel):
     """The form of the answer's text; `effort` is a matter of templates that know `reasoning_effort`."""
 
-    format: Annotated[Any, said("json_schema with a schema", {"type": "json_schema", "schema": {"type": "object"}})] = (
-        None
-    )
-    effort: Annotated[str | None, said("for templates that know `reasoning_effort`", "low")] = None
+    format: Annotated[
+        Any, api_field("json_schema with a schema", {"type": "json_schema", "schema": {"type": "object"}})
+    ] = None
+    effort: Annotated[str | None, api_field("for templates that know `reasoning_effort`", "low")] = None
 
 
-class MessagesTool(Body):
+class MessagesTool(RequestModel):
     """A tool that the model may use."""
 
     type: Annotated[
         str | None,
-        said(
+        api_field(
             "`custom`, the default; a tool of another type is not offered to the model, and `X-Unmask-Ignored` "
             "names it",
             "custom",
         ),
     ] = None
-    name: Annotated[str | None, said("what a call names", "calculator")] = None
-    description: Annotated[str | None, said("when and how to use it", "Works out sums.")] = None
+    name: Annotated[str | None, api_field("what a call names", "calculator")] = None
+    description: Annotated[str | None, api_field("when and how to use it", "Works out sums.")] = None
     input_schema: Annotated[
         dict[str, Any] | None,
-        said("JSON schema of the input", {"type": "object", "properties": {"expression": {"type": "string"}}}),
+        api_field("JSON schema of the input", {"type": "object", "properties": {"expression": {"type": "string"}}}),
     ] = None
-    strict: Annotated[bool | None, said("the input always fits the schema", False)] = None
-    cache_control: Annotated[Any, said("changes nothing: every prefix is cached", None)] = None
+    strict: Annotated[bool | None, api_field("the input always fits the schema", False)] = None
+    cache_control: Annotated[Any, api_field("changes nothing: every prefix is cached", None)] = None
 
     def unsupported_kind(self) -> str | None:
         return None if self.type in (None, "custom") else self.type
 
 
-class MessagesToolChoice(Body):
+class MessagesToolChoice(RequestModel):
     """Whether and which tools are to be used."""
 
     type: Annotated[
         Literal["auto", "any", "tool", "none"],
-        said("`auto`: the model decides, `any`: some tool, `tool`: the one of this `name`, `none`", "auto"),
+        api_field("`auto`: the model decides, `any`: some tool, `tool`: the one of this `name`, `none`", "auto"),
     ]
-    name: Annotated[str | None, said("of the tool that is to be used", "calculator")] = None
-    disable_parallel_tool_use: Annotated[bool | None, said("one call at most", False)] = None
+    name: Annotated[str | None, api_field("of the tool that is to be used", "calculator")] = None
+    disable_parallel_tool_use: Annotated[bool | None, api_field("one call at most", False)] = None
 
 
-class CountRequest(Body):
+class CountRequest(RequestModel):
     """A conversation whose tokens are counted."""
 
     model: ModelName = None
     messages: Annotated[
-        Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)],
-        said("the conversation so far; a last turn of the assistant's is continued", CHAT),
+        Annotated[list[InputMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)],
+        api_field("the conversation so far; a last turn of the assistant's is continued", EXAMPLE_CHAT),
     ]
-    system: Annotated[BlockText | None, said("what stands before it: a text, or blocks of it", "You are terse.")] = None
+    system: Annotated[
+        BlockText | None, api_field("what stands before it: a text, or blocks of it", "You are terse.")
+    ] = None
     tools: Annotated[
         Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        said("that the model may use", [{"name": "calculator", "input_schema": {"type": "object"}}]),
+        api_field("that the model may use", [{"name": "calculator", "input_schema": {"type": "object"}}]),
     ] = None
     tool_choice: Annotated[
-        MessagesToolChoice | None, said("whether and which tools are to be used", {"type": "auto"})
+        MessagesToolChoice | None, api_field("whether and which tools are to be used", {"type": "auto"})
     ] = None
-    thinking: Annotated[Thinking | None, said("whether the model is to think first", {"type": "disabled"})] = None
-    output_config: Annotated[OutputConfig | None, said("the form of the answer", {"effort": "low"})] = None
+    thinking: Annotated[Thinking | None, api_field("whether the model is to think first", {"type": "disabled"})] = None
+    output_config: Annotated[OutputConfig | None, api_field("the form of the answer", {"effort": "low"})] = None
     chat_template_kwargs: TemplateArguments = None
-    cache_control: Annotated[Any, said("changes nothing: every prefix is cached", None)] = None
-    speed: Annotated[str | None, said("changes nothing", "standard")] = None
+    cache_control: Annotated[Any, api_field("changes nothing: every prefix is cached", None)] = None
+    speed: Annotated[str | None, api_field("changes nothing", "standard")] = None
 
     def template_kwargs(self) -> dict[str, Any]:
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
         effort = None if self.output_config is None else self.output_config.effort
-        return template_arguments(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
+        return template_variables(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
 
-    def tooling(self) -> Tooling:
+    def tool_config(self) -> ToolConfig:
         """Raises RequestError for a tool that is malformed, and for a choice among them that cannot be."""
         tools = [
             make_tool(f"tools[{i}]", "input_schema", item.name or "", item.description, item.input_schema, item.strict)
             for i, item in enumerate(self.tools or ())
             if item.unsupported_kind() is None
         ]
-        distinct(tools)
+        check_distinct_names(tools)
         choice = self.tool_choice or MessagesToolChoice(type="auto")
         named = choice.name or "" if choice.type == "tool" else ""
         if choice.type == "tool" and not named:
             raise refuse("tool_choice.name", "is missing; name one of the tools")
         single = choice.disable_parallel_tool_use is True
-        return offered(tools, Choice(_CHOICES[choice.type], named), single=single)
+        return select_tools(tools, Choice(_CHOICES[choice.type], named), single=single)
 
-    def chat(self) -> Conversation:
+    def to_chat(self) -> Conversation:
         """System and turns as a chat's messages. Raises RequestError for blocks that their turn cannot have."""
         made = Conversation("tool_use_id")
         if self.system is not None:
             made.add("system", role="system", content=_system(self.system, "system"))
-        for i, turn in enumerate(self.messages):
+        for i, message in enumerate(self.messages):
             path = f"messages[{i}]"
-            if turn.role == "assistant":
-                _answer(made, turn.content, path)
+            if message.role == "assistant":
+                _add_assistant(made, message.content, path)
             else:
-                _asked(made, turn, path)
+                _add_input(made, message, path)
         return made
 
     def continued(self, messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -239,24 +241,26 @@ class CountRequest(Body):
         return True
 
 
-class MessagesRequest(CountRequest, OneAnswer):
+class MessagesRequest(CountRequest, SingleChoiceRequest):
     max_tokens: Annotated[
-        Integer | None, said("most tokens of the answer; what the model's length leaves without it", 64)
+        Integer | None, api_field("most tokens of the answer; what the model's length leaves without it", 64)
     ] = None
-    stop_sequences: Annotated[list[str] | None, said("texts before the first of which the answer ends", ["\n\n"])] = (
-        None
-    )
-    metadata: Annotated[Entries | None, said("read by nobody", {"user_id": "someone"})] = None
-    service_tier: Annotated[str | None, said("changes nothing", "auto")] = None
-    inference_geo: Annotated[str | None, said("changes nothing", "eu")] = None
-    response_format: Annotated[Any, Unbuilt(why="is output_config.format here; give it there")] = None
-    container: Annotated[Any, Unbuilt()] = None
+    stop_sequences: Annotated[
+        list[str] | None, api_field("texts before the first of which the answer ends", ["\n\n"])
+    ] = None
+    metadata: Annotated[Entries | None, api_field("read by nobody", {"user_id": "someone"})] = None
+    service_tier: Annotated[str | None, api_field("changes nothing", "auto")] = None
+    inference_geo: Annotated[str | None, api_field("changes nothing", "eu")] = None
+    response_format: Annotated[Any, UnsupportedField(why="is output_config.format here; give it there")] = None
+    container: Annotated[Any, UnsupportedField()] = None
     mcp_servers: Annotated[
         list[Any] | None,
-        said("ignored beside an `mcp_toolset` among `tools`, else refused unless empty: the server calls no tools", []),
+        api_field(
+            "ignored beside an `mcp_toolset` among `tools`, else refused unless empty: the server calls no tools", []
+        ),
     ] = None
 
-    spelt: ClassVar[dict[str, str]] = {"prompt": "messages"}
+    field_aliases: ClassVar[dict[str, str]] = {"prompt": "messages"}
 
     def ignored_paths(self) -> Iterator[str]:
         yield from super().ignored_paths()
@@ -268,11 +272,11 @@ class MessagesRequest(CountRequest, OneAnswer):
         if self.mcp_servers and not any(tool.type == "mcp_toolset" for tool in self.tools or ()):
             raise refuse("mcp_servers", "is not built in this version; leave it out")
 
-    def asked(self) -> dict[str, Any]:
-        return super().asked() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
+    def set_fields(self) -> dict[str, Any]:
+        return super().set_fields() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
 
     def names(self) -> dict[str, str]:
-        return self.spelt | ({} if self.stop_sequences is None else {"stop": "stop_sequences"})
+        return self.field_aliases | ({} if self.stop_sequences is None else {"stop": "stop_sequences"})
 
     def format(self) -> tuple[str, Any]:
         return "output_config.format", None if self.output_config is None else self.output_config.format
@@ -298,7 +302,7 @@ def _text(content: BlockText | None, path: str) -> str:
     return "".join(block.text or "" for block in content if block.type == "text")
 
 
-def _answer(made: Conversation, content: BlockText, path: str) -> None:
+def _add_assistant(made: Conversation, content: BlockText, path: str) -> None:
     if isinstance(content, str):
         made.assistant(path, text=content, begins=True)
         return
@@ -320,9 +324,9 @@ def _answer(made: Conversation, content: BlockText, path: str) -> None:
         begins = False
 
 
-def _asked(made: Conversation, turn: Turn, path: str) -> None:
+def _add_input(made: Conversation, message: InputMessage, path: str) -> None:
     """A user's turn, or one of the system's: results of tools are messages of their own, in their place."""
-    blocks = [Block(type="text", text=turn.content)] if isinstance(turn.content, str) else turn.content
+    blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []
     added = False
     for i, block in enumerate(blocks):
@@ -331,13 +335,13 @@ def _asked(made: Conversation, turn: Turn, path: str) -> None:
             continue
         if block.type == "text":
             texts.append(block.text or "")
-        elif block.type == "tool_result" and turn.role == "user":
+        elif block.type == "tool_result" and message.role == "user":
             if texts:
                 made.add(path, role="user", content="".join(texts))
                 texts = []
             made.add(at, role="tool", content=block.result_text(f"{at}.content"), tool_call_id=block.tool_use_id)
             added = True
         else:
-            raise RequestError(f"{at}: a {turn.role}'s turn has no {block.type} blocks; move it", param=at)
+            raise RequestError(f"{at}: a {message.role}'s turn has no {block.type} blocks; move it", param=at)
     if texts or not added:
-        made.add(path, role=turn.role, content="".join(texts))
+        made.add(path, role=message.role, content="".join(texts))

@@ -21,7 +21,7 @@ UNLABELLED = frozenset(
 )
 
 
-class Named(Collector):
+class ModelNameLabels(Collector):
     """All that `registry` has; every sample but those of `UNLABELLED` with the label ``model_name``."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
@@ -38,7 +38,7 @@ class Named(Collector):
             yield metric
 
 
-class Processes(Collector):
+class ProcessMetrics(Collector):
     """``process_*``, as clients of Prometheus have them, of several processes: the label ``process`` tells which.
 
     `others`: pids by name of those that run beside this one, which is "frontend".

@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 
 import runtime
 from runtime.request.engine_messages import EngineInfo, EngineStats
-from runtime.server.figures import EngineFigures
-from runtime.server.metric_labels import Named, Processes
+from runtime.server.figures import EngineMetrics
+from runtime.server.metric_labels import ModelNameLabels, ProcessMetrics
 from runtime.server.observed import POWERS
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -45,9 +45,9 @@ class Metrics:
         self.rendered = 0.0
         self.credit = _RENDERING_AT_ONCE
         self.registry = CollectorRegistry()
-        self.shown = Named(self.registry, model_name)
-        self.figures = EngineFigures()
-        self.registry.register(self.figures)
+        self.labelled = ModelNameLabels(self.registry, model_name)
+        self.engine_metrics = EngineMetrics()
+        self.registry.register(self.engine_metrics)
         self.registry.register(observed)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -66,12 +66,12 @@ class Metrics:
         self.build = Info("unmask_build", "Version, and the model's family and device.", registry=self.registry)
         self.build.info({"version": runtime.__version__, "python": platform.python_version()})
 
-    def beside(self, processes: Callable[[], Mapping[str, int]]) -> None:
+    def add_processes(self, processes: Callable[[], Mapping[str, int]]) -> None:
         """Tell of this process, and of those that run beside it: their pids by name, asked for every time."""
-        self.registry.register(Processes(processes))
+        self.registry.register(ProcessMetrics(processes))
 
-    def loaded(self, info: EngineInfo, seconds: float) -> None:
-        self.figures.room = info.max_num_reqs
+    def on_loaded(self, info: EngineInfo, seconds: float) -> None:
+        self.engine_metrics.max_running_requests = info.max_num_reqs
         self.load.set(seconds)
         self.build.info(
             {
@@ -87,9 +87,9 @@ class Metrics:
             }
         )
 
-    def engine(self, replica: int, stats: EngineStats) -> None:
+    def record_stats(self, replica: int, stats: EngineStats) -> None:
         """A backend's report: totals and gauges replace its last ones, observations are added."""
-        self.figures.current[replica] = stats
+        self.engine_metrics.current[replica] = stats
         for histogram, values in (
             (self.step, stats.step_seconds),
             (self.device, stats.device_seconds),
@@ -100,8 +100,8 @@ class Metrics:
             for value in values:
                 histogram.observe(value)
 
-    def engine_gone(self, replica: int) -> None:
-        self.figures.retire(replica)
+    def retire_engine(self, replica: int) -> None:
+        self.engine_metrics.retire(replica)
         self.failures.inc()
 
     def text(self) -> bytes:
@@ -115,7 +115,7 @@ class Metrics:
         due, self.credit, self.rendered = self.due(), self._saved(now), now
         if due:
             began = self.cpu_clock()
-            self.last = generate_latest(self.shown)
+            self.last = generate_latest(self.labelled)
             self.credit -= max(self.cpu_clock() - began, (self.clock() - now) / 4)
         return self.last
 

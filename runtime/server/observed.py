@@ -12,7 +12,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120,
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 # why a connection is ended by the server; each is there from the start, so that the first one is an increase
-GIVEN_UP = (
+CLOSE_REASONS = (
     "slow_head",
     "slow_body",
     "stalled",
@@ -25,7 +25,7 @@ GIVEN_UP = (
 )
 
 
-class Observed(Collector):
+class RequestMetrics(Collector):
     """One process's."""
 
     def __init__(self) -> None:
@@ -54,17 +54,17 @@ class Observed(Collector):
             "tokens_per_forward", "Tokens of an answer, its end included, over its steps.", POWERS
         )
         self.connections = Gauge("unmask_connections", "Connections of clients, open now.", registry=self.registry)
-        self.connections_most = Gauge(
+        self.max_connections = Gauge(
             "unmask_connections_most", "Connections that there may be (--max-connections).", registry=self.registry
         )
-        self.given_up = Counter(
+        self.closed_by_server = Counter(
             "unmask_connections_given_up",
             "Connections that the server ended for want of something, by reason (docs/server.md).",
             ["reason"],
             registry=self.registry,
         )
-        for reason in GIVEN_UP:
-            self.given_up.labels(reason)
+        for reason in CLOSE_REASONS:
+            self.closed_by_server.labels(reason)
 
     def describe(self) -> list[Metric]:
         return []

@@ -7,60 +7,60 @@ from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 from runtime.errors import RequestError
-from runtime.server.dialect import Dialect
-from runtime.server.errors import of_error
-from runtime.server.jobs import Job
+from runtime.server.dialect import ServingHandler
+from runtime.server.errors import openai_error
+from runtime.server.jobs import GenerationJob
 from runtime.server.responses import DONE, event
 from runtime.server.schemas import OpenAIRequest
 
 
-class Told(NamedTuple):
+class StreamSettings(NamedTuple):
     """What a request says of how its answer is told."""
 
     model: str
     streams: bool
-    usage: bool  # a stream ends with it
-    counts: bool  # and every chunk of it tells how far it is: with that at its end alone, as others have it
+    include_usage: bool  # a stream ends with it
+    continuous_usage: bool  # and every chunk of it tells how far it is: with that at its end alone, as others have it
     denoise: bool  # a stream tells every step
 
     @classmethod
-    def of(cls, body: OpenAIRequest, model: str, mode: str | None) -> Told:
+    def of(cls, body: OpenAIRequest, model: str, mode: str | None) -> StreamSettings:
         options = body.stream_options
         usage = options is not None and bool(options.include_usage)
         counts = usage and options is not None and bool(options.continuous_usage_stats)
         return cls(model, mode is not None, usage, counts, mode == "denoise")
 
 
-class OpenAIEvents(Dialect):
+class OpenAIHandler(ServingHandler):
     """Chunks of choices, and the usage where it is wanted."""
 
     object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, job: Job, told: Told) -> None:
-        super().__init__(job, streams=told.streams)
-        self.told = told
-        self._head = {"id": job.id, "created": int(time.time()), "model": told.model}
+    def __init__(self, job: GenerationJob, settings: StreamSettings) -> None:
+        super().__init__(job, streams=settings.streams)
+        self.settings = settings
+        self._head = {"id": job.id, "created": int(time.time()), "model": settings.model}
         self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
-        if told.usage:
+        if settings.include_usage:
             self._base["usage"] = None  # all chunks but the last, as OpenAI has it
 
     @abstractmethod
     def choices(self) -> list[dict[str, Any]]:
         """Of the answer in one piece."""
 
-    def whole(self) -> dict[str, Any]:
+    def full_response(self) -> dict[str, Any]:
         return {**self._head, "object": self.object, "choices": self.choices(), "usage": self.job.usage()}
 
     def chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
-        if self.told.counts:
+        if self.settings.continuous_usage:
             more["usage"] = self.job.usage()
         return event({**self._base, "choices": [choice], **more})
 
-    def end(self) -> bytes:
-        if not self.told.usage:
+    def on_finish(self) -> bytes:
+        if not self.settings.include_usage:
             return DONE
         return event({**self._base, "choices": [], "usage": self.job.usage()}) + DONE
 
-    def failed(self, error: RequestError) -> bytes:
-        return event(of_error(error)) + DONE
+    def on_error(self, error: RequestError) -> bytes:
+        return event(openai_error(error)) + DONE

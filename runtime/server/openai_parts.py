@@ -8,13 +8,13 @@ from runtime.parsers import Arguments, CallStart, ChatOutputParser, Delta, Reaso
 from runtime.request.output import CompletionState
 
 
-def parts_of(choice: CompletionState) -> ChatOutputParser:
+def output_parser(choice: CompletionState) -> ChatOutputParser:
     """Of a chat's answer."""
     assert isinstance(choice.parts, ChatOutputParser)
     return choice.parts
 
 
-def message(parts: ChatOutputParser) -> dict[str, Any]:
+def assistant_message(parts: ChatOutputParser) -> dict[str, Any]:
     """Of a whole answer; without a text beside calls, its content is null."""
     made: dict[str, Any] = {
         "role": "assistant",
@@ -31,7 +31,7 @@ def message(parts: ChatOutputParser) -> dict[str, Any]:
     return made
 
 
-def delta(grown: Delta) -> dict[str, Any]:
+def chat_delta(grown: Delta) -> dict[str, Any]:
     """Of a chunk."""
     if isinstance(grown, Reasoning):
         return {"reasoning_content": grown.text}

@@ -20,13 +20,13 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
     properties = {field.name: _nullable(values_schema(field), field.help) for field in engine_fields(info)}
     for name, (field, rules) in _declared(info).items():
         outer, _, inner = name.rpartition(".")
-        place = properties
+        target = properties
         if outer:
-            whole = {"type": "object", "properties": {}, "additionalProperties": False}
-            nested = properties.setdefault(outer, _nullable(whole, f"numbers of the {rules[0]} rule"))
-            place = nested["anyOf"][0]["properties"]
-        place[inner] = _nullable(values_schema(field), field.help + (f" ({', '.join(rules)})" if rules else ""))
-        place[inner]["x-unmask-rules"] = rules
+            nested_object = {"type": "object", "properties": {}, "additionalProperties": False}
+            nested = properties.setdefault(outer, _nullable(nested_object, f"numbers of the {rules[0]} rule"))
+            target = nested["anyOf"][0]["properties"]
+        target[inner] = _nullable(values_schema(field), field.help + (f" ({', '.join(rules)})" if rules else ""))
+        target[inner]["x-unmask-rules"] = rules
     return schema | {"properties": properties, "additionalProperties": False}
 
 

@@ -7,32 +7,32 @@ from typing import Any
 
 from runtime.errors import RequestError
 from runtime.request.output import append_event, denoise_event
-from runtime.server.dialect import Dialect
-from runtime.server.errors import of_error
-from runtime.server.jobs import Job, Update
+from runtime.server.dialect import ServingHandler
+from runtime.server.errors import openai_error
+from runtime.server.jobs import GenerationJob, OutputDelta
 from runtime.server.responses import DONE, event
 
 
-class OwnEvents(Dialect):
+class GenerateEvents(ServingHandler):
     """Events of docs/server.md#streaming. `mode`: the stream_mode, or None for an answer that is not streamed."""
 
-    def __init__(self, job: Job, mode: str | None) -> None:
+    def __init__(self, job: GenerationJob, mode: str | None) -> None:
         super().__init__(job, streams=mode is not None)
         self._make = denoise_event if mode == "denoise" else append_event
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]: ...
+    def full_response(self) -> dict[str, Any]: ...
 
-    def fields(self, update: Update) -> dict[str, Any] | None:
+    def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
         """Of the event of a step; None where it has none."""
         return self._make(update.choice, update.output, update.text)
 
-    def step(self, update: Update) -> bytes:
-        fields = self.fields(update)
+    def on_output(self, update: OutputDelta) -> bytes:
+        fields = self.event_fields(update)
         return b"" if fields is None else event(fields)
 
-    def end(self) -> bytes:
-        return event({"event": "final", **self.whole()}) + DONE
+    def on_finish(self) -> bytes:
+        return event({"event": "final", **self.full_response()}) + DONE
 
-    def failed(self, error: RequestError) -> bytes:
-        return event({"event": "error", "id": self.job.id, **of_error(error)}) + DONE
+    def on_error(self, error: RequestError) -> bytes:
+        return event({"event": "error", "id": self.job.id, **openai_error(error)}) + DONE

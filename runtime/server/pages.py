@@ -38,14 +38,14 @@ class Page(NamedTuple):
 def pages() -> Mapping[str, Page]:
     """Every file by the path it is served at."""
     own = {file.name: file.read_bytes() for file in files("runtime.server.page").iterdir() if file.is_file()}
-    places = {
+    contents = {
         "/": own.pop("index.html"),
         "/docs": own.pop("docs.html"),
         **{f"/page/{name}": content for name, content in own.items() if name.rpartition(".")[2] in _TYPES},
     }
     swagger = files("fastapi_swagger") / "resources"
-    places |= {f"/docs/{name}": (swagger / name).read_bytes() for name in _SWAGGER}
-    return {path: Page(content, _headers(path, content)) for path, content in places.items()}
+    contents |= {f"/docs/{name}": (swagger / name).read_bytes() for name in _SWAGGER}
+    return {path: Page(content, _headers(path, content)) for path, content in contents.items()}
 
 
 def _headers(path: str, content: bytes) -> dict[str, str]:

@@ -25,11 +25,11 @@ log = logging.getLogger("unmask.peers")
 
 ZAP = "inproc://zeromq.zap.01"  # where libzmq asks about those that connect (RFC 27)
 LIMITS = {zmq.ROUTER: 64 << 10, zmq.PULL: 64 << 20}  # bytes of a frame: of a hello; of the events of one step
-_INVITATION_BYTES = 4096
+_CREDENTIALS_BYTES = 4096
 _IPV4 = re.compile(r"[0-9.]+")
 
 
-class Invitation(msgspec.Struct, frozen=True):
+class CurveCredentials(msgspec.Struct, frozen=True):
     """What a backend needs to prove itself over tcp: one JSON line, the first on its standard input."""
 
     server_public: str = ""
@@ -43,14 +43,14 @@ class Invitation(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self) + b"\n"
 
 
-def proved(addr: str) -> bool:
+def uses_curve(addr: str) -> bool:
     """Whether those that meet at this address prove who they are."""
     return addr.startswith(("tcp://", "ipc://@"))  # an abstract socket has no owner and no mode
 
 
 def require_curve(addr: str, flag: str) -> None:
     """Raises ConfigError for an address that needs CURVE where libzmq was built without it."""
-    if proved(addr) and not zmq.has("curve"):
+    if uses_curve(addr) and not zmq.has("curve"):
         raise ConfigError(
             f"{flag}: {addr} needs a libzmq with CURVE, which this build lacks; use an ipc:// path, or leave it out"
         )
@@ -63,27 +63,27 @@ def enable_ipv6(socket: zmq.Socket[bytes], addr: str) -> None:
         socket.setsockopt(zmq.IPV6, 1)
 
 
-def read_invitation(descriptor: int) -> Invitation | None:
+def read_credentials(descriptor: int) -> CurveCredentials | None:
     """The invitation that the frontend writes first; None where it ended before."""
     data = b""
     while not data.endswith(b"\n"):
-        more = os.read(descriptor, _INVITATION_BYTES)
-        if not more or len(data) > _INVITATION_BYTES:
+        more = os.read(descriptor, _CREDENTIALS_BYTES)
+        if not more or len(data) > _CREDENTIALS_BYTES:
             return None
         data += more
-    return msgspec.json.decode(data, type=Invitation)
+    return msgspec.json.decode(data, type=CurveCredentials)
 
 
-def prove(socket: zmq.Socket[bytes], addr: str, invitation: Invitation) -> None:
+def apply_credentials(socket: zmq.Socket[bytes], addr: str, invitation: CurveCredentials) -> None:
     """Prepare a backend's socket to connect to `addr`."""
     enable_ipv6(socket, addr)
-    if proved(addr):
+    if uses_curve(addr):
         socket.setsockopt(zmq.CURVE_SERVERKEY, invitation.server_public.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, invitation.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, invitation.secret.encode())
 
 
-class Peers:
+class ZapAuthenticator:
     """The frontend's side: the keys, and the answers to libzmq's questions about those that connect."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
@@ -93,28 +93,28 @@ class Peers:
         self.zap.bind(ZAP)
         self.public, self.secret = zmq.curve_keypair() if zmq.has("curve") else (b"", b"")
 
-    def guard(self, socket: zmq.Socket[bytes], addr: str) -> None:
+    def secure(self, socket: zmq.Socket[bytes], addr: str) -> None:
         """Prepare a socket of the frontend to be bound to `addr`."""
         enable_ipv6(socket, addr)
         socket.setsockopt(zmq.MAXMSGSIZE, LIMITS[cast(zmq.SocketType, socket.type)])
-        if proved(addr):
+        if uses_curve(addr):
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
             socket.setsockopt(zmq.ZAP_DOMAIN, b"unmask")
 
-    def invite(self, name: str) -> Invitation:
+    def issue(self, name: str) -> CurveCredentials:
         """Let in a backend under `name`; what it must be told."""
         if not self.public:
-            return Invitation()
+            return CurveCredentials()
         public, secret = zmq.curve_keypair()
         self.names[z85.decode(public)] = name
-        return Invitation(self.public.decode(), public.decode(), secret.decode())
+        return CurveCredentials(self.public.decode(), public.decode(), secret.decode())
 
-    def forget(self, name: str) -> None:
+    def revoke(self, name: str) -> None:
         """Let in nobody under `name` any more."""
         self.names = {key: other for key, other in self.names.items() if other != name}
 
-    def answer(self) -> None:
+    def handle_requests(self) -> None:
         """Answer every question that is here."""
         while not self.zap.closed:
             try:
@@ -132,7 +132,7 @@ class Peers:
 def receive(socket: zmq.Socket[bytes], addr: str) -> tuple[bytes, bytes] | None:
     """The next message as (name, data), the name as its sender gives it or, over tcp, proved; None for a message that
     is not of that form or whose sender is another than it says. Raises zmq.Again where nothing is there."""
-    if not proved(addr):
+    if not uses_curve(addr):
         message = socket.recv_multipart(zmq.NOBLOCK)
         return (message[0], message[1]) if len(message) == 2 else None
     frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)  # frames, because they know who sent them

@@ -19,11 +19,11 @@ from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.resolve import check_ids, check_length
 from runtime.request.validation import refuse
-from runtime.server.bodies import decoded
-from runtime.server.keys import owner_of
-from runtime.server.lanes import Lanes, T, Work, attended
-from runtime.server.line import Line
-from runtime.server.shape import counting
+from runtime.server.bodies import decode_body
+from runtime.server.keys import api_key_id
+from runtime.server.lanes import PreprocessingExecutors, T, Work, cancel_on_disconnect
+from runtime.server.line import AdmissionQueue
+from runtime.server.shape import check_shape_in_steps
 from runtime.server.validating import B, decode, parse_body, validate
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.template_limits import RenderBudget
@@ -41,13 +41,13 @@ MAX_TOOL_VALUES = 2**14  # in the schemas of a request's tools
 MAX_PROMPT_TOKENS = 2**17  # of all prompts of a request
 
 
-class Preparer:
+class Preprocessor:
     """`require` gives the engine's facts and the tokenizer, or raises Unavailable."""
 
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
-        self._lanes = Lanes()
-        self._parsing = Line(MAX_WAITING_BODIES, "long bodies wait to be read")
+        self._executors = PreprocessingExecutors()
+        self._parse_queue = AdmissionQueue(MAX_WAITING_BODIES, "long bodies wait to be read")
 
     async def parse(self, request: Request, kind: type[B], data: bytes, codings: Sequence[str] = ()) -> B:
         """Returns the parsed body.
@@ -64,45 +64,45 @@ class Preparer:
         """
         if len(data) <= SMALL_BODY and not codings:
             return parse_body(kind, data)
-        return await attended(request, self._parse(kind, data, owner_of(request), codings))
+        return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), codings))
 
     async def _parse(self, kind: type[B], data: bytes, owner: str, codings: Sequence[str] = ()) -> B:
         """`parse_body` in its turn, and others have theirs between its steps. A body is decoded in its turn too, so
         that only one at a time takes more memory than was sent."""
-        async with self._parsing.turn(len(data), owner):
-            data = await decoded(data, codings)
-            for _ in counting(data):
+        async with self._parse_queue.slot(len(data), owner):
+            data = await decode_body(data, codings)
+            for _ in check_shape_in_steps(data):
                 await asyncio.sleep(0)
             value = decode(data)
             await asyncio.sleep(0)
             return validate(kind, value)
 
-    async def encode(self, request: Request, text: str, *, begun: bool = True) -> list[int]:
+    async def encode(self, request: Request, text: str, *, add_bos: bool = True) -> list[int]:
         """Encodes a text, which may be longer than a prompt. Special tokens in it are ordinary text.
 
         See docs/decoding-rules.md#special-tokens. `begun`: adds the token that begins prompts, if there is one.
         """
         info, tokenizer = self._require()
-        encode = _begun if begun else _encode
+        encode = _encode_with_bos if add_bos else _encode
 
-        def work(wanted: Callable[[], bool]) -> list[int]:
-            return encode(tokenizer, text, info, "prompt", wanted)
+        def work(is_needed: Callable[[], bool]) -> list[int]:
+            return encode(tokenizer, text, info, "prompt", is_needed)
 
         return await self._run(request, len(text), work)
 
-    async def encode_pieces(self, request: Request, texts: list[str], param: str, room: int) -> list[list[int]]:
+    async def encode_pieces(self, request: Request, texts: list[str], param: str, max_tokens: int) -> list[list[int]]:
         """The ids of a text's pieces, which nothing is put before; of so many that the model has no `room` for them,
         no more are made."""
         info, tokenizer = self._require()
 
-        def work(wanted: Callable[[], bool]) -> list[list[int]]:
+        def work(is_needed: Callable[[], bool]) -> list[list[int]]:
             encoded: list[list[int]] = []
             tokens = 0
             for text in texts:
-                encoded.append(_encode(tokenizer, text, info, param, wanted) if wanted() else [])
+                encoded.append(_encode(tokenizer, text, info, param, is_needed) if is_needed() else [])
                 tokens += len(encoded[-1])
-                if tokens > room:
-                    raise too_long(param, info, "more than")
+                if tokens > max_tokens:
+                    raise context_length_error(param, info, "more than")
             return encoded
 
         return await self._run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
@@ -111,12 +111,14 @@ class Preparer:
         """The ids of prompts, those given as ids as they are."""
         info, tokenizer = self._require()
 
-        def work(wanted: Callable[[], bool]) -> list[list[int]]:
+        def work(is_needed: Callable[[], bool]) -> list[list[int]]:
             encoded: list[list[int]] = []
             tokens = 0
             for i, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
-                ids = prompt if isinstance(prompt, list) else _begun(tokenizer, prompt, info, param, wanted)
+                ids = (
+                    prompt if isinstance(prompt, list) else _encode_with_bos(tokenizer, prompt, info, param, is_needed)
+                )
                 check_length(ids, info, param)  # the first that is too long ends it
                 encoded.append(ids)
                 tokens += len(ids)
@@ -154,11 +156,11 @@ class Preparer:
             if name in variables:
                 path = f"chat_template_kwargs.{name}"
                 raise RequestError(f"{path}: this name is the template's own; leave it out", param=path)
-        size = weight(variables)
+        size = count_characters(variables)
         if tools is not None:
             if "tools" in variables:
                 raise refuse("chat_template_kwargs.tools", "tools says it too; leave one of them out")
-            size += weight({"tools": tools}, "tools", MAX_TOOL_VALUES)
+            size += count_characters({"tools": tools}, "tools", MAX_TOOL_VALUES)
         simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
         if tools is not None:
             variables["tools"] = tools
@@ -179,35 +181,35 @@ class Preparer:
                 raise refuse("messages", "the last one cannot be continued: the model's chat template does not show it")
             return before + begun
 
-        def work(wanted: Callable[[], bool]) -> list[int]:
-            return _encode(tokenizer, render(RenderBudget(is_needed=wanted)), info, "messages", wanted)
+        def work(is_needed: Callable[[], bool]) -> list[int]:
+            return _encode(tokenizer, render(RenderBudget(is_needed=is_needed)), info, "messages", is_needed)
 
         if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
             text = render(RenderBudget())
             if len(text) <= SMALL_TEXT:
-                return _encode(tokenizer, text, info, "messages", _always)
-        return await self._lanes.run(request, size, work)
+                return _encode(tokenizer, text, info, "messages", _always_needed)
+        return await self._executors.run(request, size, work)
 
     async def decode(self, request: Request, ids: list[int]) -> str:
         """The text of token ids, special tokens included. Many are taken out of `ids`: packed, they wait for their turn
         in a tenth of the memory."""
         info, tokenizer = self._require()
-        most = max(2 * info.max_model_len, WINDOW)  # what a text may have to be encoded at all
-        if len(ids) > most:
-            raise RequestError(f"tokens: has {len(ids)} ids; at most {most}", param="tokens")
+        limit = max(2 * info.max_model_len, WINDOW)  # what a text may have to be encoded at all
+        if len(ids) > limit:
+            raise RequestError(f"tokens: has {len(ids)} ids; at most {limit}", param="tokens")
         check_ids(ids, info, "tokens")
         if len(ids) <= SMALL_IDS:
             return tokenizer.decode(ids)
         packed = array("q", ids)
         ids.clear()
-        return await self._lanes.run(request, len(packed), lambda wanted: tokenizer.decode(packed))
+        return await self._executors.run(request, len(packed), lambda is_needed: tokenizer.decode(packed))
 
     async def _run(self, request: Request, size: int, work: Work[T]) -> T:
         """`work` of `size` characters, at once where they are few."""
-        return work(_always) if size <= SMALL_TEXT else await self._lanes.run(request, size, work)
+        return work(_always_needed) if size <= SMALL_TEXT else await self._executors.run(request, size, work)
 
 
-def weight(arguments: dict[str, Any], name: str = "chat_template_kwargs", most: int = MAX_ARGUMENTS) -> int:
+def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwargs", limit: int = MAX_ARGUMENTS) -> int:
     """About how many characters a template's arguments have. Raises RequestError where they hold too many values: as
     objects of Python's, which wait for their turn, those take far more memory than in the body."""
     total, left, seen = 0, [arguments], 0
@@ -221,12 +223,12 @@ def weight(arguments: dict[str, Any], name: str = "chat_template_kwargs", most: 
             total += sum(map(len, value))
         elif isinstance(value, list):
             left.extend(value)
-        if seen + len(left) > most:
-            raise RequestError(f"{name}: holds more than {most} values; send fewer", param=name)
+        if seen + len(left) > limit:
+            raise RequestError(f"{name}: holds more than {limit} values; send fewer", param=name)
     return total + 4 * seen
 
 
-def too_long(param: str, info: EngineInfo, what: str = "far more than") -> RequestError:
+def context_length_error(param: str, info: EngineInfo, what: str = "far more than") -> RequestError:
     """Of a text whose tokens are not all counted."""
     return RequestError(
         f"{param}: has {what} the {info.max_model_len} tokens of the model's length; shorten it",
@@ -235,16 +237,18 @@ def too_long(param: str, info: EngineInfo, what: str = "far more than") -> Reque
     )
 
 
-def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wanted: Callable[[], bool]) -> list[int]:
-    ids = tokenizer.encode_limited(text, info.max_model_len, param, wanted)
+def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool]) -> list[int]:
+    ids = tokenizer.encode_limited(text, info.max_model_len, param, is_needed)
     if ids is None:
-        raise too_long(param, info)
+        raise context_length_error(param, info)
     return ids
 
 
-def _begun(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, wanted: Callable[[], bool]) -> list[int]:
-    return info.with_bos(_encode(tokenizer, text, info, param, wanted))
+def _encode_with_bos(
+    tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool]
+) -> list[int]:
+    return info.with_bos(_encode(tokenizer, text, info, param, is_needed))
 
 
-def _always() -> bool:
+def _always_needed() -> bool:
     return True

@@ -10,27 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runtime.server.messages import ProfileNews
+from runtime.server.messages import ProfileResult
 
 log = logging.getLogger("unmask.backend")
 
 STEP = "engine step"  # each one's name in the trace
 
 
-class ProfileWork:
+class ProfileWorker:
     """`say` sends news to the frontend. All of it is for the thread of the steps, which the profiler watches.
 
     Attributes:
         on: steps are being recorded. pending: a file is being written; `look` sees when it is there.
     """
 
-    def __init__(self, name: str, say: Callable[[ProfileNews], None]) -> None:
+    def __init__(self, name: str, send: Callable[[ProfileResult], None]) -> None:
         self.name = name
-        self.say = say
-        self.on = False
+        self.send = send
+        self.recording = False
         self._directory = Path()
         self._profile: Any = None
-        self._written: ProfileNews | None = None
+        self._written: ProfileResult | None = None
         self._writer: threading.Thread | None = None
 
     @property
@@ -51,10 +51,10 @@ class ProfileWork:
             self._profile.start()
         except Exception as error:
             log.exception("no profile can be made")
-            self.say(ProfileNews(error=f"no profile can be made: {type(error).__name__}: {error}"))
+            self.send(ProfileResult(error=f"no profile can be made: {type(error).__name__}: {error}"))
             return
-        self.on = True
-        self.say(ProfileNews())
+        self.recording = True
+        self.send(ProfileResult())
 
     def step(self, engine: Any) -> None:
         """One of the engine's, under its name in the trace."""
@@ -65,13 +65,13 @@ class ProfileWork:
 
     def stop(self, keep: bool) -> None:
         """The file is written beside the steps that follow."""
-        made, self._profile, self.on = self._profile, None, False
+        made, self._profile, self.recording = self._profile, None, False
         if made is None:
-            self.say(ProfileNews(error="no profile is under way"))
+            self.send(ProfileResult(error="no profile is under way"))
             return
         made.stop()
         if not keep:
-            self.say(ProfileNews())
+            self.send(ProfileResult())
             return
         now = time.time_ns()  # two of one second have names of their own
         stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}.{now % 10**9 // 10**6:03}"
@@ -82,13 +82,13 @@ class ProfileWork:
     def _write(self, made: Any, file: Path) -> None:
         try:
             made.export_chrome_trace(str(file))
-            self._written = ProfileNews(file=str(file))
+            self._written = ProfileResult(file=str(file))
         except Exception as error:
             log.exception("the profile could not be written")
-            self._written = ProfileNews(error=f"{file} could not be written: {type(error).__name__}: {error}")
+            self._written = ProfileResult(error=f"{file} could not be written: {type(error).__name__}: {error}")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Between steps: tell of a file that has been written."""
         if self._written is not None:
-            self.say(self._written)
+            self.send(self._written)
             self._written = self._writer = None

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server.messages import ProfileNews, StartProfile, StopProfile
+from runtime.server.messages import ProfileResult, StartProfile, StopProfile
 
 if TYPE_CHECKING:
     from runtime.server.supervisor import Supervisor
 
 
-class Profiles(Protocol):
+class Profiler(Protocol):
     """What routes ask for."""
 
     async def start(self) -> list[int]:
@@ -23,7 +23,7 @@ class Profiles(Protocol):
         """Files with the steps since the start, one a replica. Raises RequestError: 409, or 500 with the reason."""
 
 
-class Profiler:
+class LocalProfiler:
     """`supervisor` is set once it exists."""
 
     def __init__(self, config: ServerConfig) -> None:
@@ -31,7 +31,7 @@ class Profiler:
         self.supervisor: Supervisor | None = None
         self.running: set[int] = set()  # replicas with a profile under way
         self._changing = False
-        self._awaited: dict[int, asyncio.Future[ProfileNews]] = {}
+        self._awaited: dict[int, asyncio.Future[ProfileResult]] = {}
 
     async def start(self) -> list[int]:
         directory = self._directory("start_profile")
@@ -41,11 +41,11 @@ class Profiler:
         replicas = self.supervisor.ready
         if not replicas:
             raise RequestError("no backend serves at the moment; try again", status=503, code="no_backend")
-        found = await self._everywhere(replicas, StartProfile(directory))
-        self.running = {replica for replica, news in found.items() if news.error is None}
-        wrong = [news.error for news in found.values() if news.error is not None]
+        found = await self._broadcast(replicas, StartProfile(directory))
+        self.running = {replica for replica, result in found.items() if result.error is None}
+        wrong = [result.error for result in found.values() if result.error is not None]
         if wrong:
-            await self._everywhere(sorted(self.running), StopProfile(keep=False))
+            await self._broadcast(sorted(self.running), StopProfile(keep=False))
             self.running = set()
             raise RequestError(f"POST /start_profile: {wrong[0]}", status=500, code="profile_failed")
         return replicas
@@ -54,12 +54,12 @@ class Profiler:
         self._directory("stop_profile")
         if not self.running or self._changing:
             raise _conflict("stop_profile", "no profile is under way; POST /start_profile begins one")
-        found = await self._everywhere(sorted(self.running), StopProfile())
+        found = await self._broadcast(sorted(self.running), StopProfile())
         self.running = set()
-        wrong = [news.error for news in found.values() if news.error is not None]
+        wrong = [result.error for result in found.values() if result.error is not None]
         if wrong:
             raise RequestError(f"POST /stop_profile: {wrong[0]}", status=500, code="profile_failed")
-        return [news.file for _, news in sorted(found.items())]
+        return [result.file for _, result in sorted(found.items())]
 
     def _directory(self, route: str) -> str:
         directory = self.config.torch_profiler_dir
@@ -71,7 +71,7 @@ class Profiler:
             )
         return directory
 
-    async def _everywhere(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, ProfileNews]:
+    async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, ProfileResult]:
         """What each answers; no other change comes between."""
         assert self.supervisor is not None
         loop = asyncio.get_running_loop()
@@ -80,19 +80,19 @@ class Profiler:
         try:
             for replica in replicas:
                 self.supervisor.send(replica, message)
-            return {replica: await news for replica, news in awaited.items()}
+            return {replica: await result for replica, result in awaited.items()}
         finally:
             self._changing = False
 
-    def on_news(self, replica: int, news: ProfileNews) -> None:
+    def on_result(self, replica: int, result: ProfileResult) -> None:
         awaited = self._awaited.get(replica)
         if awaited is not None and not awaited.done():
-            awaited.set_result(news)
+            awaited.set_result(result)
 
     def on_down(self, replica: int) -> None:
         """Its profile is lost with it."""
         self.running.discard(replica)
-        self.on_news(replica, ProfileNews(error=f"backend {replica} ended, and its profile with it"))
+        self.on_result(replica, ProfileResult(error=f"backend {replica} ended, and its profile with it"))
 
 
 def _conflict(route: str, why: str, code: str = "profiler_state") -> RequestError:

@@ -12,7 +12,7 @@ from runtime.server import logs
 def main(argv: list[str]) -> int:
     level, form, *arguments = argv
     exit_with_parent()
-    return rank_worker.main(arguments, prepare=lambda: logs.set_up(level, form, "rank"))
+    return rank_worker.main(arguments, prepare=lambda: logs.configure_logging(level, form, "rank"))
 
 
 if __name__ == "__main__":

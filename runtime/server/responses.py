@@ -27,8 +27,8 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 def error_response(error: RequestError, path: str = "", headers: Mapping[str, str] | None = None) -> Response:
     """`path`: of the route that was asked, whose clients know one kind of error object."""
-    told = {**error_headers(error), **(headers or {})}
-    return Response(error_body(error, path), error.status, told, media_type="application/json")
+    merged = {**error_headers(error), **(headers or {})}
+    return Response(error_body(error, path), error.status, merged, media_type="application/json")
 
 
 def event(content: Any) -> bytes:

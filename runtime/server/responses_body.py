@@ -13,33 +13,33 @@ from runtime.request.validation import preview, refuse
 from runtime.server.conversation import (
     MAX_MESSAGES,
     MAX_PARTS,
-    TEXTS,
+    TEXT_TYPES,
     Call,
     Conversation,
     Function,
     Part,
-    arm,
     check_kind,
-    template_arguments,
+    template_variables,
+    union_tag,
 )
-from runtime.server.fields import Body, Integer, Overlapping, Unbuilt, said
-from runtime.server.schemas import Entries, ModelName, OneAnswer, TemplateArguments, Verbosity
+from runtime.server.fields import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.schemas import Entries, ModelName, SingleChoiceRequest, TemplateArguments, Verbosity
 from runtime.server.tooling import (
     MAX_TOOLS,
-    Described,
+    FunctionDescription,
     ToolChoice,
-    Tooling,
-    distinct,
+    ToolConfig,
+    check_distinct_names,
     make_tool,
-    offered,
+    parse_tool_choice,
     qualified_name,
-    read_choice,
     repeated,
+    select_tools,
 )
 
-_KEPT = "answers are not kept here; send the whole conversation in input"
+_NOT_STORED = "answers are not kept here; send the whole conversation in input"
 _ENCRYPTED = "reasoning.encrypted_content"
-_NEEDED = {
+_REQUIRED_FIELDS = {
     "message": ("role", "content"),
     "function_call": ("name", "call_id"),
     "function_call_output": ("call_id", "output"),
@@ -66,11 +66,11 @@ _RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _AR
 class ItemPart(Part):
     """A piece of an item."""
 
-    texts: ClassVar[frozenset[str]] = TEXTS | {"reasoning_text", "summary_text"}
+    texts: ClassVar[frozenset[str]] = TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
 _Parts = Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-_Text = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(arm)]
+_Text = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(union_tag)]
 
 
 def _output_arm(output: Any) -> str:
@@ -83,7 +83,7 @@ def _output_arm(output: Any) -> str:
 _Output = Annotated[
     Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_output_arm),
-    Overlapping(),
+    AnyOfUnion(),
 ]
 
 
@@ -92,35 +92,39 @@ def _is_tool_item(kind: str) -> bool:
     return kind.endswith(("_call", "_output")) or kind.startswith(("mcp_", "tool_search_")) or "compaction" in kind
 
 
-class Item(Body):
+class Item(RequestModel):
     """A message, a call of a tool, what one returned, or an answer's reasoning."""
 
     type: Annotated[
         str | None,
-        said(
-            f"message (the default), {', '.join(list(_NEEDED)[1:])}; items of other tools are ignored, and "
+        api_field(
+            f"message (the default), {', '.join(list(_REQUIRED_FIELDS)[1:])}; items of other tools are ignored, and "
             "`X-Unmask-Ignored` names them",
             "message",
         ),
     ] = None
     role: Annotated[
         Literal["system", "developer", "user", "assistant"] | None,
-        said("of a message: whose it is; `developer` is `system`", "user"),
+        api_field("of a message: whose it is; `developer` is `system`", "user"),
     ] = None
-    content: Annotated[_Text | None, said("of a message or a reasoning: a text, or parts of it", "Hello!")] = None
-    id: Annotated[str | None, said("as an answer gave it; read by nobody", "msg_1")] = None
-    status: Annotated[str | None, said("as an answer gave it; read by nobody", "completed")] = None
-    phase: Annotated[str | None, said("read by nobody", "final_answer")] = None
-    call_id: Annotated[str | None, said("of a call: what its result names; of a result: the call's", "call_1")] = None
-    name: Annotated[str | None, said("of a call: the function's", "calculator")] = None
-    namespace: Annotated[str | None, said("of a call: the function's namespace", "mcp__files")] = None
-    arguments: Annotated[Any, said("of a function's call: JSON as text", '{"expression": "12 + 30"}')] = None
-    input: Annotated[str | None, said("of a custom tool's call: its text", "ls")] = None
-    action: Annotated[Any, said("of a shell's call: an object", {"command": ["ls"]})] = None
-    operation: Annotated[Any, said("of a patch's call: an object", {"type": "delete_file", "path": "a.txt"})] = None
-    output: Annotated[_Output | None, said("of a result: a text, or parts of it", "42")] = None
-    summary: Annotated[_Parts | None, said("of a reasoning without content: parts of text", [])] = None
-    encrypted_content: Annotated[str | None, said("read by nobody", "")] = None
+    content: Annotated[_Text | None, api_field("of a message or a reasoning: a text, or parts of it", "Hello!")] = None
+    id: Annotated[str | None, api_field("as an answer gave it; read by nobody", "msg_1")] = None
+    status: Annotated[str | None, api_field("as an answer gave it; read by nobody", "completed")] = None
+    phase: Annotated[str | None, api_field("read by nobody", "final_answer")] = None
+    call_id: Annotated[str | None, api_field("of a call: what its result names; of a result: the call's", "call_1")] = (
+        None
+    )
+    name: Annotated[str | None, api_field("of a call: the function's", "calculator")] = None
+    namespace: Annotated[str | None, api_field("of a call: the function's namespace", "mcp__files")] = None
+    arguments: Annotated[Any, api_field("of a function's call: JSON as text", '{"expression": "12 + 30"}')] = None
+    input: Annotated[str | None, api_field("of a custom tool's call: its text", "ls")] = None
+    action: Annotated[Any, api_field("of a shell's call: an object", {"command": ["ls"]})] = None
+    operation: Annotated[Any, api_field("of a patch's call: an object", {"type": "delete_file", "path": "a.txt"})] = (
+        None
+    )
+    output: Annotated[_Output | None, api_field("of a result: a text, or parts of it", "42")] = None
+    summary: Annotated[_Parts | None, api_field("of a reasoning without content: parts of text", [])] = None
+    encrypted_content: Annotated[str | None, api_field("read by nobody", "")] = None
 
     @property
     def kind(self) -> str:
@@ -132,7 +136,7 @@ class Item(Body):
             raise PydanticCustomError("not_kept", "names an item of an earlier answer; none are kept, so send it whole")
         if self.unsupported_kind() is not None:
             return self
-        check_kind(self, self.kind, _NEEDED, "items")
+        check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
         if self.kind == "function_call" and not isinstance(self.arguments, str | None):
             raise PydanticCustomError("arguments_type", "function_call items have arguments that are text; give JSON")
         if self.kind == "function_call_output" and not isinstance(self.output, str | list):
@@ -140,7 +144,7 @@ class Item(Body):
         return self
 
     def unsupported_kind(self) -> str | None:
-        return self.kind if self.kind not in _NEEDED and _is_tool_item(self.kind) else None
+        return self.kind if self.kind not in _REQUIRED_FIELDS and _is_tool_item(self.kind) else None
 
     def result_text(self) -> str:
         """The output of a tool as text: JSON of what is neither text nor parts."""
@@ -165,43 +169,43 @@ class Item(Body):
         return Call(id=self.call_id or self.id, type="function", function=Function(name=name, arguments=arguments))
 
 
-class TextConfig(Body):
+class TextConfig(RequestModel):
     """The form of the answer's text."""
 
-    format: Annotated[Any, said("text, json_object, or json_schema with a schema", {"type": "json_object"})] = None
+    format: Annotated[Any, api_field("text, json_object, or json_schema with a schema", {"type": "json_object"})] = None
     verbosity: Verbosity = None
 
 
-class Reasoning(Body):
+class Reasoning(RequestModel):
     """`effort` is a matter of templates that know it."""
 
-    effort: Annotated[str | None, said("for templates that know `reasoning_effort`", "low")] = None
-    summary: Annotated[str | None, said("changes nothing", "auto")] = None
-    generate_summary: Annotated[str | None, said("changes nothing", "auto")] = None
+    effort: Annotated[str | None, api_field("for templates that know `reasoning_effort`", "low")] = None
+    summary: Annotated[str | None, api_field("changes nothing", "auto")] = None
+    generate_summary: Annotated[str | None, api_field("changes nothing", "auto")] = None
 
 
-class ResponsesTool(Described):
+class ResponsesTool(FunctionDescription):
     """A function that the model may call, or a namespace of functions."""
 
     type: Annotated[
         str,
-        said(
+        api_field(
             "`function`, or `namespace`, whose functions are offered; a tool of another type is not offered to the "
             "model, and `X-Unmask-Ignored` names it",
             "function",
         ),
     ]
-    name: Annotated[str | None, said("what a call names", "calculator")] = None
+    name: Annotated[str | None, api_field("what a call names", "calculator")] = None
     tools: Annotated[
         Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        said("of a namespace: its functions", [{"type": "function", "name": "read"}]),
+        api_field("of a namespace: its functions", [{"type": "function", "name": "read"}]),
     ] = None
 
     def unsupported_kind(self) -> str | None:
         return None if self.type in ("function", "namespace") else self.type
 
 
-class _Defined(NamedTuple):
+class _DefinedFunction(NamedTuple):
     """A function with the path and the namespace in which the request defines it."""
 
     path: str
@@ -209,80 +213,84 @@ class _Defined(NamedTuple):
     namespace: ResponsesTool | None
 
 
-class ResponsesStreamOptions(Body):
-    include_obfuscation: Annotated[Any, Unbuilt(False)] = None
+class ResponsesStreamOptions(RequestModel):
+    include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
 
 
-class ResponsesRequest(OneAnswer):
+class ResponsesRequest(SingleChoiceRequest):
     model: ModelName = None
     input: Annotated[
         Annotated[
             Annotated[str, Tag("str")]
             | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("list")],
-            Discriminator(arm),
+            Discriminator(union_tag),
         ],
-        said("a user's text, or the items of the conversation so far", "Solve: 12 + 30."),
+        api_field("a user's text, or the items of the conversation so far", "Solve: 12 + 30."),
     ]
-    instructions: Annotated[str | None, said("what stands before it", "You are terse.")] = None
+    instructions: Annotated[str | None, api_field("what stands before it", "You are terse.")] = None
     max_output_tokens: Annotated[
-        Integer | None, said("most tokens of the answer; what the model's length leaves without it", 64)
+        Integer | None, api_field("most tokens of the answer; what the model's length leaves without it", 64)
     ] = None
-    text: Annotated[TextConfig | None, said("the form of the answer's text", {"format": {"type": "text"}})] = None
-    reasoning: Annotated[Reasoning | None, said("how the model is to think", {"effort": "low"})] = None
+    text: Annotated[TextConfig | None, api_field("the form of the answer's text", {"format": {"type": "text"}})] = None
+    reasoning: Annotated[Reasoning | None, api_field("how the model is to think", {"effort": "low"})] = None
     tools: Annotated[
         Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        said(
+        api_field(
             "functions that the model may call",
             [{"type": "function", "name": "calculator", "parameters": {"type": "object"}}],
         ),
     ] = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: Annotated[
-        bool | None, said("whether the answer may have several calls; default true", True)
+        bool | None, api_field("whether the answer may have several calls; default true", True)
     ] = None
-    max_tool_calls: Annotated[Integer | None, said("changes nothing: it is about tools that a server runs", 1)] = None
+    max_tool_calls: Annotated[Integer | None, api_field("changes nothing: it is about tools that a server runs", 1)] = (
+        None
+    )
     chat_template_kwargs: TemplateArguments = None
-    metadata: Annotated[Entries | None, said("told back", {"topic": "sums"})] = None
-    store: Annotated[bool | None, said("changes nothing: no answers are kept, as each says", False)] = None
-    stream_options: Annotated[ResponsesStreamOptions | None, said("what else a stream tells", {})] = None
-    user: Annotated[str | None, said("told back", "someone")] = None
-    service_tier: Annotated[str | None, said("changes nothing", "auto")] = None
-    safety_identifier: Annotated[str | None, said("read by nobody", "someone")] = None
-    prompt_cache_key: Annotated[str | None, said("changes nothing: prefixes are cached without it", "sums")] = None
-    prompt_cache_retention: Annotated[str | None, said("changes nothing", "24h")] = None
+    metadata: Annotated[Entries | None, api_field("told back", {"topic": "sums"})] = None
+    store: Annotated[bool | None, api_field("changes nothing: no answers are kept, as each says", False)] = None
+    stream_options: Annotated[ResponsesStreamOptions | None, api_field("what else a stream tells", {})] = None
+    user: Annotated[str | None, api_field("told back", "someone")] = None
+    service_tier: Annotated[str | None, api_field("changes nothing", "auto")] = None
+    safety_identifier: Annotated[str | None, api_field("read by nobody", "someone")] = None
+    prompt_cache_key: Annotated[str | None, api_field("changes nothing: prefixes are cached without it", "sums")] = None
+    prompt_cache_retention: Annotated[str | None, api_field("changes nothing", "24h")] = None
     include: Annotated[
         list[str] | None,
-        said(
+        api_field(
             f"`{_ENCRYPTED}`, which changes nothing, and what belongs to calls of the hosted tools among `tools`",
             [_ENCRYPTED],
         ),
     ] = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None,
-        said("changes nothing: a conversation that is too long is refused", "auto"),
+        api_field("changes nothing: a conversation that is too long is refused", "auto"),
     ] = None
-    previous_response_id: Annotated[Any, Unbuilt(why=_KEPT)] = None
-    conversation: Annotated[Any, Unbuilt(why=_KEPT)] = None
-    prompt: Annotated[Any, Unbuilt(why="no prompts are kept here; send the text itself in input")] = None
-    background: Annotated[Any, Unbuilt(False, why="answers are given while the client waits; leave it out")] = None
-    response_format: Annotated[Any, Unbuilt(why="is text.format here; give it there")] = None
-    context_management: Annotated[Any, Unbuilt([])] = None
-    moderation: Annotated[Any, Unbuilt()] = None
+    previous_response_id: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
+    conversation: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
+    prompt: Annotated[Any, UnsupportedField(why="no prompts are kept here; send the text itself in input")] = None
+    background: Annotated[
+        Any, UnsupportedField(False, why="answers are given while the client waits; leave it out")
+    ] = None
+    response_format: Annotated[Any, UnsupportedField(why="is text.format here; give it there")] = None
+    context_management: Annotated[Any, UnsupportedField([])] = None
+    moderation: Annotated[Any, UnsupportedField()] = None
 
-    spelt: ClassVar[dict[str, str]] = {"prompt": "input", "max_tokens": "max_output_tokens"}
+    field_aliases: ClassVar[dict[str, str]] = {"prompt": "input", "max_tokens": "max_output_tokens"}
 
-    def asked(self) -> dict[str, Any]:
+    def set_fields(self) -> dict[str, Any]:
         limit = {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
-        return super().asked() | limit
+        return super().set_fields() | limit
 
     def format(self) -> tuple[str, Any]:
         return "text.format", None if self.text is None else self.text.format
 
     def template_kwargs(self) -> dict[str, Any]:
         effort = None if self.reasoning is None else self.reasoning.effort
-        return template_arguments(self.chat_template_kwargs, reasoning_effort=effort)
+        return template_variables(self.chat_template_kwargs, reasoning_effort=effort)
 
-    def tooling(self) -> Tooling:
+    def tool_config(self) -> ToolConfig:
         """Returns the functions, those of namespaces among them. Raises RequestError for one that is malformed.
 
         A namespace's function has its own name, or, where another function has that name too, a qualified one.
@@ -302,9 +310,9 @@ class ResponsesRequest(OneAnswer):
             tools.append(
                 make_tool(path, "parameters", name, description, item.parameters, item.strict, item.model_extra)
             )
-        distinct(tools)
-        choice = read_choice(self.tool_choice, origins)
-        return offered(tools, choice, single=self.parallel_tool_calls is False, origins=origins)
+        check_distinct_names(tools)
+        choice = parse_tool_choice(self.tool_choice, origins)
+        return select_tools(tools, choice, single=self.parallel_tool_calls is False, origins=origins)
 
     def _check_include(self) -> None:
         """Raises RequestError for additional output that no answer can have. Output of hosted tools may be named where
@@ -315,13 +323,13 @@ class ResponsesRequest(OneAnswer):
             if value != _ENCRYPTED and not ("_call" in value and any(kind.startswith(hosted) for kind in kinds)):
                 raise refuse(f"include[{i}]", f"{preview(value)} is not supported, only {_ENCRYPTED}; leave it out")
 
-    def _functions(self) -> list[_Defined]:
+    def _functions(self) -> list[_DefinedFunction]:
         """The functions in the order of the request."""
-        found: list[_Defined] = []
+        found: list[_DefinedFunction] = []
         for i, item in enumerate(self.tools or ()):
             path = f"tools[{i}]"
             if item.type == "function":
-                found.append(_Defined(path, item, None))
+                found.append(_DefinedFunction(path, item, None))
             elif item.type == "namespace":
                 if not item.name:
                     raise refuse(f"{path}.name", "is missing; name the namespace")
@@ -329,12 +337,12 @@ class ResponsesRequest(OneAnswer):
                     if tool.type == "namespace":
                         raise refuse(f"{path}.tools[{j}].type", "is namespace within a namespace; move it to tools")
                     if tool.type == "function":
-                        found.append(_Defined(f"{path}.tools[{j}]", tool, item))
+                        found.append(_DefinedFunction(f"{path}.tools[{j}]", tool, item))
         if len(found) > MAX_TOOLS:
             raise refuse("tools", f"defines {len(found)} functions, those of namespaces included; at most {MAX_TOOLS}")
         return found
 
-    def chat(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
+    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
         """The instructions and items as a chat's messages: what an answer consists of is one message again.
 
         Args:
@@ -370,4 +378,4 @@ class ResponsesRequest(OneAnswer):
 
 
 def _text(content: str | list[ItemPart] | None) -> str:
-    return "".join(map(Part.plain, content)) if isinstance(content, list) else content or ""
+    return "".join(map(Part.as_text, content)) if isinstance(content, list) else content or ""

@@ -12,7 +12,7 @@ class Event(Protocol):
     def __call__(self, kind: str, /, **fields: Any) -> bytes: ...
 
 
-class Output:
+class ResponseItems:
     """Items so far, the last of which may be open. Every method returns the events of what it changes.
 
     Attributes:
@@ -28,7 +28,7 @@ class Output:
         self._open: dict[str, Any] = {}  # the item that grows; empty where none does
         self._pieces: list[str] = []
 
-    def grow(self, delta: Delta) -> bytes:
+    def append(self, delta: Delta) -> bytes:
         """More of the item that grows, or the first of another."""
         if isinstance(delta, CallStart):
             name, namespace = self._origins.get(delta.name, (delta.name, ""))
@@ -36,16 +36,16 @@ class Output:
             return self._begin("function_call", call_id=delta.id, name=name, **scope, arguments="")
         if isinstance(delta, Arguments):
             self._pieces.append(delta.text)
-            place = {"item_id": self._open["id"], "output_index": len(self.items)}
-            return self._event("response.function_call_arguments.delta", **place, delta=delta.text)
+            position = {"item_id": self._open["id"], "output_index": len(self.items)}
+            return self._event("response.function_call_arguments.delta", **position, delta=delta.text)
         if isinstance(delta, Reasoning):
             data = b"" if self._is("reasoning") else self._begin("reasoning", summary=[], content=[])
-            told = self._event("response.reasoning_text.delta", **self._place(), delta=delta.text)
+            delta_event = self._event("response.reasoning_text.delta", **self._position(), delta=delta.text)
         else:
             data = b"" if self._is("message") else self._begin("message", role="assistant", content=[])
-            told = self._event("response.output_text.delta", **self._place(), delta=delta.text, logprobs=[])
+            delta_event = self._event("response.output_text.delta", **self._position(), delta=delta.text, logprobs=[])
         self._pieces.append(delta.text)
-        return data + told
+        return data + delta_event
 
     def close(self, status: str) -> bytes:
         """The end of all, the last item with what became of it: an answer without a word is an empty message."""
@@ -65,32 +65,32 @@ class Output:
         self._pieces = []
         data += self._event("response.output_item.added", output_index=len(self.items), item=self._open)
         if kind != "function_call":
-            data += self._event("response.content_part.added", **self._place(), part=self._part(""))
+            data += self._event("response.content_part.added", **self._position(), part=self._part(""))
         return data
 
     def _end(self, status: str) -> bytes:
         if not self._open:
             return b""
-        text, place = "".join(self._pieces), self._place()
+        text, position = "".join(self._pieces), self._position()
         item = {**self._open, "status": status}
         if self._is("function_call"):
             item["arguments"] = text
-            del place["content_index"]
-            data = self._event("response.function_call_arguments.done", **place, arguments=text, name=item["name"])
+            del position["content_index"]
+            data = self._event("response.function_call_arguments.done", **position, arguments=text, name=item["name"])
         else:
             part = self._part(text)
             item["content"] = [part]
             if self._is("reasoning"):
-                data = self._event("response.reasoning_text.done", **place, text=text)
+                data = self._event("response.reasoning_text.done", **position, text=text)
             else:
-                data = self._event("response.output_text.done", **place, text=text, logprobs=[])
-            data += self._event("response.content_part.done", **place, part=part)
+                data = self._event("response.output_text.done", **position, text=text, logprobs=[])
+            data += self._event("response.content_part.done", **position, part=part)
         data += self._event("response.output_item.done", output_index=len(self.items), item=item)
         self.items.append(item)
         self._open = {}
         return data
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"item_id": self._open["id"], "output_index": len(self.items), "content_index": 0}
 
     def _part(self, text: str) -> dict[str, Any]:

@@ -21,6 +21,6 @@ class BackOff:
         return seconds
 
 
-def told(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended, by its exit code."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from runtime.request.engine_messages import EngineInfo, RequestSpec
 
 CHUNK = 32  # tokens of a prompt that are compared at a time
-TYPICAL = 128.0  # tokens of an answer, before any has been seen
+TYPICAL_TOKENS = 128.0  # tokens of an answer, before any has been seen
 WEIGHT = 0.05  # of the newest answer in what is typical
-AGAIN = 0.9  # of a prefix counts where it is held: it may have made way, and one replica should not have everybody
+HIT_DISCOUNT = (
+    0.9  # of a prefix counts where it is held: it may have made way, and one replica should not have everybody
+)
 
 
 class Router:
@@ -21,34 +23,36 @@ class Router:
 
     def __init__(self, replicas: int) -> None:
         self.work = [0] * replicas
-        self.typical = TYPICAL
-        self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
+        self.typical = TYPICAL_TOKENS
+        self._cached_prefixes: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
         self._last: tuple[Sequence[int], str, list[int]] | None = None  # choices of a request have one prompt
 
-    def place(self, spec: RequestSpec, ready: Sequence[int], load: Sequence[int], info: EngineInfo) -> tuple[int, int]:
+    def assign(self, spec: RequestSpec, ready: Sequence[int], load: Sequence[int], info: EngineInfo) -> tuple[int, int]:
         """The replica of those that are `ready`, and the work that it is there. `load`: requests of each."""
         answer = round(min(spec.max_tokens, self.typical))
-        whole = len(spec.prompt) + answer
+        total = len(spec.prompt) + answer
         if len(ready) == 1 and len(self.work) == 1:
-            return ready[0], whole
+            return ready[0], total
         chain = self._chain(spec) if info.prefix_caching else []
-        costs = {replica: max(whole - round(AGAIN * self._has(replica, chain)), 1) for replica in ready}
+        costs = {
+            replica: max(total - round(HIT_DISCOUNT * self._cached_tokens(replica, chain)), 1) for replica in ready
+        }
         best = min(ready, key=lambda replica: (self.work[replica] + costs[replica], load[replica], replica))
-        held, room = self._held[best], max(info.num_pages * info.page_size // CHUNK, 1)
+        cached, capacity = self._cached_prefixes[best], max(info.num_pages * info.page_size // CHUNK, 1)
         for prefix in chain:
-            held[prefix] = None
-            held.move_to_end(prefix)
-        while len(held) > room:
-            held.popitem(last=False)
+            cached[prefix] = None
+            cached.move_to_end(prefix)
+        while len(cached) > capacity:
+            cached.popitem(last=False)
         return best, costs[best]
 
-    def answered(self, tokens: int) -> None:
+    def on_answer(self, tokens: int) -> None:
         """An answer was so long."""
         self.typical += WEIGHT * (tokens - self.typical)
 
-    def lost(self, replica: int) -> None:
+    def on_lost(self, replica: int) -> None:
         """Its cache is gone."""
-        self._held[replica].clear()
+        self._cached_prefixes[replica].clear()
 
     def _chain(self, spec: RequestSpec) -> list[int]:
         """Of each whole chunk of the prompt, a number for it and all before it."""
@@ -61,11 +65,11 @@ class Router:
         self._last = prompt, spec.cache_salt, chain
         return chain
 
-    def _has(self, replica: int, chain: Sequence[int]) -> int:
+    def _cached_tokens(self, replica: int, chain: Sequence[int]) -> int:
         """Tokens of the prompt that the replica should find in its cache."""
-        held, found = self._held[replica], 0
+        cached, found = self._cached_prefixes[replica], 0
         for prefix in chain:
-            if prefix not in held:
+            if prefix not in cached:
                 break
             found += CHUNK
         return found

@@ -19,10 +19,10 @@ from pydantic_core import PydanticCustomError
 from runtime.errors import RequestError
 from runtime.request.sampling_params import PARAMETERS
 from runtime.request.scoring import MAX_TOKENS_PER_STEP
-from runtime.server.conversation import CHAT, Messages
-from runtime.server.fields import Body, Integer, Integers, Unbuilt, said
+from runtime.server.conversation import EXAMPLE_CHAT, Messages
+from runtime.server.fields import Integer, Integers, RequestModel, UnsupportedField, api_field
 from runtime.server.openapi import values_schema
-from runtime.server.tooling import TOOLS, ToolChoice, ToolItems
+from runtime.server.tooling import EXAMPLE_TOOLS, ToolChoice, ToolItems
 
 MAX_SEGMENTS = 1024
 MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; what a whole body may hold stands in shape.py
@@ -64,15 +64,15 @@ Prompts = Annotated[
     WithJsonSchema({"anyOf": [_STRING, _IDS, _STRINGS, {"type": "array", "items": _IDS}]}),
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
-ModelName = Annotated[str | None, said("a served name or an adapter's; the first name without it", "unmask-demo")]
+ModelName = Annotated[str | None, api_field("a served name or an adapter's; the first name without it", "unmask-demo")]
 GenerationPrompt = Annotated[
-    bool | None, said("whether the prompt ends with what begins an assistant's message; default true", True)
+    bool | None, api_field("whether the prompt ends with what begins an assistant's message; default true", True)
 ]
 FinalMessage = Annotated[
-    bool | None, said("the answer continues the last message, which is an assistant's; default false", False)
+    bool | None, api_field("the answer continues the last message, which is an assistant's; default false", False)
 ]
-Verbosity = Annotated[Literal["low", "medium", "high"] | None, said("changes nothing", "low")]
-TemplateArguments = Annotated[Entries | None, said("for the chat template", {"enable_thinking": False})]
+Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("changes nothing", "low")]
+TemplateArguments = Annotated[Entries | None, api_field("for the chat template", {"enable_thinking": False})]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 
 
@@ -83,7 +83,7 @@ _TYPES: dict[str, Any] = {
 _DECLARED = {field.name: field for field in PARAMETERS}
 
 
-def asked(name: str) -> Any:
+def declared_type(name: str) -> Any:
     """The type of a declared field, which may be null."""
     field = _DECLARED[name]
     kind = _TYPES.get(field.kind, Stop)
@@ -91,7 +91,7 @@ def asked(name: str) -> Any:
         kind = Annotated[kind, WithJsonSchema({"type": "null"})]
     elif field.kind in _TYPES and field.kind not in ("object", "ids") and not field.stands_for:
         kind = Annotated[kind, WithJsonSchema(values_schema(field))]
-    return Annotated[kind | None, said(field.refused or field.help, field.example)]
+    return Annotated[kind | None, api_field(field.refused or field.help, field.example)]
 
 
 _DESCRIBED = frozenset({"name", "description", "schema", "strict"})  # of a JSON schema
@@ -113,7 +113,7 @@ def unknown_format_keys(requested: object) -> Iterator[str]:
 
 if TYPE_CHECKING:
 
-    class Asked(Body):
+    class Asked(RequestModel):
         """Of the declared fields, those that routes read by themselves."""
 
         n: int | None
@@ -121,41 +121,43 @@ if TYPE_CHECKING:
         stop: Any
 
 else:
-    Asked = pydantic.create_model("Asked", __base__=Body, **{name: (asked(name), None) for name in _DECLARED})
+    Asked = pydantic.create_model(
+        "Asked", __base__=RequestModel, **{name: (declared_type(name), None) for name in _DECLARED}
+    )
 
 
-class Generation(Asked):
+class GenerationRequest(Asked):
     """What every route that generates understands."""
 
-    stream: Annotated[bool | None, said("whether the answer comes as server-sent events", True)] = None
-    skip_special_tokens: Annotated[Any, Unbuilt(True)] = None
-    spaces_between_special_tokens: Annotated[Any, Unbuilt(True)] = None
-    include_stop_str_in_output: Annotated[Any, Unbuilt(False)] = None
-    use_beam_search: Annotated[Any, Unbuilt(False)] = None
-    length_penalty: Annotated[Any, Unbuilt(1)] = None
-    early_stopping: Annotated[Any, Unbuilt(False)] = None
-    bad_words: Annotated[Any, Unbuilt([])] = None
-    allowed_token_ids: Annotated[Any, Unbuilt()] = None
-    logits_processors: Annotated[Any, Unbuilt([])] = None
-    prompt_logprobs: Annotated[Any, Unbuilt()] = None
-    truncate_prompt_tokens: Annotated[Any, Unbuilt()] = None
-    guided_json: Annotated[Any, said("`structured_outputs.json`", '{"type": "object"}')] = None
-    guided_regex: Annotated[Any, said("`structured_outputs.regex`", "[a-z]+")] = None
-    guided_choice: Annotated[Any, said("`structured_outputs.choice`", ["yes", "no"])] = None
-    guided_grammar: Annotated[Any, said("`structured_outputs.grammar`", 'start: "yes" | "no"')] = None
-    regex: Annotated[Any, said("`structured_outputs.regex`", "[a-z]+")] = None
-    json_schema: Annotated[Any, said("`structured_outputs.json`", '{"type": "object"}')] = None
-    ebnf: Annotated[Any, said("`structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
+    stream: Annotated[bool | None, api_field("whether the answer comes as server-sent events", True)] = None
+    skip_special_tokens: Annotated[Any, UnsupportedField(True)] = None
+    spaces_between_special_tokens: Annotated[Any, UnsupportedField(True)] = None
+    include_stop_str_in_output: Annotated[Any, UnsupportedField(False)] = None
+    use_beam_search: Annotated[Any, UnsupportedField(False)] = None
+    length_penalty: Annotated[Any, UnsupportedField(1)] = None
+    early_stopping: Annotated[Any, UnsupportedField(False)] = None
+    bad_words: Annotated[Any, UnsupportedField([])] = None
+    allowed_token_ids: Annotated[Any, UnsupportedField()] = None
+    logits_processors: Annotated[Any, UnsupportedField([])] = None
+    prompt_logprobs: Annotated[Any, UnsupportedField()] = None
+    truncate_prompt_tokens: Annotated[Any, UnsupportedField()] = None
+    guided_json: Annotated[Any, api_field("`structured_outputs.json`", '{"type": "object"}')] = None
+    guided_regex: Annotated[Any, api_field("`structured_outputs.regex`", "[a-z]+")] = None
+    guided_choice: Annotated[Any, api_field("`structured_outputs.choice`", ["yes", "no"])] = None
+    guided_grammar: Annotated[Any, api_field("`structured_outputs.grammar`", 'start: "yes" | "no"')] = None
+    regex: Annotated[Any, api_field("`structured_outputs.regex`", "[a-z]+")] = None
+    json_schema: Annotated[Any, api_field("`structured_outputs.json`", '{"type": "object"}')] = None
+    ebnf: Annotated[Any, api_field("`structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
     response_format: Annotated[
-        Any, said("text, or JSON: json_object (with or without a schema), json_schema", {"type": "json_object"})
+        Any, api_field("text, or JSON: json_object (with or without a schema), json_schema", {"type": "json_object"})
     ] = None
 
-    def asked(self) -> dict[str, Any]:
+    def set_fields(self) -> dict[str, Any]:
         """What was given of the declared fields, by their names."""
         unknown = self.model_extra or {}  # those of a body that has not all of them
         names = (name for name in self.model_fields_set if name in _DECLARED and name not in unknown)
-        given = ((name, getattr(self, name)) for name in names)
-        return {name: value for name, value in given if value is not None}
+        values = ((name, getattr(self, name)) for name in names)
+        return {name: value for name, value in values if value is not None}
 
     def format(self) -> tuple[str, Any]:
         """The path and the value of the field, other than `structured_outputs`, that sets the answer's form."""
@@ -167,107 +169,119 @@ class Generation(Asked):
         yield from (f"{path}.{name}" for name in unknown_format_keys(requested))
 
 
-class OneAnswer(Generation):
+class SingleChoiceRequest(GenerationRequest):
     """Of a dialect whose answers have no place for several, or for log-probabilities."""
 
-    n: Annotated[Any, Unbuilt(1)] = None
-    logprobs: Annotated[Any, Unbuilt()] = None
-    top_logprobs: Annotated[Any, Unbuilt(0)] = None
-    stream_mode: Annotated[Any, Unbuilt("block_append")] = None  # which its streams are
+    n: Annotated[Any, UnsupportedField(1)] = None
+    logprobs: Annotated[Any, UnsupportedField()] = None
+    top_logprobs: Annotated[Any, UnsupportedField(0)] = None
+    stream_mode: Annotated[Any, UnsupportedField("block_append")] = None  # which its streams are
 
 
-class GenerateRequest(Generation):
+class GenerateRequest(GenerationRequest):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
     model: ModelName = None
-    prompt: Annotated[Prompt | None, said("what is continued: a text, or token ids", "Solve: 12 + 30.")] = None
-    messages: Annotated[Messages | None, said("a chat that is answered, instead of a prompt", CHAT)] = None
+    prompt: Annotated[Prompt | None, api_field("what is continued: a text, or token ids", "Solve: 12 + 30.")] = None
+    messages: Annotated[Messages | None, api_field("a chat that is answered, instead of a prompt", EXAMPLE_CHAT)] = None
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: FinalMessage = None
-    n: Annotated[Any, Unbuilt(1)] = None
+    n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Annotated[
         Literal["denoise", "block_append"] | None,
-        said(
+        api_field(
             "events of a stream: `denoise`, the open blocks after each step; or `block_append`, text as it grows",
             "denoise",
         ),
     ] = None
 
 
-class Segment(Body):
+class Segment(RequestModel):
     """A piece of a text with holes: a text that stays, or a hole."""
 
-    text: Annotated[str | None, said("that stays", "The sky is ")] = None
-    mask: Annotated[Integer | None, said("tokens of the hole", 8)] = None
+    text: Annotated[str | None, api_field("that stays", "The sky is ")] = None
+    mask: Annotated[Integer | None, api_field("tokens of the hole", 8)] = None
 
 
-class InfillRequest(Generation):
+class InfillRequest(GenerationRequest):
     model: ModelName = None
-    text: Annotated[str | None, said("with holes: <mask:8> is one of eight tokens", "2, 4, <mask:2>8, 10")] = None
+    text: Annotated[str | None, api_field("with holes: <mask:8> is one of eight tokens", "2, 4, <mask:2>8, 10")] = None
     segments: Annotated[
         Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None,
-        said("texts and holes in turn, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]),
+        api_field("texts and holes in turn, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]),
     ] = None
-    messages: Annotated[Messages | None, said("the conversation that the text is the answer to", CHAT)] = None
+    messages: Annotated[Messages | None, api_field("the conversation that the text is the answer to", EXAMPLE_CHAT)] = (
+        None
+    )
     chat_template_kwargs: TemplateArguments = None
-    n: Annotated[Any, Unbuilt(1)] = None
+    n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Annotated[
-        Literal["denoise"] | None, said("events of a stream: the open blocks after each step", "denoise")
+        Literal["denoise"] | None, api_field("events of a stream: the open blocks after each step", "denoise")
     ] = None
 
 
-class StreamOptions(Body):
-    include_usage: Annotated[bool | None, said("the stream's last chunk tells the usage", True)] = None
-    continuous_usage_stats: Annotated[bool | None, said("with it, every chunk does", False)] = None
-    include_obfuscation: Annotated[Any, Unbuilt(False)] = None
+class StreamOptions(RequestModel):
+    include_usage: Annotated[bool | None, api_field("the stream's last chunk tells the usage", True)] = None
+    continuous_usage_stats: Annotated[bool | None, api_field("with it, every chunk does", False)] = None
+    include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
 
 
-class OpenAIRequest(Generation):
+class OpenAIRequest(GenerationRequest):
     """The fields that chat and completions share."""
 
     model: ModelName = None
-    stream_options: Annotated[StreamOptions | None, said("what else a stream tells", {"include_usage": True})] = None
+    stream_options: Annotated[StreamOptions | None, api_field("what else a stream tells", {"include_usage": True})] = (
+        None
+    )
     stream_mode: Annotated[
         Literal["denoise", "block_append"] | None,
-        said("`denoise` tells the open blocks after each step too; `block_append` changes nothing", "denoise"),
+        api_field("`denoise` tells the open blocks after each step too; `block_append` changes nothing", "denoise"),
     ] = None
-    user: Annotated[str | None, said("read by nobody", "someone")] = None
-    metadata: Annotated[Entries | None, said("read by nobody", {"topic": "sums"})] = None
-    store: Annotated[bool | None, said("changes nothing: no answers are kept", False)] = None
-    service_tier: Annotated[str | None, said("changes nothing", "auto")] = None
-    safety_identifier: Annotated[str | None, said("read by nobody", "someone")] = None
-    prompt_cache_key: Annotated[str | None, said("changes nothing: prefixes are cached without it", "sums")] = None
+    user: Annotated[str | None, api_field("read by nobody", "someone")] = None
+    metadata: Annotated[Entries | None, api_field("read by nobody", {"topic": "sums"})] = None
+    store: Annotated[bool | None, api_field("changes nothing: no answers are kept", False)] = None
+    service_tier: Annotated[str | None, api_field("changes nothing", "auto")] = None
+    safety_identifier: Annotated[str | None, api_field("read by nobody", "someone")] = None
+    prompt_cache_key: Annotated[str | None, api_field("changes nothing: prefixes are cached without it", "sums")] = None
 
 
 class ChatRequest(OpenAIRequest):
-    messages: Annotated[Messages, said("the conversation so far; the answer is a new message behind it", CHAT)]
-    max_completion_tokens: Annotated[Integer | None, said("`max_tokens`", 64)] = None
+    messages: Annotated[
+        Messages, api_field("the conversation so far; the answer is a new message behind it", EXAMPLE_CHAT)
+    ]
+    max_completion_tokens: Annotated[Integer | None, api_field("`max_tokens`", 64)] = None
     chat_template_kwargs: TemplateArguments = None
     parallel_tool_calls: Annotated[
-        bool | None, said("whether the answer may have several calls; default true", True)
+        bool | None, api_field("whether the answer may have several calls; default true", True)
     ] = None
-    logprobs: Annotated[bool | None, said("tell each token's log-probability", True)] = None
-    top_logprobs: Annotated[Integer | None, said("and those of so many alternatives in its place, up to 20", 2)] = None
-    tools: Annotated[ToolItems | None, said("functions that the model may call", TOOLS)] = None
+    logprobs: Annotated[bool | None, api_field("tell each token's log-probability", True)] = None
+    top_logprobs: Annotated[
+        Integer | None, api_field("and those of so many alternatives in its place, up to 20", 2)
+    ] = None
+    tools: Annotated[ToolItems | None, api_field("functions that the model may call", EXAMPLE_TOOLS)] = None
     tool_choice: ToolChoice = None
-    functions: Annotated[list[dict[str, Any]] | None, said("an old name of `tools`, refused unless empty", [])] = None
-    echo: Annotated[Any, Unbuilt(False)] = None
+    functions: Annotated[list[dict[str, Any]] | None, api_field("an old name of `tools`, refused unless empty", [])] = (
+        None
+    )
+    echo: Annotated[Any, UnsupportedField(False)] = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: FinalMessage = None
-    chat_template: Annotated[Any, Unbuilt()] = None
-    documents: Annotated[Any, Unbuilt([])] = None
-    function_call: Annotated[Any, said("an old name of `tool_choice`, refused unless `none` or `auto`", "none")] = None
-    modalities: Annotated[Any, Unbuilt(["text"])] = None
-    audio: Annotated[Any, Unbuilt()] = None
+    chat_template: Annotated[Any, UnsupportedField()] = None
+    documents: Annotated[Any, UnsupportedField([])] = None
+    function_call: Annotated[
+        Any, api_field("an old name of `tool_choice`, refused unless `none` or `auto`", "none")
+    ] = None
+    modalities: Annotated[Any, UnsupportedField(["text"])] = None
+    audio: Annotated[Any, UnsupportedField()] = None
     prediction: Annotated[
         dict[str, Any] | None,
-        said("changes nothing: it makes others' answers faster", {"type": "content", "content": "12 + 30 = 42."}),
+        api_field("changes nothing: it makes others' answers faster", {"type": "content", "content": "12 + 30 = 42."}),
     ] = None
-    reasoning_effort: Annotated[str | None, said("for templates that know it", "low")] = None
+    reasoning_effort: Annotated[str | None, api_field("for templates that know it", "low")] = None
     verbosity: Verbosity = None
     web_search_options: Annotated[
-        dict[str, Any] | None, said("ignored, and named in `X-Unmask-Ignored`: the server searches nothing", {})
+        dict[str, Any] | None, api_field("ignored, and named in `X-Unmask-Ignored`: the server searches nothing", {})
     ] = None
 
     def ignored_paths(self) -> Iterator[str]:
@@ -275,11 +289,11 @@ class ChatRequest(OpenAIRequest):
         if self.web_search_options is not None:
             yield "web_search_options"
 
-    def asked(self) -> dict[str, Any]:
+    def set_fields(self) -> dict[str, Any]:
         """With `logprobs` as a number. Raises RequestError for `top_logprobs` without it."""
-        found = super().asked()
-        wanted = found.pop("logprobs", False)
-        if wanted:
+        found = super().set_fields()
+        requested = found.pop("logprobs", False)
+        if requested:
             found["logprobs"] = self.top_logprobs or 0
         elif self.top_logprobs:
             raise RequestError("top_logprobs: only with logprobs true; leave it out", param="top_logprobs")
@@ -287,31 +301,33 @@ class ChatRequest(OpenAIRequest):
 
 
 class CompletionRequest(OpenAIRequest):
-    prompt: Annotated[Prompts, said("what is continued: a text, token ids, or several of either", "Solve: 12 + 30.")]
-    best_of: Annotated[Any, Unbuilt(1)] = None
-    echo: Annotated[bool | None, said("the prompt before the answer, in its text and logprobs", False)] = None
+    prompt: Annotated[
+        Prompts, api_field("what is continued: a text, token ids, or several of either", "Solve: 12 + 30.")
+    ]
+    best_of: Annotated[Any, UnsupportedField(1)] = None
+    echo: Annotated[bool | None, api_field("the prompt before the answer, in its text and logprobs", False)] = None
     prompt_logprobs_stride: Annotated[
-        Integer | None, said("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MAX_TOKENS_PER_STEP)
+        Integer | None, api_field("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MAX_TOKENS_PER_STEP)
     ] = None
-    suffix: Annotated[str | None, said("what stands behind the answer", " 8, 10")] = None
+    suffix: Annotated[str | None, api_field("what stands behind the answer", " 8, 10")] = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(RequestModel):
     """Either a prompt or the messages of a chat."""
 
     model: ModelName = None
-    prompt: Annotated[str | None, said("a text", "Solve: 12 + 30.")] = None
-    messages: Annotated[Messages | None, said("a chat, instead of a prompt", CHAT)] = None
-    tools: Annotated[ToolItems | None, said("functions that its template is told of", TOOLS)] = None
+    prompt: Annotated[str | None, api_field("a text", "Solve: 12 + 30.")] = None
+    messages: Annotated[Messages | None, api_field("a chat, instead of a prompt", EXAMPLE_CHAT)] = None
+    tools: Annotated[ToolItems | None, api_field("functions that its template is told of", EXAMPLE_TOOLS)] = None
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: FinalMessage = None
     add_special_tokens: Annotated[
-        bool | None, said("whether the token that begins a model's prompts comes first; default true", True)
+        bool | None, api_field("whether the token that begins a model's prompts comes first; default true", True)
     ] = None
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(RequestModel):
     model: ModelName = None
-    tokens: Annotated[Integers, said("ids", [40, 41, 42])]
-    return_bytes: Annotated[bool | None, said("also the bytes of each token", False)] = None
+    tokens: Annotated[Integers, api_field("ids", [40, 41, 42])]
+    return_bytes: Annotated[bool | None, api_field("also the bytes of each token", False)] = None

@@ -18,52 +18,52 @@ import uvloop
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
 from runtime.server import environment, logs
-from runtime.server.access import Load
-from runtime.server.descriptors import make_room
+from runtime.server.access import StatsLogger
+from runtime.server.descriptors import raise_open_files_limit
 from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.reports import Reports
 from runtime.server.metrics import Metrics
-from runtime.server.observed import Observed
+from runtime.server.observed import RequestMetrics
 from runtime.server.socket_dir import socket_dir
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
-from runtime.server.table import Table
+from runtime.server.table import LocalEngineClient
 from runtime.server.talking import check_parsers
 from runtime.server.wire.listener import describe, is_reachable, listen, listener_url
 from runtime.server.wire.memory import keep_together
 from runtime.weights.tokenizer_formats import use_temporary_directory
 
 if TYPE_CHECKING:
-    from runtime.server.speaking import Speaking
+    from runtime.server.speaking import HttpFrontend
 
 log = logging.getLogger("unmask.server")
 
 
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError when the server cannot start."""
-    environment.set_up()
+    environment.configure_process()
     keep_together()
     check_parsers(config)
-    logs.set_up(config.log_level, config.log_format, "frontend")
+    logs.configure_logging(config.log_level, config.log_format, "frontend")
     for note in config.notes:
         log.warning("%s", note)
     if config.node_rank:
         from runtime.distributed.node import run_node  # and arrays with it, which a frontend has no use for
 
         return run_node(config, (sys.executable, "-m", "runtime.server.rank", config.log_level, config.log_format))
-    config = config.replace(max_connections=make_room(config.max_connections, config.data_parallel_size))
+    config = config.replace(max_connections=raise_open_files_limit(config.max_connections, config.data_parallel_size))
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.host, config.port))
-        place = stack.enter_context(socket_dir())
-        use_temporary_directory(place / "tokenizers")
-        server = Server(config, listener, place, backend_command, stack.close)
+        directory = stack.enter_context(socket_dir())
+        use_temporary_directory(directory / "tokenizers")
+        server = Server(config, listener, directory, backend_command, stack.close)
         return uvloop.run(server.serve())
 
 
-def _addresses(config: ServerConfig, place: Path) -> tuple[str, str]:
+def _addresses(config: ServerConfig, directory: Path) -> tuple[str, str]:
     """Where frontend and backends meet: as configured, else there."""
     if config.zmq_command_addr is not None and config.zmq_event_addr is not None:
         return config.zmq_command_addr, config.zmq_event_addr
-    return f"ipc://{place}/commands", f"ipc://{place}/events"
+    return f"ipc://{directory}/commands", f"ipc://{directory}/events"
 
 
 class Server:
@@ -76,26 +76,26 @@ class Server:
         self,
         config: ServerConfig,
         listener: socket.socket,
-        place: Path,
+        socket_directory: Path,
         backend_command: tuple[str, ...],
         clean_up: Callable[[], object],
     ) -> None:
         self.config = config
         self.listener = listener
-        self.place = place
+        self.socket_directory = socket_directory
         self.clean_up = clean_up
         self.reports = Reports() if config.frontend_processes > 1 else None
-        observed = Observed()
+        observed = RequestMetrics()
         self.metrics = Metrics(config.model_names[0], self.reports or observed)
-        self.table = Table(config, observed, self.metrics)
-        addresses = _addresses(config, place)
-        self.supervisor = Supervisor(config, self.table, *addresses, self._give_up, backend_command)
-        for user in (self.table, self.table.adapters, self.table.profiler):
+        self.engine_client = LocalEngineClient(config, observed, self.metrics)
+        addresses = _addresses(config, socket_directory)
+        self.supervisor = Supervisor(config, self.engine_client, *addresses, self._give_up, backend_command)
+        for user in (self.engine_client, self.engine_client.adapters, self.engine_client.profiler):
             user.supervisor = self.supervisor
-        self.supervisor.engine_config = self.table.adapters.engine_config
+        self.supervisor.engine_config = self.engine_client.adapters.engine_config
         self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
-        self.metrics.beside(self._others)
-        self.speaking: Speaking | Crew | None = None
+        self.metrics.add_processes(self._others)
+        self.speaking: HttpFrontend | Crew | None = None
         self.failure: str | None = None  # why the server could not start
         self.ended = asyncio.Event()
         self.signals = 0
@@ -116,14 +116,14 @@ class Server:
         self.speaking = self._speaking()
         if self.signals:
             self.speaking.say_goodbye()
-        self._tell()
-        told = asyncio.create_task(Load(self.metrics.figures).run())
-        adapters = asyncio.create_task(self.table.adapters.follow())
+        self._log_listening()
+        stats_logger = asyncio.create_task(StatsLogger(self.metrics.engine_metrics).run())
+        adapters = asyncio.create_task(self.engine_client.adapters.watch_config())
         await self.speaking.start()
         try:
             await self.ended.wait()
         finally:
-            told.cancel()
+            stats_logger.cancel()
             adapters.cancel()
             await self.speaking.stop()
             await self.supervisor.stop("the server ends")
@@ -132,16 +132,16 @@ class Server:
             raise ConfigError(self.failure)
         return 0
 
-    def _speaking(self) -> Speaking | Crew:
+    def _speaking(self) -> HttpFrontend | Crew:
         if self.reports is not None:
-            board = self.place / "board"
-            return Crew(self.config, self.table, self.reports, self.listener, board, self._give_up)
+            board = self.socket_directory / "board"
+            return Crew(self.config, self.engine_client, self.reports, self.listener, board, self._give_up)
         # only now, so that the backends load while this process imports; connections wait in the kernel
-        from runtime.server.speaking import Speaking
+        from runtime.server.speaking import HttpFrontend
 
-        return Speaking(self.config, self.table, self.listener, self._give_up)
+        return HttpFrontend(self.config, self.engine_client, self.listener, self._give_up)
 
-    def _tell(self) -> None:
+    def _log_listening(self) -> None:
         config = self.config
         url, scope = listener_url(config.host, self.listener), describe(self.listener)
         names = ", ".join(config.model_names)
@@ -150,8 +150,8 @@ class Server:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
         if not (config.api_key or config.api_key_file) and is_reachable(self.listener):
             log.warning(
-                "No API key set and listening on %s: the server is open to the network. Set --api-key-file, or listen on "
-                "--host 127.0.0.1",
+                "No API key set and listening on %s: the server is open to the network. Set --api-key-file, or "
+                "listen on --host 127.0.0.1",
                 config.host,
             )
 
@@ -175,7 +175,7 @@ class Server:
             return
         self.drainer = asyncio.create_task(self._drain(sig, self.speaking))
 
-    async def _drain(self, sig: signal.Signals, speaking: Speaking | Crew) -> None:
+    async def _drain(self, sig: signal.Signals, speaking: HttpFrontend | Crew) -> None:
         """Serve on for --drain-delay, close the listener, let what runs finish."""
         log.info("%s: draining, %d requests in flight", sig.name, speaking.in_flight)
         speaking.say_goodbye()

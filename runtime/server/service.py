@@ -23,17 +23,17 @@ from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import refuse
 from runtime.server.bodies import read_body
 from runtime.server.content_encoding import NAME, codings
-from runtime.server.echo import Echo
-from runtime.server.fields import ignored
-from runtime.server.frontend import Frontend, Unavailable
-from runtime.server.jobs import ClientGone, Job, Update, disconnected
-from runtime.server.keys import Keys, owner_of
-from runtime.server.logprobs import check_told
-from runtime.server.preparing import Preparer
+from runtime.server.echo import PromptEcho
+from runtime.server.fields import ignored_fields
+from runtime.server.frontend import EngineClient, Unavailable
+from runtime.server.jobs import ClientGone, GenerationJob, OutputDelta, disconnected
+from runtime.server.keys import ApiKeys, api_key_id
+from runtime.server.logprobs import check_logprobs_limit
+from runtime.server.preparing import Preprocessor
 from runtime.server.redaction import field_path
-from runtime.server.schemas import GenerateRequest, Generation, InfillRequest, OpenAIRequest
-from runtime.server.structured import FormChecker, form
-from runtime.server.talking import Talk
+from runtime.server.schemas import GenerateRequest, GenerationRequest, InfillRequest, OpenAIRequest
+from runtime.server.structured import GrammarValidator, parse_response_format
+from runtime.server.talking import ChatContext
 from runtime.server.tracing import Tracing
 from runtime.server.validating import B
 from runtime.structured_output.grammar_cache import GrammarError
@@ -42,39 +42,39 @@ from runtime.tokenizer import IncrementalDetokenizer, Tokenizer
 log = logging.getLogger("unmask.http")
 
 STRICT = "tools.function.strict"
-MOST_TOLD = 256
-MOST_NAMED = 32  # models and adapters that a refusal names
+MAX_LOGGED_FIELDS = 256
+MAX_LISTED_MODELS = 32  # models and adapters that a refusal names
 MAX_CHECKS = 4  # of one request's grammar, each without the schemas that the one before refused
-BATCH = 128  # prompts that are checked at once
+PROMPTS_PER_STEP = 128  # prompts that are checked at once
 
 
-class Service:
+class ServerContext:
     """The server's state as routes see it."""
 
-    def __init__(self, config: ServerConfig, frontend: Frontend, keys: Keys) -> None:
+    def __init__(self, config: ServerConfig, frontend: EngineClient, keys: ApiKeys) -> None:
         self.config = config
-        self.frontend = frontend
-        self.observed = frontend.observed
+        self.engine_client = frontend
+        self.request_metrics = frontend.request_metrics
         self.keys = keys
         self.names = config.model_names
         self.adapters = frontend.adapters
         self.tokenizer: Tokenizer | None = None  # loaded beside the engine
-        self.preparer = Preparer(self.require)
-        self.forms = FormChecker(self.require)
+        self.preprocessor = Preprocessor(self.require)
+        self.grammar_validator = GrammarValidator(self.require)
         self.created = int(time.time())
         self.draining = False
         self.tracing: Tracing | None = None
-        self.told: set[str] = set()  # ignored fields that the log has named
+        self.logged_fields: set[str] = set()  # ignored fields that the log has named
         self.in_flight = 0  # HTTP requests being answered
 
     @property
     def ready(self) -> bool:
-        loaded = self.tokenizer is not None and self.frontend.available and self.adapters.settled
-        return loaded and self.frontend.complete and not self.draining
+        loaded = self.tokenizer is not None and self.engine_client.available and self.adapters.settled
+        return loaded and self.engine_client.complete and not self.draining
 
     def require(self) -> tuple[EngineInfo, Tokenizer]:
         """What answering takes. Raises Unavailable while it is not there."""
-        info = self.frontend.require()
+        info = self.engine_client.require()
         if self.tokenizer is None:
             raise Unavailable("the tokenizer is still being loaded")
         return info, self.tokenizer
@@ -83,10 +83,10 @@ class Service:
         """The served name that was asked for (the first without one), or an adapter's. Raises RequestError 404."""
         if name is None:
             return self.names[0]
-        if name not in self.names and not self.adapters.offers(name):
-            every = [*self.names, *self.adapters.offered]
-            more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
-            known = ", ".join(every[:MOST_NAMED]) + more
+        if name not in self.names and not self.adapters.is_available(name):
+            every = [*self.names, *self.adapters.available]
+            more = f" and {len(every) - MAX_LISTED_MODELS} more" if len(every) > MAX_LISTED_MODELS else ""
+            known = ", ".join(every[:MAX_LISTED_MODELS]) + more
             shown = name if len(name) <= 80 else name[:77] + "..."
             raise RequestError(
                 f"model: {shown!r} is not served here; there is {known}",
@@ -99,8 +99,8 @@ class Service:
     async def body(self, request: Request, kind: type[B]) -> B:
         """The parsed body. Raises RequestError 400, 408, 413, 415 or 429."""
         names = codings(request.headers.getlist(NAME))
-        body = await self.preparer.parse(request, kind, await read_body(request), names)
-        unknown = ignored(body)
+        body = await self.preprocessor.parse(request, kind, await read_body(request), names)
+        unknown = ignored_fields(body)
         if unknown and self.config.strict_fields:
             raise RequestError(
                 f"{unknown[0]}: is not supported by this route, and --strict-fields is set; leave it out",
@@ -109,10 +109,10 @@ class Service:
             )
         if unknown:
             request.state.ignored = unknown  # the gate has the answer's header name them
-            self._tell(unknown)
+            self._log_ignored(unknown)
         return body
 
-    def limited(self, request: Request, max_tokens: int, info: EngineInfo, name: str) -> int:
+    def cap_max_tokens(self, request: Request, max_tokens: int, info: EngineInfo, name: str) -> int:
         """Returns the limit of an answer, at most the model's length: agents send the same number to every model.
 
         Args:
@@ -136,31 +136,31 @@ class Service:
         self._add_ignored(request, name)
         return info.max_model_len
 
-    def leave_out(self, request: Request, name: str) -> None:
+    def ignore_field(self, request: Request, name: str) -> None:
         """A known field is not honoured here, and ignored like an unknown one. RequestError with --strict-fields."""
         if self.config.strict_fields:
             raise refuse(name, "cannot be kept to here, and --strict-fields is set; leave it out")
         self._add_ignored(request, name)
-        self._tell([name])
+        self._log_ignored([name])
 
     @staticmethod
     def _add_ignored(request: Request, name: str) -> None:
         """Has the answer's header name a field."""
         request.state.ignored = [*getattr(request.state, "ignored", ()), name]
 
-    def _without_refused(self, request: Request, chat: Talk, error: GrammarError) -> bool:
+    def _drop_rejected_schemas(self, request: Request, chat: ChatContext, error: GrammarError) -> bool:
         """Whether the grammar can leave out the schemas of tools that were refused; names the fields ignored then."""
         if (fields := chat.leave_out_schemas(error.parts)) is None:
             return False
         for name in fields:
-            self.leave_out(request, name)
+            self.ignore_field(request, name)
         return True
 
-    def _tell(self, unknown: list[str]) -> None:
+    def _log_ignored(self, unknown: list[str]) -> None:
         """Each name once in the log, of so many names that strangers cannot fill it."""
         for name in unknown:
-            if name not in self.told and len(self.told) < MOST_TOLD:
-                self.told.add(name)
+            if name not in self.logged_fields and len(self.logged_fields) < MAX_LOGGED_FIELDS:
+                self.logged_fields.add(name)
                 log.info("clients send the field %s, which is not known and is ignored", field_path(name))
 
     @contextmanager
@@ -169,13 +169,13 @@ class Service:
         try:
             yield
         except RequestError as error:
-            self.observed.requests.labels("aborted" if error.status == 499 else "refused").inc()
+            self.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
             raise
 
     async def job(
         self,
         request: Request,
-        body: Generation,
+        body: GenerationRequest,
         prompts: Sequence[list[int]],
         *,
         id: str,
@@ -185,12 +185,12 @@ class Service:
         max_tokens: int | None = None,
         n: int = 1,
         model: str | None = None,
-        given: Mapping[int, int] | None = None,
-        most: int | None = None,
-        talk: Talk | None = None,
-        echo: Echo | None = None,
+        pinned_tokens: Mapping[int, int] | None = None,
+        text_limit: int | None = None,
+        chat: ChatContext | None = None,
+        echo: PromptEcho | None = None,
         continued: bool = False,
-    ) -> Job:
+    ) -> GenerationJob:
         """Check a body against the engine and set its requests going; choices are ordered by prompt, then by number.
 
         `mode`: None for an answer in one piece, "denoise" for every step, anything else for text as it grows.
@@ -198,32 +198,34 @@ class Service:
         `most`: the answer's first so many tokens alone are told; it ends with them.
         `talk`: of a chat, whose answers have parts. `continued`: the answer continues a message of the prompt.
         """
-        owner = owner_of(request)
-        continued = continued or (talk is not None and talk.continued)
+        owner = api_key_id(request)
+        continued = continued or (chat is not None and chat.continued)
         info, tokenizer = self.require()
-        scored = echo is not None and body.asked().get("logprobs") is not None
-        self.frontend.check_count(len(prompts), n + scored)  # before anything is made of a great number
-        asked = body.asked() | {"n": n}
+        scored = echo is not None and body.set_fields().get("logprobs") is not None
+        self.engine_client.check_count(len(prompts), n + scored)  # before anything is made of a great number
+        values = body.set_fields() | {"n": n}
         if max_tokens is not None:
-            asked["max_tokens"] = max_tokens
-        if asked.get("max_tokens") is not None:
+            values["max_tokens"] = max_tokens
+        if values.get("max_tokens") is not None:
             name = (names or {}).get("max_tokens", "max_tokens")
-            asked["max_tokens"] = self.limited(request, asked["max_tokens"], info, name)
-        asked[FIELD], named = form(body)
-        made, holder = ("", named) if talk is None else talk.grammar(asked[FIELD], named)
-        if talk is not None and talk.unheld:
-            self.leave_out(request, STRICT)
-        names = {FIELD: holder, **(names or {})}
-        params = SamplingParams(**asked)
+            values["max_tokens"] = self.cap_max_tokens(request, values["max_tokens"], info, name)
+        values[FIELD], format_field = parse_response_format(body)
+        grammar, grammar_field = ("", format_field) if chat is None else chat.grammar(values[FIELD], format_field)
+        if chat is not None and chat.strict_unsupported:
+            self.ignore_field(request, STRICT)
+        names = {FIELD: grammar_field, **(names or {})}
+        params = SamplingParams(**values)
         stops = stop_strings(params.stop, names.get("stop", "stop"))
-        report: StreamMode = "denoise" if mode == "denoise" else "stable"
-        ends_here = stops or most is not None or (talk is not None and talk.single)  # is looked for in stable text
+        stream_output: StreamMode = "denoise" if mode == "denoise" else "stable"
+        ends_here = (
+            stops or text_limit is not None or (chat is not None and chat.single)
+        )  # is looked for in stable text
         if mode is None and not ends_here:
-            report = "final"
+            stream_output = "final"
         specs: list[RequestSpec] = []
         adapter = "" if model is None or model in self.names else model
         for i, prompt in enumerate(prompts):
-            if i % BATCH == BATCH - 1:
+            if i % PROMPTS_PER_STEP == PROMPTS_PER_STEP - 1:
                 await asyncio.sleep(0)  # others have their turn
             own = id if len(prompts) == 1 else f"{id}-{i}"
             here = dict(names)
@@ -235,57 +237,65 @@ class Service:
                 prompt,
                 info,
                 id=own,
-                stream_mode=report,
+                stream_mode=stream_output,
                 default_max_tokens=default_max_tokens,
                 names=here,
                 parent_id=id,
                 tenant=owner,
                 adapter=adapter,
-                prefilled_tokens=given,
+                prefilled_tokens=pinned_tokens,
             )
             try:
-                spec = check(grammar=made)
+                spec = check(grammar=grammar)
             except RequestError as error:
-                if talk is None or not talk.optional or error.param != holder:
+                if chat is None or not chat.optional or error.param != grammar_field:
                     raise
-                self.leave_out(request, STRICT)
-                made = ""
+                self.ignore_field(request, STRICT)
+                grammar = ""
                 spec = check()
             if not i:  # the fields are right; all of it is made only where there is room
-                self.frontend.check_room(len(prompts) * n, owner)
-                check_told(spec, len(prompts) * n, names.get("logprobs", "logprobs"))
+                self.engine_client.check_capacity(len(prompts) * n, owner)
+                check_logprobs_limit(spec, len(prompts) * n, names.get("logprobs", "logprobs"))
             checks = 0
             while spec.grammar and not i:
                 checks += 1
                 try:
-                    await self.forms.check(request, spec.grammar, holder if made else path_of(asked[FIELD], named))
+                    await self.grammar_validator.check(
+                        request, spec.grammar, grammar_field if grammar else path_of(values[FIELD], format_field)
+                    )
                     break
                 except GrammarError as error:  # it may hide what the next check finds
-                    if talk is None or self.config.strict_fields:
+                    if chat is None or self.config.strict_fields:
                         raise
-                    if checks < MAX_CHECKS and self._without_refused(request, talk, error):
-                        made, holder = talk.grammar(asked[FIELD], named)
-                    elif talk.optional and not error.wrong:
-                        self.leave_out(request, STRICT)
-                        made = ""
+                    if checks < MAX_CHECKS and self._drop_rejected_schemas(request, chat, error):
+                        grammar, grammar_field = chat.grammar(values[FIELD], format_field)
+                    elif chat.optional and not error.wrong:
+                        self.ignore_field(request, STRICT)
+                        grammar = ""
                     else:
                         raise
-                    spec = check(grammar=made)
+                    spec = check(grammar=grammar)
             specs += expand_choices(spec, n)
         self.model_name(model)  # an adapter may have gone meanwhile
-        forms = {"exact": bool(made) and not stops and not params.stop_token_ids, "streamed": mode is not None}
+        forms = {"exact": bool(grammar) and not stops and not params.stop_token_ids, "streamed": mode is not None}
         marks = part_marks()
         answers = []
         for i, spec in enumerate(specs):
-            preamble = talk.preamble() if talk is not None and stops else None
-            text = IncrementalDetokenizer(tokenizer, stops, most, marks, preamble, continues=continued)
-            answers.append(CompletionState(i, spec, text, None if talk is None else talk.parts(**forms)))
+            preamble = chat.preamble() if chat is not None and stops else None
+            text = IncrementalDetokenizer(tokenizer, stops, text_limit, marks, preamble, continues=continued)
+            answers.append(CompletionState(i, spec, text, None if chat is None else chat.parts(**forms)))
         if echo is not None:
-            echo.take(answers, n, info, tokenizer)
+            echo.attach(answers, n, info, tokenizer)
         scores = () if echo is None else echo.scores
-        form_field = holder if made else path_of(asked[FIELD], named)
-        return Job(
-            id, self.frontend, answers, streamed=mode is not None, prompts=len(prompts), scores=scores, form=form_field
+        form_field = grammar_field if grammar else path_of(values[FIELD], format_field)
+        return GenerationJob(
+            id,
+            self.engine_client,
+            answers,
+            streamed=mode is not None,
+            prompts=len(prompts),
+            scores=scores,
+            form=form_field,
         )
 
 
@@ -303,12 +313,12 @@ def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: 
     return None
 
 
-async def answered(request: Request, job: Job, take: Callable[[Update], None]) -> None:
+async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:
     """Wait for a job's end, and `take` what comes; a client that goes away ends it at once. Raises RequestError."""
 
     async def watch() -> None:
         await disconnected(request.receive)
-        job.inbox.put(ClientGone())
+        job.output_queue.put(ClientGone())
 
     request.state.job = job  # the log tells of it
     watcher = asyncio.create_task(watch())

@@ -22,11 +22,11 @@ _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 def check_shape(data: bytes) -> None:
     """Raises RequestError 400 for a body that holds more than the limits above."""
-    for _ in counting(data):
+    for _ in check_shape_in_steps(data):
         pass
 
 
-def counting(data: bytes) -> Iterator[None]:
+def check_shape_in_steps(data: bytes) -> Iterator[None]:
     """`check_shape` in steps of a few milliseconds.
 
     Of a body that is no JSON, what stands before its first fault is counted right, and no parser goes further.
@@ -61,5 +61,5 @@ def counting(data: bytes) -> Iterator[None]:
         yield
 
 
-def _too_many(what: str, most: int) -> RequestError:
-    return RequestError(f"the body holds more than {most} {what}; send fewer", code="body_too_complex")
+def _too_many(what: str, limit: int) -> RequestError:
+    return RequestError(f"the body holds more than {limit} {what}; send fewer", code="body_too_complex")

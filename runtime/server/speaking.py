@@ -14,7 +14,7 @@ from collections.abc import Callable
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
 from runtime.server import tracing
-from runtime.server.frontend import Frontend
+from runtime.server.frontend import EngineClient
 from runtime.server.http import make_http
 from runtime.tokenizer import Tokenizer
 from runtime.weights.checkpoint import resolve_text_files
@@ -25,10 +25,10 @@ IDLE_GRACE = 0.5  # seconds in which kept-alive connections may still bring a re
 # Objects more than before, and younger collections, after which one of each age follows. Thousands of connections are
 # many objects and no garbage: looking through them all holds the loop for a tenth of a second, so that is done seldom.
 COLLECTED = (2000, 20, 20)
-LAST_WORDS = 1.0  # seconds to write the error that ends what did not finish in --drain-timeout
+ERROR_WRITE_SECONDS = 1.0  # seconds to write the error that ends what did not finish in --drain-timeout
 
 
-class Speaking:
+class HttpFrontend:
     """The HTTP side of a process.
 
     `entrance`: the listening socket or, with `ended`, the one that brings connections (see `HttpServer`). `give_up` is
@@ -38,30 +38,30 @@ class Speaking:
     def __init__(
         self,
         config: ServerConfig,
-        frontend: Frontend,
-        entrance: socket.socket,
+        frontend: EngineClient,
+        listener: socket.socket,
         give_up: Callable[[str], None],
         ended: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
-        self.frontend = frontend
-        self.entrance = entrance
+        self.engine_client = frontend
+        self.listener = listener
         self.give_up = give_up
-        self.service, self.http = make_http(config, frontend, ended)
-        self.service.tracing = tracing.start()
+        self.context, self.http = make_http(config, frontend, ended)
+        self.context.tracing = tracing.start()
         self.loaded = asyncio.Event()  # the tokenizer is there
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         self.tasks = [
-            asyncio.create_task(self.http.serve(sockets=[self.entrance])),
+            asyncio.create_task(self.http.serve(sockets=[self.listener])),
             asyncio.create_task(self._load_tokenizer()),
         ]
 
     @property
     def in_flight(self) -> int:
         """HTTP requests being answered."""
-        return self.service.in_flight
+        return self.context.in_flight
 
     def pids(self) -> dict[str, int]:
         """Of processes beside this one, by name."""
@@ -72,17 +72,17 @@ class Speaking:
 
     def say_goodbye(self) -> None:
         """From now on no answer keeps its connection, and /ready says so."""
-        self.service.draining = True
+        self.context.draining = True
 
     async def finish(self) -> None:
         """Close the listener, and return once what runs has finished, or has had --drain-timeout for it."""
-        config, service, http = self.config, self.service, self.http
+        config, context, http = self.config, self.context, self.http
         closed = time.monotonic()
-        await http.close_entrance(self.entrance)
+        await http.close_entrance(self.listener)
 
         def unfinished() -> bool:
             seconds = time.monotonic() - closed
-            if service.in_flight or http.at_work():
+            if context.in_flight or http.at_work():
                 return seconds < config.drain_timeout
             # on an idle connection a request may be under way, so those get a moment before they are closed
             return bool(http.server_state.connections) and seconds < min(IDLE_GRACE, config.drain_timeout)
@@ -90,11 +90,11 @@ class Speaking:
         while unfinished():
             await asyncio.sleep(0.02)
         http.close_idle()  # in the same turn of the loop, so that no request slips in between
-        if service.in_flight or http.at_work():
+        if context.in_flight or http.at_work():
             error = RequestError("the server is ending, and this did not finish within --drain-timeout", status=504)
-            log.warning("%d requests did not finish within --drain-timeout", self.frontend.fail_all(error))
+            log.warning("%d requests did not finish within --drain-timeout", self.engine_client.fail_all(error))
             started = time.monotonic()
-            while (service.in_flight or http.at_work()) and time.monotonic() - started < LAST_WORDS:
+            while (context.in_flight or http.at_work()) and time.monotonic() - started < ERROR_WRITE_SECONDS:
                 await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
@@ -106,8 +106,8 @@ class Speaking:
 
     def close(self) -> None:
         """Have the last traces sent."""
-        if self.service.tracing is not None:
-            self.service.tracing.close()
+        if self.context.tracing is not None:
+            self.context.tracing.close()
 
     async def _load_tokenizer(self) -> None:
         loaded: concurrent.futures.Future[Tokenizer] = concurrent.futures.Future()
@@ -115,15 +115,15 @@ class Speaking:
 
         def load() -> None:
             try:
-                place = resolve_text_files(self.config.engine.model)
-                loaded.set_result(Tokenizer(place, self.config.chat_template))
+                directory = resolve_text_files(self.config.engine.model)
+                loaded.set_result(Tokenizer(directory, self.config.chat_template))
             except Exception as error:
                 loaded.set_exception(error)
 
         # a daemon, unlike the loop's own threads: a download must not keep a server alive that is told to end
         threading.Thread(target=load, daemon=True).start()
         try:
-            self.service.tokenizer = await asyncio.wrap_future(loaded)
+            self.context.tokenizer = await asyncio.wrap_future(loaded)
             gc.freeze()  # what is there now stays; looking through all of it would hold the loop again and again
             gc.set_threshold(*COLLECTED)
             self.loaded.set()

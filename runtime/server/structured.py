@@ -11,9 +11,9 @@ from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import FIELD
 from runtime.request.validation import preview, refuse
 from runtime.server.environment import backend_environment
-from runtime.server.keys import owner_of
-from runtime.server.lanes import Lane, attended
-from runtime.server.schemas import Generation
+from runtime.server.keys import api_key_id
+from runtime.server.lanes import SingleThreadExecutor, cancel_on_disconnect
+from runtime.server.schemas import GenerationRequest
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox import GrammarSandbox
 from runtime.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ from runtime.tokenizer import Tokenizer
 _TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}
 MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients of a server without keys
 # Other servers' names for the same.
-ALIKE = {
+ALIASES = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
@@ -33,17 +33,17 @@ ALIKE = {
 }
 
 
-def form(body: Generation) -> tuple[dict[str, Any] | None, str]:
+def parse_response_format(body: GenerationRequest) -> tuple[dict[str, Any] | None, str]:
     """As `structured_outputs` has it, and the name it was given under; None where nothing is asked.
 
     Raises RequestError where two forms are asked for, or in a way that is none.
     """
-    found = {name: {kind: value} for name, kind in ALIKE.items() if (value := getattr(body, name)) is not None}
+    found = {name: {kind: value} for name, kind in ALIASES.items() if (value := getattr(body, name)) is not None}
     asked = getattr(body, FIELD)
     if asked is not None:
         found[FIELD] = asked
-    name, wanted = body.format()
-    if wanted is not None and (made := _formatted(name, wanted)) is not None:
+    name, requested = body.format()
+    if requested is not None and (made := _parse_openai_format(name, requested)) is not None:
         found[name] = made
     if not found:
         return None, FIELD
@@ -54,24 +54,26 @@ def form(body: Generation) -> tuple[dict[str, Any] | None, str]:
     return found[first], first
 
 
-def _formatted(name: str, wanted: object) -> dict[str, Any] | None:
+def _parse_openai_format(name: str, requested: object) -> dict[str, Any] | None:
     """OpenAI's `response_format`. A JSON schema is one level higher in `text.format` and `output_config.format`, and
     some clients write it there in `response_format` too."""
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    kind = requested.get("type") if isinstance(requested, dict) else None
     if kind == "text":
         return None
     if kind == "json_object":
-        assert isinstance(wanted, dict)
-        schema = wanted.get("schema")
+        assert isinstance(requested, dict)
+        schema = requested.get("schema")
         return {"json_object": True} if schema is None or schema is True else {"json": _object_schema(schema)}
     if kind == "json_schema":
-        assert isinstance(wanted, dict)
-        described = wanted.get("json_schema") or wanted
+        assert isinstance(requested, dict)
+        described = requested.get("json_schema") or requested
         schema = described.get("schema") if isinstance(described, dict) else None
         if schema is None:
             raise refuse(name, "json_schema must be an object with a schema")
         return {"json": schema}
-    raise refuse(name, f"{preview(wanted)} is not built in this version; its type is text, json_object or json_schema")
+    raise refuse(
+        name, f"{preview(requested)} is not built in this version; its type is text, json_object or json_schema"
+    )
 
 
 def _object_schema(schema: Any) -> Any:
@@ -81,28 +83,28 @@ def _object_schema(schema: Any) -> Any:
     return schema
 
 
-class FormChecker:
+class GrammarValidator:
     """`require` gives the engine's facts and the tokenizer, or raises Unavailable."""
 
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
-        self._lane = Lane("grammars", "grammars to compile", MAX_WAITING_GRAMMARS)
-        self._trials: GrammarSandbox | None = None
+        self._executor = SingleThreadExecutor("grammars", "grammars to compile", MAX_WAITING_GRAMMARS)
+        self._sandbox: GrammarSandbox | None = None
 
     async def check(self, request: Request, grammar: str, param: str) -> None:
         """Raises RequestError for a grammar that no answer can keep to; others are answered meanwhile. ClientGone once
         nobody waits for it: no others wait for its turn then."""
-        if self._trials is None:
+        if self._sandbox is None:
             info, tokenizer = self._require()
-            self._trials = GrammarSandbox(tokenizer.directory, info, backend_environment(None))
-        trials = self._trials
-        why = trials.cached_reason(grammar)
+            self._sandbox = GrammarSandbox(tokenizer.directory, info, backend_environment(None))
+        sandbox = self._sandbox
+        why = sandbox.cached_reason(grammar)
         if why is None:
 
-            def work(wanted: Callable[[], bool]) -> str:
-                return trials.check(grammar) if wanted() else ""
+            def work(requested: Callable[[], bool]) -> str:
+                return sandbox.check(grammar) if requested() else ""
 
-            why = await attended(request, self._lane.run(len(grammar), work, owner_of(request)))
+            why = await cancel_on_disconnect(request, self._executor.run(len(grammar), work, api_key_id(request)))
         if why:
-            verdict = trials.result(grammar)
-            raise GrammarError(param, why, verdict.parts, wrong=verdict.wrong)
+            result = sandbox.result(grammar)
+            raise GrammarError(param, why, result.parts, wrong=result.wrong)

@@ -22,7 +22,7 @@ from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStat
 from runtime.server import messages, restarting
 from runtime.server.environment import backend_environment
 from runtime.server.messages import Fatal, Loading, Outputs, Ready, Stats
-from runtime.server.peers import Peers, receive, require_curve
+from runtime.server.peers import ZapAuthenticator, receive, require_curve
 
 log = logging.getLogger("unmask.supervisor")
 
@@ -31,17 +31,17 @@ REASON_SECONDS = 1.0  # to wait for the reason of a backend that exited with cod
 BACKEND_COMMAND = (sys.executable, "-m", "runtime.server.backend")
 
 
-class State(Enum):
+class ReplicaState(Enum):
     STARTING = "starting"
     READY = "ready"
     DOWN = "down"
 
 
-class Listener(Protocol):
+class ReplicaObserver(Protocol):
     def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None: ...
     def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None: ...
     def on_stats(self, replica: int, stats: EngineStats) -> None: ...
-    def on_news(self, replica: int, news: messages.AdapterNews | messages.ProfileNews) -> None: ...
+    def on_result(self, replica: int, result: messages.AdapterResult | messages.ProfileResult) -> None: ...
     def on_down(self, replica: int, reason: str) -> None: ...
 
 
@@ -51,7 +51,7 @@ class Replica:
     def __init__(self, index: int) -> None:
         self.index = index
         self.starts = 0
-        self.state = State.STARTING
+        self.state = ReplicaState.STARTING
         self.process: asyncio.subprocess.Process | None = None
         self.spawned = asyncio.Event()
         self.loading = Loading("start", 0, 0)
@@ -85,14 +85,14 @@ class Supervisor:
     def __init__(
         self,
         config: ServerConfig,
-        listener: Listener,
+        observer: ReplicaObserver,
         command_addr: str,
         event_addr: str,
         on_give_up: Callable[[str], None],
         backend_command: tuple[str, ...] = BACKEND_COMMAND,
     ) -> None:
         self.config = config
-        self.listener = listener
+        self.observer = observer
         self.addresses = (command_addr, event_addr)
         self.on_give_up, self.backend_command = on_give_up, backend_command
         self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # of who starts
@@ -101,7 +101,7 @@ class Supervisor:
         self.ever_ready = self.stopping = False
         self.tasks: list[asyncio.Task[None]] = []
         self.context = zmq.Context()
-        self.peers = Peers(self.context)
+        self.authenticator = ZapAuthenticator(self.context)
         self.commands = self._bind(zmq.ROUTER, command_addr)
         self.events = self._bind(zmq.PULL, event_addr)
 
@@ -109,7 +109,7 @@ class Supervisor:
         flag = "--zmq-command-addr" if kind == zmq.ROUTER else "--zmq-event-addr"
         require_curve(addr, flag)
         socket = self.context.socket(kind)
-        self.peers.guard(socket, addr)
+        self.authenticator.secure(socket, addr)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_HANDOVER, 0)  # who is connected under a name keeps it
         for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
@@ -128,11 +128,11 @@ class Supervisor:
     async def start(self) -> None:
         """Start every backend; returns when the processes run."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self.peers.zap.fileno(), self.peers.answer)
+        loop.add_reader(self.authenticator.zap.fileno(), self.authenticator.handle_requests)
         loop.add_reader(self.commands.fileno(), self._read_commands)
         loop.add_reader(self.events.fileno(), self._read_events)
-        self.tasks = [asyncio.create_task(self._keep(replica)) for replica in self.replicas]
-        self.tasks.append(asyncio.create_task(self._beat()))
+        self.tasks = [asyncio.create_task(self._supervise(replica)) for replica in self.replicas]
+        self.tasks.append(asyncio.create_task(self._send_pings()))
         for replica in self.replicas:
             await replica.spawned.wait()
 
@@ -143,18 +143,18 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         for replica in self.replicas:
-            if replica.state is State.READY:
+            if replica.state is ReplicaState.READY:
                 self._send(replica, messages.Stop(reason))
             else:
                 _kill(replica.process)  # nothing is lost, and a loading process may not listen for long
         alive = [r.process for r in self.replicas if r.process is not None and r.process.returncode is None]
         if alive:
-            _, late = await asyncio.wait([asyncio.create_task(p.wait()) for p in alive], timeout=STOP_SECONDS)
-            if late:
+            _, pending = await asyncio.wait([asyncio.create_task(p.wait()) for p in alive], timeout=STOP_SECONDS)
+            if pending:
                 self.kill()
-                await asyncio.wait(late)
+                await asyncio.wait(pending)
         loop = asyncio.get_running_loop()
-        for socket in (self.peers.zap, self.commands, self.events):
+        for socket in (self.authenticator.zap, self.commands, self.events):
             loop.remove_reader(socket.fileno())
         self.context.destroy()
 
@@ -163,7 +163,7 @@ class Supervisor:
         for replica in self.replicas:
             _kill(replica.process)
 
-    async def _keep(self, replica: Replica) -> None:
+    async def _supervise(self, replica: Replica) -> None:
         """Run a backend in this place for ever."""
         back_off = restarting.BackOff()
         while True:
@@ -178,19 +178,19 @@ class Supervisor:
             await asyncio.sleep(seconds)
 
     def _down(self, replica: Replica, reason: str) -> None:  # once for each process, as soon as it says that it ends
-        if replica.state is not State.DOWN:
-            replica.served = time.monotonic() - replica.ready_since if replica.state is State.READY else 0.0
-            replica.state = State.DOWN
+        if replica.state is not ReplicaState.DOWN:
+            replica.served = time.monotonic() - replica.ready_since if replica.state is ReplicaState.READY else 0.0
+            replica.state = ReplicaState.DOWN
             self._update_ready()
-            self.listener.on_down(replica.index, reason)
+            self.observer.on_down(replica.index, reason)
 
     async def _run(self, replica: Replica) -> str:
         """Start a process, wait for its end, say why it ended."""
         replica.starts += 1
-        replica.state = State.STARTING
+        replica.state = ReplicaState.STARTING
         replica.fatal = None
         replica.loading = Loading("start", 0, 0)
-        invitation = self.peers.invite(replica.name)
+        invitation = self.authenticator.issue(replica.name)
         arguments = ("--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1])
         replica.process = await asyncio.create_subprocess_exec(
             *self.backend_command,
@@ -212,34 +212,34 @@ class Supervisor:
         while code == 1 and replica.fatal is None and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
             self._read_events()
-        self.peers.forget(replica.name)
+        self.authenticator.revoke(replica.name)
         if replica.fatal is not None:
             return replica.fatal
-        how = restarting.told(code)
-        loading = replica.state is State.STARTING
+        how = restarting.describe_exit(code)
+        loading = replica.state is ReplicaState.STARTING
         memory = " (out of memory?)" if loading and code == -9 else ""
         return f"the backend process {how}{' while it loaded the model' if loading else ''}{memory}"
 
-    async def _beat(self) -> None:
+    async def _send_pings(self) -> None:
         """Heartbeats down; an end to backends that stopped answering."""
         while True:
             await asyncio.sleep(messages.PING_SECONDS)
-            self.peers.answer()
+            self.authenticator.handle_requests()
             self._read_commands()
             self._read_events()
             self._update_ready()
             for replica in self.replicas:
-                if replica.state is State.DOWN or replica.process is None or replica.exited:
+                if replica.state is ReplicaState.DOWN or replica.process is None or replica.exited:
                     continue
                 self._send(replica, messages.Ping())
                 self._log_responsiveness(replica)
                 silence = time.monotonic() - replica.last_message
-                if replica.state is State.READY and silence > messages.BACKEND_SILENCE_SECONDS:
+                if replica.state is ReplicaState.READY and silence > messages.BACKEND_SILENCE_SECONDS:
                     replica.fatal = f"the backend process said nothing for {silence:.0f} s and was killed"
                     replica.process.kill()
 
     def _log_responsiveness(self, replica: Replica) -> None:
-        unresponsive = replica.state is State.READY and not replica.responds
+        unresponsive = replica.state is ReplicaState.READY and not replica.responds
         if unresponsive != replica.unresponsive:
             replica.unresponsive = unresponsive
             if unresponsive:
@@ -254,7 +254,7 @@ class Supervisor:
 
     def _update_ready(self) -> None:
         """Recomputes `ready`. Requests read it several times each, so it is not computed on access."""
-        self.ready = [r.index for r in self.replicas if r.state is State.READY and r.responds and not r.exited]
+        self.ready = [r.index for r in self.replicas if r.state is ReplicaState.READY and r.responds and not r.exited]
 
     def send(self, index: int, message: Any) -> None:
         self._send(self.replicas[index], message)
@@ -285,7 +285,7 @@ class Supervisor:
             except ValueError as error:
                 log.error("%s sent what cannot be decoded: %s", replica.name, error)
                 continue
-            self._hear(replica, event)
+            self._on_event(replica, event)
 
     def _receive(self, socket: zmq.Socket[bytes]) -> tuple[Replica, bytes] | None:
         """The next message of a backend that lives, None when there is none; what others say is dropped."""
@@ -303,27 +303,27 @@ class Supervisor:
         return None
 
     def _named(self, name: bytes) -> Replica | None:
-        return next((r for r in self.replicas if r.name.encode() == name and r.state is not State.DOWN), None)
+        return next((r for r in self.replicas if r.name.encode() == name and r.state is not ReplicaState.DOWN), None)
 
-    def _hear(self, replica: Replica, event: messages.Event) -> None:
-        if not isinstance(event, messages.Beat):
+    def _on_event(self, replica: Replica, event: messages.Event) -> None:
+        if not isinstance(event, messages.Heartbeat):
             replica.last_message = replica.last_beat
         match event:
             case Outputs(outputs):
-                self.listener.on_outputs(replica.index, outputs)
+                self.observer.on_outputs(replica.index, outputs)
             case Stats(stats):
-                self.listener.on_stats(replica.index, stats)
-            case messages.AdapterNews() | messages.ProfileNews():
-                self.listener.on_news(replica.index, event)
+                self.observer.on_stats(replica.index, stats)
+            case messages.AdapterResult() | messages.ProfileResult():
+                self.observer.on_result(replica.index, event)
             case Loading():
                 replica.loading = event
             case Ready(info, load_seconds):
-                replica.state = State.READY
+                replica.state = ReplicaState.READY
                 replica.ready_since = time.monotonic()
                 self._update_ready()
                 self.ever_ready = True
                 log.info("%s is ready after %.1f s (%s on %s)", replica.name, load_seconds, info.family, info.device)
-                self.listener.on_ready(replica.index, info, load_seconds)
+                self.observer.on_ready(replica.index, info, load_seconds)
             case Fatal(sentence):
                 replica.fatal = sentence
                 self._down(replica, sentence)

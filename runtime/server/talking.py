@@ -25,14 +25,14 @@ from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, gram
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.request.validation import refuse
-from runtime.server.conversation import NO_GRAMMAR
-from runtime.server.tooling import NO_TOOLS, Tooling
+from runtime.server.conversation import NO_GRAMMAR_MESSAGE
+from runtime.server.tooling import NO_TOOLS, ToolConfig
 
 if TYPE_CHECKING:  # a server looks at its flags before it loads the tokenizers library
-    from runtime.server.preparing import Preparer
+    from runtime.server.preparing import Preprocessor
     from runtime.tokenizer import Tokenizer
 
-_TAIL = 32  # ids at a prompt's end in which the mark of reasoning is looked for
+_TAIL_TOKENS = 32  # ids at a prompt's end in which the mark of reasoning is looked for
 
 
 def check_parsers(config: ServerConfig) -> None:
@@ -45,7 +45,7 @@ def check_parsers(config: ServerConfig) -> None:
             )
 
 
-class Talk:
+class ChatContext:
     """One chat's.
 
     Attributes:
@@ -54,13 +54,15 @@ class Talk:
         continued: The answer continues the last message, which the prompt ends with.
     """
 
-    def __init__(self, config: ServerConfig, info: EngineInfo, tokenizer: Tokenizer, tools: Tooling = NO_TOOLS) -> None:
+    def __init__(
+        self, config: ServerConfig, info: EngineInfo, tokenizer: Tokenizer, tools: ToolConfig = NO_TOOLS
+    ) -> None:
         """Raises RequestError for tools that this server has no way to tell the model of."""
         self._tokenizer = tokenizer
-        self._tooling = tools
+        self._tools = tools
         self._format: ToolFormat | None = tool_format(config.tool_call_parser or info.tool_calls)
         self._reasoning: ReasoningFormat | None = reasoning_format(config.reasoning_parser or info.reasoning)
-        self._opened = self.continued = self.optional = self.unheld = False
+        self._in_reasoning = self.continued = self.optional = self.strict_unsupported = False
         self._any_object: frozenset[int] = frozenset()  # tools whose schemas the grammar leaves out
         if not tools.tools:
             self._format = None
@@ -76,20 +78,20 @@ class Talk:
     @property
     def single(self) -> bool:
         """Whether the answer ends with its first call, which has to be noticed when it comes."""
-        return bool(self._tooling.tools) and self._tooling.single
+        return bool(self._tools.tools) and self._tools.single
 
     async def prompt(
         self,
         request: Request,
-        preparer: Preparer,
-        plain: list[dict[str, Any]],
+        preparer: Preprocessor,
+        messages: list[dict[str, Any]],
         kwargs: Mapping[str, Any] | None,
         *,
         continued: bool = False,
     ) -> list[int]:
         """The ids of the chat, whose messages are `plain`, with its tools. `continued`: the answer continues the last
         of them. Raises RequestError."""
-        text = str(plain[-1]["content"]) if continued else ""
+        text = str(messages[-1]["content"]) if continued else ""
         self.continued = continued
         if self._format is not None and text.rfind(self._format.opens) > text.rfind(self._format.closes):
             raise refuse(
@@ -98,26 +100,26 @@ class Talk:
         if self._format is None:
             items = None
         elif self._tokenizer.supports_tools:
-            items = [tool.item for _, tool in self._tooling.tools]
+            items = [tool.item for _, tool in self._tools.tools]
         else:
-            items, plain = None, self._told(self._format, plain)
-        ids = await preparer.encode_chat(request, plain, kwargs, items, continued=continued)
+            items, messages = None, self._with_tool_instructions(self._format, messages)
+        ids = await preparer.encode_chat(request, messages, kwargs, items, continued=continued)
         if self._reasoning is not None:
-            tail = self._tokenizer.decode(ids[-_TAIL - len(text) :]).removesuffix(text).rstrip()
+            tail = self._tokenizer.decode(ids[-_TAIL_TOKENS - len(text) :]).removesuffix(text).rstrip()
             begun = ReasoningParser(self._reasoning, tail.endswith(self._reasoning.opens))
             begun.push(text)
-            self._opened = begun.in_reasoning
+            self._in_reasoning = begun.in_reasoning
             if begun.is_done:
                 self._reasoning = None
         return ids
 
-    def _told(self, made: ToolFormat, plain: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_tool_instructions(self, made: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages, with what a template would say of tools that knew them."""
         assert made.instructs is not None
-        words = made.instructs([tool for _, tool in self._tooling.tools])
-        if plain and plain[0]["role"] == "system":
-            return [{**plain[0], "content": f"{plain[0]['content']}\n\n{words}".lstrip()}, *plain[1:]]
-        return [{"role": "system", "content": words}, *plain]
+        instructions = made.instructs([tool for _, tool in self._tools.tools])
+        if messages and messages[0]["role"] == "system":
+            return [{**messages[0], "content": f"{messages[0]['content']}\n\n{instructions}".lstrip()}, *messages[1:]]
+        return [{"role": "system", "content": instructions}, *messages]
 
     def grammar(self, asked: dict[str, Any] | None, at: str) -> tuple[str, str]:
         """What the answer keeps to, "" for nothing, and the field that asks for it.
@@ -128,21 +130,21 @@ class Talk:
         Raises:
             RequestError: it cannot be made.
         """
-        tools = self._tooling
+        tools = self._tools
         if self.continued and (asked is not None or tools.forced):
-            raise refuse(tools.param if tools.forced else at, NO_GRAMMAR)
+            raise refuse(tools.param if tools.forced else at, NO_GRAMMAR_MESSAGE)
         calls = self._format is not None and (tools.forced or tools.strict or asked is not None)
-        opened = self._reasoning if self._opened else None
+        opened = self._reasoning if self._in_reasoning else None
         self.optional = calls and not tools.forced and asked is None
         if not calls and (asked is None or opened is None):
             return "", at
         form = "" if asked is None or tools.forced else grammar_of(asked, at)
         param = tools.param if calls and (tools.forced or asked is None) else at
-        held = None
+        constraint = None
         if calls:
             assert self._format is not None
             if self._format.wraps is None and self.optional:
-                self.unheld = True
+                self.strict_unsupported = True
                 return "", at
             if self._format.wraps is None:
                 raise RequestError(
@@ -150,13 +152,13 @@ class Talk:
                     'tool_choice "auto" and no strict tools',
                     param=param,
                 )
-            wanted: CallMode = "only" if tools.forced else "or_form" if form else "within"
-            held = ToolCallConstraint(self._format, tools.callable, wanted, tools.single, self._any_object)
-        return grammar(held, form, opened, self._tokenizer.control_id, param), param
+            mode: CallMode = "only" if tools.forced else "or_form" if form else "within"
+            constraint = ToolCallConstraint(self._format, tools.callable, mode, tools.single, self._any_object)
+        return grammar(constraint, form, opened, self._tokenizer.control_id, param), param
 
     def preamble(self) -> ReasoningParser | None:
         """Returns what finds the reasoning of one answer. None if the model marks none."""
-        return None if self._reasoning is None else ReasoningParser(self._reasoning, self._opened)
+        return None if self._reasoning is None else ReasoningParser(self._reasoning, self._in_reasoning)
 
     def leave_out_schemas(self, parts: Sequence[str]) -> list[str] | None:
         """Leaves schemas that cannot be kept to out of the next `grammar`, where calls are the model's own choice.
@@ -167,7 +169,7 @@ class Talk:
         Returns:
             The fields `strict` of these tools that are not honored, or None where nothing may be left out.
         """
-        tools = self._tooling
+        tools = self._tools
         numbers = [i for i in range(len(tools.callable)) if part_name(i) in parts and i not in self._any_object]
         if tools.forced or not numbers:
             return None
@@ -178,10 +180,10 @@ class Talk:
     def parts(self, *, exact: bool, streamed: bool) -> ChatOutputParser:
         """What tells an answer's parts apart. `exact`: a grammar holds all of its calls to their form, and no stop
         string cuts one."""
-        tools = self._tooling
+        tools = self._tools
         return ChatOutputParser(
             reasoning=self._reasoning,
-            opened=self._opened,
+            opened=self._in_reasoning,
             tools=self._format,
             available_tools=[tool for _, tool in tools.callable],
             exact=exact,

@@ -12,39 +12,39 @@ from pydantic import Field, WithJsonSchema
 from runtime.errors import RequestError
 from runtime.parsers.formats import NO_ARGUMENTS, Tool
 from runtime.request.validation import preview, refuse
-from runtime.server.fields import Body, said
+from runtime.server.fields import RequestModel, api_field
 
 MAX_TOOLS = 256
 MAX_NAME = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
 _CHOICES = ("none", "auto", "required")
 _CALCULATOR = {"type": "object", "properties": {"expression": {"type": "string"}}}
-TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": _CALCULATOR}}]  # an example
+EXAMPLE_TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": _CALCULATOR}}]  # an example
 
 
-class Described(Body):
+class FunctionDescription(RequestModel):
     """What a function does, whatever else it comes with."""
 
-    description: Annotated[str | None, said("when and how to use it", "Works out sums.")] = None
+    description: Annotated[str | None, api_field("when and how to use it", "Works out sums.")] = None
     parameters: Annotated[
         dict[str, Any] | None,
-        said("JSON schema of the arguments", _CALCULATOR),
+        api_field("JSON schema of the arguments", _CALCULATOR),
     ] = None
-    strict: Annotated[bool | None, said("arguments always fit the schema", False)] = None
+    strict: Annotated[bool | None, api_field("arguments always fit the schema", False)] = None
 
 
-class FunctionItem(Described):
-    name: Annotated[str, said("what a call names", "calculator")]
+class FunctionItem(FunctionDescription):
+    name: Annotated[str, api_field("what a call names", "calculator")]
 
 
 _KINDS = "`function`; a tool of another type is not offered to the model, and `X-Unmask-Ignored` names it"
 
 
-class ToolItem(Body):
+class ToolItem(RequestModel):
     """A function that the model may call."""
 
-    type: Annotated[str, said(_KINDS, "function")]
-    function: Annotated[FunctionItem | None, said("which one", {"name": "calculator"})] = None
+    type: Annotated[str, api_field(_KINDS, "function")]
+    function: Annotated[FunctionItem | None, api_field("which one", {"name": "calculator"})] = None
 
     def unsupported_kind(self) -> str | None:
         return None if self.type == "function" else self.type
@@ -55,13 +55,13 @@ _NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "funct
 ToolItems = Annotated[list[ToolItem], Field(max_length=MAX_TOOLS, fail_fast=True)]
 ToolChoice = Annotated[
     Any,
-    said("none, auto, required, or a function's name in an object", "auto"),
+    api_field("none, auto, required, or a function's name in an object", "auto"),
     WithJsonSchema({"anyOf": [{"type": "string", "enum": list(_CHOICES)}, _NAMED, {"type": "null"}]}),
 ]
 
 
 @dataclass(frozen=True)
-class Tooling:
+class ToolConfig:
     """The tools of a request.
 
     Attributes:
@@ -89,7 +89,7 @@ class Tooling:
         return [found for found in self.tools if not self.named or found[1].name == self.named]
 
 
-NO_TOOLS = Tooling()
+NO_TOOLS = ToolConfig()
 
 
 class Choice(NamedTuple):
@@ -108,21 +108,21 @@ class Choice(NamedTuple):
     param: str = "tool_choice"
 
 
-def tooling(items: Sequence[ToolItem] | None, choice: object, parallel: bool | None) -> Tooling:
+def parse_tools(items: Sequence[ToolItem] | None, choice: object, parallel: bool | None) -> ToolConfig:
     """Returns the tools of a chat completion. Raises RequestError."""
-    chosen = read_choice(choice)
+    chosen = parse_tool_choice(choice)
     tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(items or ()) if item.unsupported_kind() is None]
-    distinct(tools)
-    return offered(tools, chosen, single=parallel is False)
+    check_distinct_names(tools)
+    return select_tools(tools, chosen, single=parallel is False)
 
 
-def offered(
+def select_tools(
     tools: Sequence[tuple[str, Tool]],
     choice: Choice,
     *,
     single: bool = False,
     origins: Mapping[str, tuple[str, str]] | None = None,
-) -> Tooling:
+) -> ToolConfig:
     """Returns the checked tools restricted to the choice. Raises RequestError for a choice that they cannot satisfy."""
     if choice.mode == "none":
         return NO_TOOLS
@@ -138,11 +138,11 @@ def offered(
             raise refuse(param, "asks for a call, and there are no tools; send tools, or leave it out")
         if choice.name and choice.name not in names:
             raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
-        return Tooling(tools, True, choice.name, single or bool(choice.name), param, functions)
-    return Tooling(tools, single=single, origins=functions)
+        return ToolConfig(tools, True, choice.name, single or bool(choice.name), param, functions)
+    return ToolConfig(tools, single=single, origins=functions)
 
 
-def distinct(tools: Sequence[tuple[str, Tool]]) -> None:
+def check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
     """Raises RequestError where two tools have one name."""
     paths: dict[str, str] = {}
     for where, tool in tools:
@@ -153,7 +153,7 @@ def distinct(tools: Sequence[tuple[str, Tool]]) -> None:
         paths[tool.name] = path
 
 
-def read_choice(choice: object, origins: Mapping[str, tuple[str, str]] | None = None) -> Choice:
+def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] | None = None) -> Choice:
     """Parses OpenAI's `tool_choice`.
 
     Args:
@@ -241,23 +241,23 @@ def make_tool(
         raise refuse(
             f"{path}.{field}", f"the schema is of {preview(parameters['type'])}; arguments are always an object"
         )
-    told: dict[str, Any] = {"name": name}
+    described: dict[str, Any] = {"name": name}
     if description is not None:
-        told["description"] = description
+        described["description"] = description
     if parameters is not None:
-        told["parameters"] = parameters
-    told |= {key: value for key, value in (extra or {}).items() if value is not None}
+        described["parameters"] = parameters
+    described |= {key: value for key, value in (extra or {}).items() if value is not None}
     tool = Tool(
         name=name,
         description=description or "",
         parameters=parameters or NO_ARGUMENTS,
         strict=bool(strict),
-        item={"type": "function", "function": told},
+        item={"type": "function", "function": described},
     )
     return f"{path}.{field}", tool
 
 
-def without_functions(functions: object, call: object) -> None:
+def check_legacy_functions(functions: object, call: object) -> None:
     """OpenAI's older fields are no matter where nothing is to be called. Raises RequestError where it is."""
     if functions and call != "none":
         raise RequestError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import runtime
 from runtime.server.environment import traces_endpoint, traces_protocol
-from runtime.server.jobs import Job
+from runtime.server.jobs import GenerationJob
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("unmask.tracing")
 
 CLOSING_SECONDS = 5.0  # that the last spans have to get out when the server ends
-MOST_ANSWERS = 8  # of a request, whose phases are told as spans
+MAX_TRACED_CHOICES = 8  # of a request, whose phases are told as spans
 _PARENT = (b"traceparent", b"tracestate")
 # the conventions' name of what a route does; others that generate have no conversation and no roles
-_CHATS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
+_CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 
 
 def start() -> Tracing | None:
@@ -65,7 +65,7 @@ class Tracing:
         self._tracer = provider.get_tracer("unmask", runtime.__version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def tell(self, scope: Mapping[str, Any], request_id: str, model: str, status: int, arrived: float) -> None:
+    def record(self, scope: Mapping[str, Any], request_id: str, model: str, status: int, arrived: float) -> None:
         """A request that ended just now.
 
         Args:
@@ -76,9 +76,9 @@ class Tracing:
 
         ended = time.time_ns()
         clock = ended - time.monotonic_ns()  # between the two clocks
-        job: Job | None = scope["state"].get("job")
+        job: GenerationJob | None = scope["state"].get("job")
         path = scope["path"]
-        operation = "chat" if path in _CHATS else "text_completion"
+        operation = "chat" if path in _CHAT_PATHS else "text_completion"
         if job is not None:
             model = job.choices[0].spec.adapter or model
         span = self._tracer.start_span(
@@ -111,8 +111,8 @@ class Tracing:
                 span.set_attribute(name, value)
             inside = set_span_in_context(span)
             for name, first, last, index in _phases(job, int(job.started * 1e9) + clock, ended):
-                told = {"unmask.choice": index}
-                self._tracer.start_span(name, context=inside, start_time=first, attributes=told).end(last)
+                attributes = {"unmask.choice": index}
+                self._tracer.start_span(name, context=inside, start_time=first, attributes=attributes).end(last)
         span.end(ended)
 
     def _parent(self, headers: list[tuple[bytes, bytes]]) -> Context:
@@ -128,7 +128,7 @@ class Tracing:
         closing.join(CLOSING_SECONDS)
 
 
-def _attributes(job: Job, model: str) -> Iterator[tuple[str, Any]]:
+def _attributes(job: GenerationJob, model: str) -> Iterator[tuple[str, Any]]:
     usage, spec = job.usage(), job.choices[0].spec
     yield "gen_ai.response.id", job.id
     yield "gen_ai.response.model", model
@@ -151,9 +151,9 @@ def _attributes(job: Job, model: str) -> Iterator[tuple[str, Any]]:
     yield "unmask.queue_seconds", max(choice.queue_seconds for choice in job.choices)
 
 
-def _phases(job: Job, submitted: int, ended: int) -> Iterator[tuple[str, int, int, int]]:
+def _phases(job: GenerationJob, submitted: int, ended: int) -> Iterator[tuple[str, int, int, int]]:
     """Name, begin and end in nanoseconds, and the choice, as far as each came."""
-    for choice in job.choices[:MOST_ANSWERS]:
+    for choice in job.choices[:MAX_TRACED_CHOICES]:
         if not choice.nfe:
             continue  # the engine told nothing of it
         admitted = min(submitted + int(choice.queue_seconds * 1e9), ended)

@@ -14,7 +14,7 @@ WARNING = (
 )
 
 
-def warned(choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer) -> dict[str, str]:
+def template_warning(choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer) -> dict[str, str]:
     """`warning`, where one of `choices` has ended without a word and the template had no part in its prompt: that
     writes special tokens, and text never does."""
     if not tokenizer.has_template:

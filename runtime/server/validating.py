@@ -9,13 +9,13 @@ import pydantic
 from pydantic_core import from_json
 
 from runtime.errors import RequestError
-from runtime.server.fields import Body
+from runtime.server.fields import RequestModel
 from runtime.server.shape import check_shape
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=RequestModel)
 
 # what pydantic says of Python's types, as JSON has it
-_JSON_WORDS = {
+_JSON_MESSAGES = {
     "model_type": "Input should be an object",
     "dict_type": "Input should be an object",
     "list_type": "Input should be an array",
@@ -52,7 +52,7 @@ def validate(kind: type[B], value: Any) -> B:
     param = _path(first["loc"])
     if param is None:
         raise RequestError("the body must be a JSON object")
-    raise RequestError(f"{param}: {_JSON_WORDS.get(first['type'], first['msg'])}", param=param)
+    raise RequestError(f"{param}: {_JSON_MESSAGES.get(first['type'], first['msg'])}", param=param)
 
 
 def _path(loc: tuple[int | str, ...]) -> str | None:

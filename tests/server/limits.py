@@ -37,9 +37,9 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.frontends.place.START_SECONDS": HOUR,
     },
     "frontend": {
-        "runtime.server.logs.strangers.seconds": HOUR,
+        "runtime.server.logs.rate_limiter.seconds": HOUR,
         "runtime.server.speaking.IDLE_GRACE": 0.5,  # as it is: each server's end waits for it
-        "runtime.server.speaking.LAST_WORDS": 60.0,
+        "runtime.server.speaking.ERROR_WRITE_SECONDS": 60.0,
         "runtime.server.tracing.CLOSING_SECONDS": 60.0,
     },
     "backend": {

@@ -79,7 +79,7 @@ def test_news_of_a_step_are_sent_while_the_device_is_at_the_next(overlaps: bool)
 
 
 def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.server.logs.set_up", lambda *_: None)
+    monkeypatch.setattr("runtime.server.logs.configure_logging", lambda *_: None)
     frozen: list[int] = []
 
     class Link:

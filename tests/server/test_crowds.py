@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.server.descriptors import BACKEND_FILES, OWN_FILES, files
-from runtime.server.logs import Sparse
+from runtime.server.descriptors import BACKEND_FILES, OWN_FILES, open_files
+from runtime.server.logs import RateLimitFilter
 from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
 from runtime.server.wire.roster import SMALL, Phase, _turn
 from tests.server.harness import ROOT
@@ -231,12 +231,15 @@ def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
 
 def test_connections_fit_the_limit_of_open_files() -> None:
     own = OWN_FILES + BACKEND_FILES + SPARE_CONNECTIONS
-    few = own + files(0)  # as long as few may be on their way in at once
+    few = own + open_files(0)  # as long as few may be on their way in at once
     assert limited(256, "(None, 1)").stdout.split() == [str(256 - few), "256"]
     room = int(limited(3000, "(None, 1)").stdout.split()[0])
-    assert own + files(room) <= 3000 < own + files(room + 1)
-    assert limited(15_000, "(None, 1)").stdout.split() == [str(MOST_CONNECTIONS), str(own + files(MOST_CONNECTIONS))]
-    assert limited(15_000, "(9000, 1)").stdout.split() == ["9000", str(own + files(9000))]
+    assert own + open_files(room) <= 3000 < own + open_files(room + 1)
+    assert limited(15_000, "(None, 1)").stdout.split() == [
+        str(MOST_CONNECTIONS),
+        str(own + open_files(MOST_CONNECTIONS)),
+    ]
+    assert limited(15_000, "(9000, 1)").stdout.split() == ["9000", str(own + open_files(9000))]
     refused = limited(600, "(600, 1)")
     assert refused.returncode == 1
     assert "--max-connections: 600" in refused.stderr
@@ -247,7 +250,7 @@ def test_connections_fit_the_limit_of_open_files() -> None:
 def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("test.strangers")
     now = 100.0
-    sparse = Sparse(most=3, seconds=10, kinds=2, clock=lambda: now)
+    sparse = RateLimitFilter(limit=3, seconds=10, kinds=2, clock=lambda: now)
     log.addFilter(sparse)
     with caplog.at_level(logging.INFO, "test.strangers"):
         for i in range(1000):
@@ -256,7 +259,7 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
             log.info(f"of its own {i}")
         assert len(caplog.records) == 3 + 1 + 3
         now += 11
-        sparse.tell()
+        sparse.report_dropped()
     told = [record.getMessage() for record in caplog.records]
     assert "96 more lines in 10 s of: other lines" in told
     assert "997 more lines in 10 s of: stranger %d" in told

@@ -11,8 +11,8 @@ import pytest
 from runtime.errors import RequestError
 from runtime.server import lanes
 from runtime.server.jobs import ClientGone
-from runtime.server.lanes import LONG, Lane, Lanes, attended
-from runtime.server.line import Line
+from runtime.server.lanes import LONG, PreprocessingExecutors, SingleThreadExecutor, cancel_on_disconnect
+from runtime.server.line import AdmissionQueue
 from runtime.structured_output.service_time import MAX_OWNERS
 from tests.wait import TIMEOUT
 
@@ -56,7 +56,7 @@ class Held:
 
 def test_the_shortest_goes_first_and_equals_in_turn() -> None:
     async def everything() -> list[str]:
-        lane, first = Lane("test"), Held()
+        lane, first = SingleThreadExecutor("test"), Held()
         order: list[str] = []
         head = asyncio.create_task(lane.run(1, first))
         await first.until_begun()
@@ -73,7 +73,7 @@ def test_the_shortest_goes_first_and_equals_in_turn() -> None:
 
 def test_short_work_does_not_wait_for_long_work() -> None:
     async def everything() -> None:
-        both, client, long = Lanes(), Client(), Held()
+        both, client, long = PreprocessingExecutors(), Client(), Held()
         waiting = asyncio.create_task(both.run(client, LONG + 1, long))  # type: ignore[arg-type]
         await long.until_begun()
         assert await both.run(client, LONG, lambda _: 5) == 5  # type: ignore[arg-type]
@@ -85,12 +85,12 @@ def test_short_work_does_not_wait_for_long_work() -> None:
 
 def test_a_client_that_goes_away_gives_up_its_work_and_its_place() -> None:
     async def everything() -> None:
-        lane, first, second, third = Lane("test"), Client(), Client(), Client()
+        lane, first, second, third = SingleThreadExecutor("test"), Client(), Client(), Client()
         running, never = Held(), Held()
-        one = asyncio.create_task(attended(first, lane.run(1, running)))  # type: ignore[arg-type]
+        one = asyncio.create_task(cancel_on_disconnect(first, lane.run(1, running)))  # type: ignore[arg-type]
         await running.until_begun()
-        two = asyncio.create_task(attended(second, lane.run(1, never)))  # type: ignore[arg-type]
-        three = asyncio.create_task(attended(third, lane.run(1, lambda _: 3)))  # type: ignore[arg-type]
+        two = asyncio.create_task(cancel_on_disconnect(second, lane.run(1, never)))  # type: ignore[arg-type]
+        three = asyncio.create_task(cancel_on_disconnect(third, lane.run(1, lambda _: 3)))  # type: ignore[arg-type]
         await settle()
         second.gone.set()
         with pytest.raises(ClientGone):
@@ -107,13 +107,13 @@ def test_a_client_that_goes_away_gives_up_its_work_and_its_place() -> None:
 
 def test_a_turn_that_comes_as_the_client_goes_is_passed_on() -> None:
     async def everything() -> None:
-        lane, head = Lane("test"), Held()
+        lane, head = SingleThreadExecutor("test"), Held()
         one = asyncio.create_task(lane.run(1, head))
         await head.until_begun()
         two = asyncio.create_task(lane.run(1, lambda _: 2))
         three = asyncio.create_task(lane.run(1, lambda _: 3))
         await settle()
-        lane._line.leave()  # as the end of the first would
+        lane._line.release()  # as the end of the first would
         two.cancel()
         head.release.set()
         assert await asyncio.wait_for(three, TIMEOUT) == 3
@@ -125,7 +125,7 @@ def test_a_turn_that_comes_as_the_client_goes_is_passed_on() -> None:
 
 def test_a_waiter_that_goes_as_the_one_before_it_ends_blocks_nobody() -> None:
     async def everything() -> None:
-        lane, head = Lane("test"), Held()
+        lane, head = SingleThreadExecutor("test"), Held()
         one = asyncio.create_task(lane.run(1, head))
         await head.until_begun()
         two = asyncio.create_task(lane.run(1, lambda _: 2))
@@ -145,14 +145,14 @@ def test_a_waiter_that_goes_as_the_one_before_it_ends_blocks_nobody() -> None:
 
 def test_a_line_of_nothing_but_cancelled_waiters_is_free() -> None:
     async def everything() -> None:
-        line = Line(100, "waiters are there")
-        await line.enter(1)
-        waiting = [asyncio.create_task(line.enter(1)) for _ in range(3)]
+        line = AdmissionQueue(100, "waiters are there")
+        await line.acquire(1)
+        waiting = [asyncio.create_task(line.acquire(1)) for _ in range(3)]
         await asyncio.sleep(0)
         for task in waiting:
             task.cancel()
-        line.leave()  # before any of them has run
-        await asyncio.wait_for(line.enter(100), TIMEOUT)
+        line.release()  # before any of them has run
+        await asyncio.wait_for(line.acquire(100), TIMEOUT)
         await asyncio.gather(*waiting, return_exceptions=True)
         assert all(task.cancelled() for task in waiting)
 
@@ -163,7 +163,7 @@ def test_what_waits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MAX_WAITING", 100)
 
     async def everything() -> None:
-        lane, head = Lane("test"), Held()
+        lane, head = SingleThreadExecutor("test"), Held()
         one = asyncio.create_task(lane.run(1000, head))
         await head.until_begun()
         two = asyncio.create_task(lane.run(60, lambda _: 2))
@@ -181,13 +181,13 @@ def test_what_waits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_error_of_the_work_is_its_clients() -> None:
     async def everything() -> None:
-        lane = Lane("test")
+        lane = SingleThreadExecutor("test")
 
         def fail(_: Any) -> None:
             raise RequestError("no", param="prompt")
 
         with pytest.raises(RequestError, match="no"):
-            await attended(Client(), lane.run(1, fail))  # type: ignore[arg-type]
+            await cancel_on_disconnect(Client(), lane.run(1, fail))  # type: ignore[arg-type]
         assert await lane.run(1, lambda _: 1) == 1
 
     asyncio.run(everything())
@@ -195,13 +195,13 @@ def test_an_error_of_the_work_is_its_clients() -> None:
 
 def test_who_fills_a_line_gives_way_to_other_owners() -> None:
     async def everything() -> None:
-        line = Line(100, "waiters are there")
-        await line.enter(1)
-        greedy = [asyncio.create_task(line.enter(20, "a")) for _ in range(5)]
+        line = AdmissionQueue(100, "waiters are there")
+        await line.acquire(1)
+        greedy = [asyncio.create_task(line.acquire(20, "a")) for _ in range(5)]
         await asyncio.sleep(0)
         with pytest.raises(RequestError, match="too many waiters are there"):
-            await line.enter(20, "a")  # the greedy one itself has no more room
-        modest = asyncio.create_task(line.enter(30, "b"))
+            await line.acquire(20, "a")  # the greedy one itself has no more room
+        modest = asyncio.create_task(line.acquire(30, "b"))
         await settle()
         assert [task.done() for task in greedy] == [False, False, False, True, True]  # the last who came
         for task in greedy[3:]:
@@ -209,30 +209,30 @@ def test_who_fills_a_line_gives_way_to_other_owners() -> None:
                 await task
             assert refused.value.status == 429
         with pytest.raises(RequestError):
-            await line.enter(60, "b")  # more than what the greediest holds
+            await line.acquire(60, "b")  # more than what the greediest holds
         for task in (*greedy[:3], modest):
-            line.leave()
+            line.release()
             await asyncio.wait_for(task, TIMEOUT)
-        line.leave()
-        await asyncio.wait_for(line.enter(100, "a"), TIMEOUT)
+        line.release()
+        await asyncio.wait_for(line.acquire(100, "a"), TIMEOUT)
 
     asyncio.run(everything())
 
 
 def test_a_waiter_displaced_while_it_is_cancelled_ends_nobodys_turn() -> None:
     async def everything() -> None:
-        line = Line(100, "waiters are there")
-        await line.enter(1)
-        greedy = asyncio.create_task(line.enter(90, "a"))
+        line = AdmissionQueue(100, "waiters are there")
+        await line.acquire(1)
+        greedy = asyncio.create_task(line.acquire(90, "a"))
         await asyncio.sleep(0)
-        line._make_room(20, "b")
+        line._evict_for(20, "b")
         greedy.cancel()
         with pytest.raises((asyncio.CancelledError, RequestError)):
             await greedy
-        other = asyncio.create_task(line.enter(20, "b"))
+        other = asyncio.create_task(line.acquire(20, "b"))
         await settle()
         assert not other.done()
-        line.leave()
+        line.release()
         await asyncio.wait_for(other, TIMEOUT)
 
     asyncio.run(everything())
@@ -246,21 +246,23 @@ class Clock:
         monkeypatch.setattr("runtime.server.line.time.perf_counter", lambda: self.now)
 
 
-async def order_of(line: Line, clock: Clock, waiting: list[tuple[str, int, float]], served: float) -> list[str]:
+async def order_of(
+    line: AdmissionQueue, clock: Clock, waiting: list[tuple[str, int, float]], served: float
+) -> list[str]:
     """The owners in the order of service, of waiters with a size and seconds of service each, behind one of owner a
     whose service takes `served` seconds."""
-    await line.enter(1, "a")
+    await line.acquire(1, "a")
     found: list[str] = []
 
     async def wait(owner: str, size: int, seconds: float) -> None:
-        async with line.turn(size, owner):
+        async with line.slot(size, owner):
             found.append(owner)
             clock.now += seconds
 
     tasks = [asyncio.create_task(wait(*each)) for each in waiting]
     await settle()
     clock.now += served
-    line.leave()
+    line.release()
     await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT)
     return found
 
@@ -269,25 +271,25 @@ async def order_of(line: Line, clock: Clock, waiting: list[tuple[str, int, float
 def test_another_owner_is_next_whatever_the_size_of_what_it_brings(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     clock = Clock(monkeypatch)
     waiting = [("a", 10, 1.0)] * 100 + [("b", size, 0.1)]
-    found = asyncio.run(order_of(Line(10_000, "waiters"), clock, waiting, served=1.0))
+    found = asyncio.run(order_of(AdmissionQueue(10_000, "waiters"), clock, waiting, served=1.0))
     assert found.index("b") == 0
 
 
 def test_owners_get_equal_seconds_and_not_equal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     waiting = [("a", 10, 1.0)] * 6 + [("b", 10, 0.25)] * 12
-    found = asyncio.run(order_of(Line(10_000, "waiters"), clock, waiting, served=0.0))
+    found = asyncio.run(order_of(AdmissionQueue(10_000, "waiters"), clock, waiting, served=0.0))
     for end in range(4, len(found)):
         seconds = {owner: found[:end].count(owner) * each for owner, each in (("a", 1.0), ("b", 0.25))}
         assert "a" not in found[end:] or "b" not in found[end:] or abs(seconds["a"] - seconds["b"]) <= 1.25
 
 
 def test_an_owner_that_was_away_has_saved_up_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, line = Clock(monkeypatch), Line(10_000, "waiters")
+    clock, line = Clock(monkeypatch), AdmissionQueue(10_000, "waiters")
 
     async def everything() -> list[str]:
         for _ in range(100):
-            async with line.turn(1, "a"):
+            async with line.slot(1, "a"):
                 clock.now += 1
         return await order_of(line, clock, [("a", 10, 1.0)] * 4 + [("b", 10, 1.0)] * 4, served=1.0)
 
@@ -298,30 +300,30 @@ def test_an_owner_that_was_away_has_saved_up_no_time(monkeypatch: pytest.MonkeyP
 
 def test_few_requests_of_an_owner_may_wait_where_their_number_is_limited() -> None:
     async def everything() -> None:
-        line = Line(10_000, "grammars to compile", per_owner=2)
-        await line.enter(1, "a")
-        waiting = [asyncio.create_task(line.enter(1, owner)) for owner in ("a", "a", "b", "b", "")]
+        line = AdmissionQueue(10_000, "grammars to compile", per_owner=2)
+        await line.acquire(1, "a")
+        waiting = [asyncio.create_task(line.acquire(1, owner)) for owner in ("a", "a", "b", "b", "")]
         await settle()
         for owner, whose in (("a", "of this API key "), ("b", "of this API key ")):
             with pytest.raises(
                 RequestError, match=f"^2 grammars to compile {whose}wait already.*retry later"
             ) as refused:
-                await line.enter(1, owner)
+                await line.acquire(1, owner)
             assert (refused.value.status, refused.value.code) == (429, "queue_full")
         assert not any(task.done() for task in waiting)
         for _ in waiting:
-            line.leave()
+            line.release()
         await asyncio.wait_for(asyncio.gather(*waiting), TIMEOUT)
 
     asyncio.run(everything())
 
 
 def test_many_owners_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, line = Clock(monkeypatch), Line(10_000, "waiters")
+    clock, line = Clock(monkeypatch), AdmissionQueue(10_000, "waiters")
 
     async def everything() -> None:
         for number in range(5000):
-            async with line.turn(1, f"owner {number}"):
+            async with line.slot(1, f"owner {number}"):
                 clock.now += 1
 
     asyncio.run(everything())

@@ -11,9 +11,9 @@ import pytest
 import zmq
 
 from runtime.server import messages
-from runtime.server.link import FrontendGone, Link
+from runtime.server.link import EngineChannel, FrontendGone
 from runtime.server.messages import Fatal, Stop
-from runtime.server.peers import Invitation
+from runtime.server.peers import CurveCredentials
 from tests.server.harness import ROOT
 from tests.wait import wait_until
 
@@ -26,16 +26,16 @@ def test_a_command_is_heard_from_when_it_is_here_until_it_is_taken(
     with zmq.Context() as context, context.socket(zmq.ROUTER) as frontend, open(inside, "rb") as stdin:
         frontend.bind(commands)
         monkeypatch.setattr(sys, "stdin", stdin)
-        link = Link("backend-0", commands, events, Invitation())
+        link = EngineChannel("backend-0", commands, events, CurveCredentials())
         try:
-            link.greet()
+            link.send_hello()
             name, _ = frontend.recv_multipart()
-            assert not link.heard()
+            assert not link.has_command()
             frontend.send_multipart([name, messages.encode(Stop("enough"))])
-            wait_until(link.heard)
-            assert link.heard(), "it has not been taken"
+            wait_until(link.has_command)
+            assert link.has_command(), "it has not been taken"
             assert list(link.receive(0)) == [Stop("enough")]
-            assert not link.heard()
+            assert not link.has_command()
             os.close(outside)
             with pytest.raises(FrontendGone):
                 list(link.receive(1))

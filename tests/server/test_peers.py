@@ -153,7 +153,11 @@ def test_a_key_of_ones_own_opens_nothing(addresses: tuple[str, str], stranger: S
 
         async def squat(supervisor: Supervisor) -> None:
             public, secret = zmq.curve_keypair()
-            keys = {"CURVE_SERVERKEY": supervisor.peers.public, "CURVE_PUBLICKEY": public, "CURVE_SECRETKEY": secret}
+            keys = {
+                "CURVE_SERVERKEY": supervisor.authenticator.public,
+                "CURVE_PUBLICKEY": public,
+                "CURVE_SECRETKEY": secret,
+            }
             squatters.append(stranger.connect(zmq.DEALER, addresses[0], FIRST, **keys))
             stranger.try_send(squatters[0], HELLO)
             await stranger.until(squatters[0], zmq.EVENT_CONNECTED)
@@ -199,7 +203,7 @@ def test_a_backends_key_speaks_for_no_other_backend(
             await wait_until_async(lambda: log.ready == 1)
 
             def push(name: str) -> zmq.Socket[bytes]:
-                told = supervisor.peers.invite(name)
+                told = supervisor.authenticator.issue(name)
                 keys = {"SERVERKEY": told.server_public, "PUBLICKEY": told.public, "SECRETKEY": told.secret}
                 options = {f"CURVE_{option}": key.encode() for option, key in keys.items()}
                 return stranger.connect(zmq.PUSH, addresses[1], **options)
@@ -217,7 +221,7 @@ def test_a_backends_key_speaks_for_no_other_backend(
             assert process is not None
             process.kill()
             await wait_until_async(lambda: log.ready == 2)
-            assert FIRST.decode() not in supervisor.peers.names.values()  # its keys end with it
+            assert FIRST.decode() not in supervisor.authenticator.names.values()  # its keys end with it
 
     asyncio.run(run())
 

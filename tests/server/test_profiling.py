@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.server.profile_work import STEP, ProfileWork
+from runtime.server.profile_work import STEP, ProfileWorker
 from tests.server.harness import FAKE, serving
 
 KEY = "a-key-of-these-tests"
@@ -96,7 +96,7 @@ def test_a_backend_that_ends_takes_its_profile_with_it(tmp_path: Path) -> None:
 
 def test_a_backend_without_a_profile_says_so() -> None:
     said: list[Any] = []
-    ProfileWork("backend-0.1", said.append).stop(keep=True)
+    ProfileWorker("backend-0.1", said.append).stop(keep=True)
     assert said[0].error == "no profile is under way"
 
 

@@ -20,7 +20,7 @@ from runtime.errors import RequestError
 from runtime.server import shape, validating
 from runtime.server.app import BODIES
 from runtime.server.conversation import MAX_MESSAGES, MAX_PARTS
-from runtime.server.preparing import SMALL_TEXT, Preparer
+from runtime.server.preparing import SMALL_TEXT, Preprocessor
 from runtime.server.schemas import (
     MAX_ENTRIES,
     ChatRequest,
@@ -76,7 +76,7 @@ def test_other_tasks_run_while_a_large_body_is_read(name: str) -> None:
 
     async def read() -> int:
         iterations = 0
-        preparer = Preparer(lambda: pytest.fail("no engine is asked"))
+        preparer = Preprocessor(lambda: pytest.fail("no engine is asked"))
         reading = asyncio.create_task(preparer._parse(KINDS[route], data, ""))
         while not reading.done():
             await asyncio.sleep(0)
@@ -103,8 +103,8 @@ def test_only_short_texts_are_encoded_on_the_loop(tokenizer: Tokenizer, size: in
     async def encode() -> list[int]:
         request = SimpleNamespace(receive=stays, state=SimpleNamespace(), scope={})
         info = SimpleNamespace(max_model_len=2**17)
-        preparer = Preparer(lambda: cast(Any, (info, Noted())))
-        return await preparer.encode(cast(Any, request), "x" * size, begun=False)
+        preparer = Preprocessor(lambda: cast(Any, (info, Noted())))
+        return await preparer.encode(cast(Any, request), "x" * size, add_bos=False)
 
     assert len(asyncio.run(encode())) == size
     assert (threads == [threading.get_ident()]) is (size == SMALL_TEXT)

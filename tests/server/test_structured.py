@@ -273,7 +273,7 @@ def test_grammars_that_nobody_waits_for_are_not_compiled(monkeypatch: pytest.Mon
     monkeypatch.setattr(structured, "GrammarSandbox", Sandbox)
 
     async def everything() -> None:
-        checker = structured.FormChecker(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
+        checker = structured.GrammarValidator(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
 
         def check(client: Client, grammar: str) -> asyncio.Task[None]:
             return asyncio.create_task(checker.check(cast(Any, client), grammar, "regex"))

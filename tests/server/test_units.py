@@ -16,12 +16,12 @@ from runtime.config import EngineConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, EngineOutput, EngineStats, RequestSpec
 from runtime.server import messages
-from runtime.server.figures import EngineFigures
-from runtime.server.logs import without_signatures
-from runtime.server.preparing import Preparer
+from runtime.server.figures import EngineMetrics
+from runtime.server.logs import redact_queries
+from runtime.server.preparing import Preprocessor
 from runtime.server.routes import chat, completions, generate, infill, responses, status
 from runtime.server.routes import messages as messages_route
-from runtime.server.routes.documented import at_once
+from runtime.server.routes.documented import fast_routes
 from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
 from runtime.server.validating import parse_body
 from runtime.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ def test_a_hello_of_another_version_is_refused() -> None:
 
 
 def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
-    figures = EngineFigures()
+    figures = EngineMetrics()
     figures.current[0] = EngineStats(pages_total=10, pages_used=5, generated_tokens=100, forwards_commit=2)
     figures.current[0].steps_eager_not_captured, figures.current[0].graph_bytes = 3, 50
     figures.current[1] = EngineStats(pages_total=10, pages_cached=4, generated_tokens=10)
@@ -98,8 +98,8 @@ def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
     ],
 )
 def test_requests_are_counted_as_they_are_now(live: list[int], told: list[int], requests: tuple[int, int]) -> None:
-    figures = EngineFigures()
-    figures.live, figures.room = live, 16
+    figures = EngineMetrics()
+    figures.live_by_replica, figures.max_running_requests = live, 16
     figures.current = {replica: EngineStats(waiting=waiting) for replica, waiting in enumerate(told)}
     assert figures.requests() == requests
 
@@ -162,7 +162,7 @@ def test_a_text_is_called_too_long_only_if_it_is(checkpoint: Path) -> None:
 
 def test_plain_text_begins_as_the_model_family_has_it(checkpoint: Path) -> None:
     tokenizer = Tokenizer(checkpoint)
-    preparer = Preparer(lambda: (info(max_token_id=263, bos_token_id=7), tokenizer))
+    preparer = Preprocessor(lambda: (info(max_token_id=263, bos_token_id=7), tokenizer))
     request = Request({"type": "http"})
     assert asyncio.run(preparer.encode_each(request, ["ab", [1, 2]])) == [[7, *tokenizer.encode("ab")], [1, 2]]
     assert asyncio.run(preparer.encode(request, "ab")) == [7, *tokenizer.encode("ab")]
@@ -172,7 +172,7 @@ def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:
     def told(logger: str) -> str:
         asked = ("https://cdn.example/blob?X-Signature=secret",)
         record = logging.LogRecord(logger, logging.WARNING, "", 0, "%s fails", asked, None)
-        assert without_signatures(record)
+        assert redact_queries(record)
         return record.getMessage()
 
     assert told("huggingface_hub.file_download") == "https://cdn.example/blob fails"
@@ -181,7 +181,7 @@ def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:
 
 def test_routes_that_answer_by_themselves_are_found_by_method_and_path() -> None:
     """Every generating one, and none of those that the framework works out answers for."""
-    found = at_once(
+    found = fast_routes(
         module.router for module in (chat, completions, generate, infill, messages_route, responses, status)
     )
     assert found == {

@@ -16,10 +16,10 @@ from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.server import dialect, preparing
 from runtime.server.jobs import ClientGone
-from runtime.server.observed import Observed
+from runtime.server.observed import RequestMetrics
 from runtime.server.routes import chat, completions
 from runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from runtime.server.service import Service
+from runtime.server.service import ServerContext
 from tests.request.test_sampling_params import INFO
 from tests.wait import TIMEOUT
 
@@ -47,10 +47,10 @@ class Server:
 
     def __init__(self) -> None:
         self.order: list[int] = []
-        self.service: Any = SimpleNamespace(preparer=preparing.Preparer(lambda: pytest.fail("no engine is asked")))
+        self.service: Any = SimpleNamespace(preparer=preparing.Preprocessor(lambda: pytest.fail("no engine is asked")))
 
     async def read(self, post: Post) -> None:
-        body = await Service.body(self.service, post.request, TokenizeRequest)
+        body = await ServerContext.body(self.service, post.request, TokenizeRequest)
         self.order.append(len(body.prompt or ""))
 
 
@@ -110,10 +110,10 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
 ) -> None:
     """A thousand may wait, of two megabytes each."""
 
-    class Held(Service):
+    class Held(ServerContext):
         def __init__(self) -> None:
             self.preparer = Ids()  # type: ignore[assignment]
-            self.metrics = Observed()
+            self.metrics = RequestMetrics()
             self.config = ServerConfig()
 
         async def body(self, request: Any, kind: Any) -> Any:

@@ -98,7 +98,7 @@ class Place:
         self._lost()
         self.behind = 0.0
         self.board.renew(self.index)
-        return self.fatal or f"the process {restarting.told(code)}"
+        return self.fatal or f"the process {restarting.describe_exit(code)}"
 
     def begins(self) -> None:
         """It takes connections."""

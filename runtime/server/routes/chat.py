@@ -12,41 +12,45 @@ from runtime.errors import RequestError
 from runtime.request.output import denoise_fields
 from runtime.server.answers.common import ErrorResponse
 from runtime.server.answers.openai import ChatAnswer, ChatChunk
-from runtime.server.conversation import continues, ending_arguments, plain, template_arguments
-from runtime.server.dialect import answer
-from runtime.server.jobs import Job, Update
-from runtime.server.logprobs import revealed_of
-from runtime.server.openai_events import OpenAIEvents, Told
-from runtime.server.openai_parts import delta, message, parts_of
-from runtime.server.routes.documented import OwnBody, takes
+from runtime.server.conversation import continues_last_message, ending_variables, template_messages, template_variables
+from runtime.server.dialect import handle_generation
+from runtime.server.jobs import GenerationJob, OutputDelta
+from runtime.server.logprobs import logprob_streamers
+from runtime.server.openai_events import OpenAIHandler, StreamSettings
+from runtime.server.openai_parts import assistant_message, chat_delta, output_parser
+from runtime.server.routes.documented import RawBodyRoute, json_route
 from runtime.server.schemas import ChatRequest
-from runtime.server.service import Service, new_id, stream_mode
-from runtime.server.talking import Talk
-from runtime.server.tooling import tooling, without_functions
+from runtime.server.service import ServerContext, new_id, stream_mode
+from runtime.server.talking import ChatContext
+from runtime.server.tooling import check_legacy_functions, parse_tools
 from runtime.tokenizer.token_bytes import TokenByteDecoder
 
-router = APIRouter(route_class=OwnBody)
+router = APIRouter(route_class=RawBodyRoute)
 
 
 @router.post("/chat/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/chat/completions", **takes(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)))
+@router.post("/v1/chat/completions", **json_route(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    return await answer(request, _start)
+    return await handle_generation(request, _start)
 
 
-async def _start(service: Service, request: Request) -> Chat:
-    body = await service.body(request, ChatRequest)
-    model = service.model_name(body.model)
+async def _start(context: ServerContext, request: Request) -> ChatHandler:
+    body = await context.body(request, ChatRequest)
+    model = context.model_name(body.model)
     mode = stream_mode(body)
     max_tokens, names = _limit(body)
-    without_functions(body.functions, body.function_call)
-    talk = Talk(service.config, *service.require(), tooling(body.tools, body.tool_choice, body.parallel_tool_calls))
-    arguments = template_arguments(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
-    messages = plain(body.messages)
-    variables = ending_arguments(body, arguments)
-    ids = await talk.prompt(request, service.preparer, messages, variables, continued=continues(body, messages))
-    job = await service.job(
+    check_legacy_functions(body.functions, body.function_call)
+    chat = ChatContext(
+        context.config, *context.require(), parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    )
+    arguments = template_variables(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
+    messages = template_messages(body.messages)
+    variables = ending_variables(body, arguments)
+    ids = await chat.prompt(
+        request, context.preprocessor, messages, variables, continued=continues_last_message(body, messages)
+    )
+    job = await context.job(
         request,
         body,
         [ids],
@@ -56,9 +60,9 @@ async def _start(service: Service, request: Request) -> Chat:
         max_tokens=max_tokens,
         n=1 if body.n is None else body.n,
         model=model,
-        talk=talk,
+        chat=chat,
     )
-    return Chat(job, Told.of(body, model, mode), service.require()[1].byte_decoder)
+    return ChatHandler(job, StreamSettings.of(body, model, mode), context.require()[1].byte_decoder)
 
 
 def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
@@ -73,56 +77,58 @@ def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
     return new, {"max_tokens": "max_completion_tokens"}
 
 
-class Chat(OpenAIEvents):
+class ChatHandler(OpenAIHandler):
     """OpenAI's chat.completion objects."""
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, job: Job, told: Told, pieces: TokenByteDecoder) -> None:
-        super().__init__(job, told)
-        self._revealed = revealed_of(job.choices, pieces)
-        self._settled: list[Any] = []
+    def __init__(self, job: GenerationJob, settings: StreamSettings, pieces: TokenByteDecoder) -> None:
+        super().__init__(job, settings)
+        self._logprobs = logprob_streamers(job.choices, pieces)
+        self._full_logprobs: list[Any] = []
 
-    async def settle(self) -> None:
+    async def finalize(self) -> None:
         if not self.streams:
-            self._settled = [await revealed.settled() for revealed in self._revealed]
+            self._full_logprobs = [await revealed.full_chat() for revealed in self._logprobs]
 
     def choices(self) -> list[dict[str, Any]]:
         return [
             {
                 "index": choice.index,
-                "message": message(parts_of(choice)),
-                "logprobs": self._settled[choice.index],
+                "message": assistant_message(output_parser(choice)),
+                "logprobs": self._full_logprobs[choice.index],
                 "finish_reason": choice.openai_reason,
             }
             for choice in self.job.choices
         ]
 
-    def begin(self) -> bytes:
+    def on_start(self) -> bytes:
         role = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._piece(choice.index, role) for choice in self.job.choices)
+        return b"".join(self._chunk(choice.index, role) for choice in self.job.choices)
 
-    def step(self, update: Update) -> bytes:
+    def on_output(self, update: OutputDelta) -> bytes:
         index = update.choice.index
-        deltas = [delta(grown) for grown in update.grown]
-        told = self._revealed[index].told(update)
-        if told is not None and told["content"] and not deltas:
+        deltas = [chat_delta(grown) for grown in update.deltas]
+        logprobs = self._logprobs[index].chat_delta(update)
+        if logprobs is not None and logprobs["content"] and not deltas:
             deltas.append({"content": ""})  # tokens that no text belongs to
         data = []
-        if self.told.denoise:
+        if self.settings.denoise:
             fields = denoise_fields(update.output, "")
             del fields["text"]
-            data.append(self._piece(index, deltas.pop(0) if deltas else {"content": ""}, told=told, denoise=fields))
-            told = None
+            data.append(
+                self._chunk(index, deltas.pop(0) if deltas else {"content": ""}, logprobs=logprobs, denoise=fields)
+            )
+            logprobs = None
         for each in deltas:
-            data.append(self._piece(index, each, told=told))
-            told = None  # each token is told once
+            data.append(self._chunk(index, each, logprobs=logprobs))
+            logprobs = None  # each token is told once
         if update.ended:
-            data.append(self._piece(index, {}, update.choice.openai_reason))
+            data.append(self._chunk(index, {}, update.choice.openai_reason))
         return b"".join(data)
 
-    def _piece(
-        self, index: int, delta: dict[str, Any], reason: str | None = None, *, told: Any = None, **more: Any
+    def _chunk(
+        self, index: int, delta: dict[str, Any], reason: str | None = None, *, logprobs: Any = None, **more: Any
     ) -> bytes:
-        return self.chunk({"index": index, "delta": delta, "logprobs": told, "finish_reason": reason}, **more)
+        return self.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}, **more)

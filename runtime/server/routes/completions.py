@@ -14,55 +14,55 @@ from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer
 from runtime.server.answers.common import ErrorResponse
 from runtime.server.answers.openai import CompletionAnswer, CompletionChunk
-from runtime.server.dialect import answer
-from runtime.server.echo import Echo, echo_of
-from runtime.server.jobs import Job, Update
-from runtime.server.logprobs import ending, in_steps, of_completion, ready, revealed_of
-from runtime.server.openai_events import OpenAIEvents, Told
-from runtime.server.routes.documented import OwnBody, takes
+from runtime.server.dialect import handle_generation
+from runtime.server.echo import PromptEcho, parse_echo
+from runtime.server.jobs import GenerationJob, OutputDelta
+from runtime.server.logprobs import completion_logprobs, encoded, end_token_entry, in_chunks, logprob_streamers
+from runtime.server.openai_events import OpenAIHandler, StreamSettings
+from runtime.server.routes.documented import RawBodyRoute, json_route
 from runtime.server.schemas import CompletionRequest
-from runtime.server.service import Service, new_id, stream_mode
-from runtime.server.untemplated import warned
+from runtime.server.service import ServerContext, new_id, stream_mode
+from runtime.server.untemplated import template_warning
 
-router = APIRouter(route_class=OwnBody)
+router = APIRouter(route_class=RawBodyRoute)
 MAX_PROMPTS = 1024
-HOLE = 16  # tokens between prompt and suffix that a request asks for which does not say: OpenAI's
+DEFAULT_GAP = 16  # tokens between prompt and suffix that a request asks for which does not say: OpenAI's
 
 
 @router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/completions", **takes(CompletionRequest, CompletionAnswer, (CompletionChunk, ErrorResponse)))
+@router.post("/v1/completions", **json_route(CompletionRequest, CompletionAnswer, (CompletionChunk, ErrorResponse)))
 async def completions(request: Request) -> Response:
     """Continue prompts."""
-    return await answer(request, _start)
+    return await handle_generation(request, _start)
 
 
-async def _start(service: Service, request: Request) -> Completion:
-    body = await service.body(request, CompletionRequest)
-    model = service.model_name(body.model)
+async def _start(context: ServerContext, request: Request) -> CompletionHandler:
+    body = await context.body(request, CompletionRequest)
+    model = context.model_name(body.model)
     mode = stream_mode(body)
-    service.require()
+    context.require()
     asked = _list(body.prompt)
-    echo = echo_of(body, asked)
-    prompts = await service.preparer.encode_each(request, asked)
-    hole, given = await _behind(service, request, body, max(map(len, prompts)))
-    job = await service.job(
+    echo = parse_echo(body, asked)
+    prompts = await context.preprocessor.encode_each(request, asked)
+    hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, prompts)))
+    job = await context.job(
         request,
         body,
         prompts,
         id=new_id("cmpl"),
         mode=mode,
-        max_tokens=hole + len(given) if hole is not None else 1 if echo and echo.silent else None,
+        max_tokens=hole + len(pinned_tokens) if hole is not None else 1 if echo and echo.silent else None,
         n=1 if body.n is None else body.n,
         model=model,
-        given=given or None,
-        most=hole,
+        pinned_tokens=pinned_tokens or None,
+        text_limit=hole,
         echo=echo,
     )
-    return Completion(job, Told.of(body, model, mode), service, echo)
+    return CompletionHandler(job, StreamSettings.of(body, model, mode), context, echo)
 
 
-async def _behind(
-    service: Service, request: Request, body: CompletionRequest, prompt: int
+async def _tokenize_suffix(
+    context: ServerContext, request: Request, body: CompletionRequest, prompt: int
 ) -> tuple[int | None, dict[int, int]]:
     """How long the hole between prompt and suffix is, and what stands behind it, by offsets from the prompt's end;
     without a suffix there is neither. `prompt`: tokens of the longest."""
@@ -73,13 +73,13 @@ async def _behind(
             raise RequestError(
                 f"{name}: with a suffix max_tokens says how long the answer is; leave it out", param=name
             )
-    info = service.require()[0]
-    wanted = service.limited(
-        request, integer("max_tokens", body.max_tokens, 1, MAX_COUNT, default=HOLE), info, "max_tokens"
+    info = context.require()[0]
+    requested = context.cap_max_tokens(
+        request, integer("max_tokens", body.max_tokens, 1, MAX_COUNT, default=DEFAULT_GAP), info, "max_tokens"
     )
-    room = info.max_model_len - prompt
-    (behind,) = await service.preparer.encode_pieces(request, [body.suffix], "suffix", room - 1)
-    hole = min(wanted, room - len(behind))  # as any answer, what there is room for
+    free_tokens = info.max_model_len - prompt
+    (behind,) = await context.preprocessor.encode_pieces(request, [body.suffix], "suffix", free_tokens - 1)
+    hole = min(requested, free_tokens - len(behind))  # as any answer, what there is room for
     return hole, {hole + i: token for i, token in enumerate(behind)}
 
 
@@ -92,61 +92,63 @@ def _list(prompt: Any) -> list[str | list[int]]:
     return list(prompt)
 
 
-class Completion(OpenAIEvents):
+class CompletionHandler(OpenAIHandler):
     """OpenAI's text_completion objects."""
 
     object = chunk_object = "text_completion"
 
-    def __init__(self, job: Job, told: Told, service: Service, echo: Echo | None) -> None:
-        super().__init__(job, told)
-        self._info, self._tokenizer = service.require()
+    def __init__(
+        self, job: GenerationJob, settings: StreamSettings, context: ServerContext, echo: PromptEcho | None
+    ) -> None:
+        super().__init__(job, settings)
+        self._info, self._tokenizer = context.require()
         self._echo = echo
-        self._revealed = revealed_of(job.choices, self._tokenizer.byte_decoder)
-        self._settled: list[Any] = []
+        self._streamers = logprob_streamers(job.choices, self._tokenizer.byte_decoder)
+        self._full_logprobs: list[Any] = []
 
-    def whole(self) -> dict[str, Any]:
-        return {**super().whole(), **warned(self.job.choices, self._info, self._tokenizer)}
+    def full_response(self) -> dict[str, Any]:
+        return {**super().full_response(), **template_warning(self.job.choices, self._info, self._tokenizer)}
 
-    async def settle(self) -> None:
+    async def finalize(self) -> None:
         if not self.streams:
-            self._settled = [await self._all_told(choice) for choice in self.job.choices]
+            self._full_logprobs = [await self._all_logprobs(choice) for choice in self.job.choices]
 
     def choices(self) -> list[dict[str, Any]]:
-        return [self._whole(choice) for choice in self.job.choices]
+        return [self._choice(choice) for choice in self.job.choices]
 
-    def _whole(self, choice: CompletionState) -> dict[str, Any]:
-        told = self._settled[choice.index]
-        text = self._before(choice) + (choice.text or "")
-        return {"index": choice.index, "text": text, "logprobs": told, "finish_reason": choice.openai_reason}
+    def _choice(self, choice: CompletionState) -> dict[str, Any]:
+        logprobs = self._full_logprobs[choice.index]
+        text = self._echoed_text(choice) + (choice.text or "")
+        return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.openai_reason}
 
-    async def _all_told(self, choice: CompletionState) -> Any:
+    async def _all_logprobs(self, choice: CompletionState) -> Any:
         """Of the prompt's tokens, where they are told too, and the answer's; None where nobody asks."""
         if choice.spec.logprobs is None:
             return None
         prompt = [] if self._echo is None else self._echo.entries(choice)
-        answer = [*self._revealed[choice.index].fresh(), *ending(choice)]
-        told = of_completion([], self._tokenizer.byte_decoder)
-        for entries, base in ((prompt, 0), (answer, len(self._before(choice)))):
-            async for some in in_steps(entries, 1 + choice.spec.logprobs):
-                for name, values in of_completion(some, self._tokenizer.byte_decoder, base).items():
-                    told[name] += values
-        return ready(told)
+        answer = [*self._streamers[choice.index].take_new(), *end_token_entry(choice)]
+        logprobs = completion_logprobs([], self._tokenizer.byte_decoder)
+        for entries, base in ((prompt, 0), (answer, len(self._echoed_text(choice)))):
+            async for some in in_chunks(entries, 1 + choice.spec.logprobs):
+                for name, values in completion_logprobs(some, self._tokenizer.byte_decoder, base).items():
+                    logprobs[name] += values
+        return encoded(logprobs)
 
-    def _before(self, choice: CompletionState) -> str:
+    def _echoed_text(self, choice: CompletionState) -> str:
         """What stands before its answer in its text."""
         return "" if self._echo is None else self._echo.text(choice)
 
-    def _logprobs(self, update: Update) -> dict[str, Any] | None:
+    def _new_logprobs(self, update: OutputDelta) -> dict[str, Any] | None:
         """Of what is new of the answer's tokens; None where nobody asks."""
         choice = update.choice
         if choice.spec.logprobs is None:
             return None
-        told = self._revealed[choice.index].fresh(update)
+        logprobs = self._streamers[choice.index].take_new(update)
         if update.ended:
-            told += ending(choice)
-        return of_completion(told, self._tokenizer.byte_decoder, len(self._before(choice)))
+            logprobs += end_token_entry(choice)
+        return completion_logprobs(logprobs, self._tokenizer.byte_decoder, len(self._echoed_text(choice)))
 
-    def begin(self) -> bytes:
+    def on_start(self) -> bytes:
         """The prompts, and the ends of answers that nobody wants."""
         if self._echo is None:
             return b""
@@ -154,7 +156,7 @@ class Completion(OpenAIEvents):
             self.chunk(
                 {
                     "index": choice.index,
-                    "text": self._before(choice),
+                    "text": self._echoed_text(choice),
                     "logprobs": None,
                     "finish_reason": None if choice.finish_reason is None else choice.openai_reason,
                 }
@@ -162,14 +164,14 @@ class Completion(OpenAIEvents):
             for choice in self.job.choices
         )
 
-    def step(self, update: Update) -> bytes:
+    def on_output(self, update: OutputDelta) -> bytes:
         choice = update.choice
         reason = choice.openai_reason if update.ended else None
-        told = self._logprobs(update)
-        if not (update.text or reason or self.told.denoise or (told and told["tokens"])):
+        logprobs = self._new_logprobs(update)
+        if not (update.text or reason or self.settings.denoise or (logprobs and logprobs["tokens"])):
             return b""
         fields = denoise_fields(update.output, update.text)
-        piece = {"index": choice.index, "text": fields.pop("text"), "logprobs": told, "finish_reason": reason}
-        more = {"denoise": fields} if self.told.denoise else {}
-        warning = warned([choice], self._info, self._tokenizer) if reason else {}
+        piece = {"index": choice.index, "text": fields.pop("text"), "logprobs": logprobs, "finish_reason": reason}
+        more = {"denoise": fields} if self.settings.denoise else {}
+        warning = template_warning([choice], self._info, self._tokenizer) if reason else {}
         return self.chunk(piece, **more, **warning)

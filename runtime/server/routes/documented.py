@@ -38,40 +38,40 @@ _HEADERS = {
     503: {"headers": _SECONDS},
 }
 
-Answers = Callable[[Request], Coroutine[Any, Any, Response]]
+RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class OwnBody(APIRoute):
+class RawBodyRoute(APIRoute):
     """A route whose function takes the request and gives the response. FastAPI knows it for the OpenAPI; the gate finds
     it by its path (``at_once``)."""
 
-    def get_route_handler(self) -> Answers:
-        handler: Answers = self.endpoint
+    def get_route_handler(self) -> RouteHandler:
+        handler: RouteHandler = self.endpoint
         return handler
 
 
-def at_once(routers: Iterable[APIRouter]) -> dict[tuple[str, str], Answers]:
+def fast_routes(routers: Iterable[APIRouter]) -> dict[tuple[str, str], RouteHandler]:
     """The functions of such routes by method and path."""
-    routes = [route for router in routers for route in router.routes if isinstance(route, OwnBody)]
+    routes = [route for router in routers for route in router.routes if isinstance(route, RawBodyRoute)]
     return {(method, route.path): route.endpoint for route in routes for method in route.methods or ()}
 
 
-def ref(kind: type) -> dict[str, str]:
+def schema_ref(kind: type) -> dict[str, str]:
     """What stands for a type of ``App.openapi``'s."""
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def errors(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+def error_docs(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, dict[str, Any]]:
     """FastAPI's `responses` for error objects."""
     return {status: {**_json(_MEANINGS[status], kind), **_HEADERS.get(status, {})} for status in statuses}
 
 
-def gives(kind: type, refusals: dict[int | str, dict[str, Any]] | None = None) -> dict[str, Any]:
+def response_doc(kind: type, refusals: dict[int | str, dict[str, Any]] | None = None) -> dict[str, Any]:
     """Keyword arguments of a route whose answer is a `kind`."""
     return {"responses": {200: _json("the answer", kind), **(refusals or {})}, "response_model": None}
 
 
-def takes(
+def json_route(
     body: type[BaseModel], answer: type, events: Sequence[type] = (), *, done: bool = True,
     error: type = ErrorResponse,
 ) -> dict[str, Any]:  # fmt: skip
@@ -82,15 +82,15 @@ def takes(
             the last is ``[DONE]``. error: what its refusals are.
     """
     statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500,) if events else ()), 503, *((504,) if events else ()))
-    found = gives(answer, refusals=errors(*statuses, kind=error))
+    found = response_doc(answer, refusals=error_docs(*statuses, kind=error))
     if events:
         found["responses"][200]["content"]["text/event-stream"] = _stream(events, done=done)
-    required = {"required": True, "content": {"application/json": {"schema": ref(body)}}}
+    required = {"required": True, "content": {"application/json": {"schema": schema_ref(body)}}}
     return {**found, "openapi_extra": {"requestBody": required}}
 
 
 def _json(text: str, kind: type) -> dict[str, Any]:
-    return {"description": text, "content": {"application/json": {"schema": ref(kind)}}}
+    return {"description": text, "content": {"application/json": {"schema": schema_ref(kind)}}}
 
 
 def _stream(events: Sequence[type], *, done: bool) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _stream(events: Sequence[type], *, done: bool) -> dict[str, Any]:
     data = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [ref(kind) for kind in events]},
+        "contentSchema": {"anyOf": [schema_ref(kind) for kind in events]},
     }
     item = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
     text = f"Server-sent events, with `stream` true: the data of each is JSON, one of {names}.{end}"

@@ -11,49 +11,55 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from runtime.request.validation import refuse
 from runtime.server.answers.own import AppendEvent, DenoiseEvent, ErrorEvent, GenerateAnswer, GenerateFinal
-from runtime.server.conversation import NO_GRAMMAR, continues, ending_arguments, plain, without_messages
-from runtime.server.dialect import answer
-from runtime.server.jobs import Job, Update
-from runtime.server.logprobs import Revealed, in_steps, of_own, ready
-from runtime.server.own_events import OwnEvents
-from runtime.server.routes.documented import OwnBody, takes
+from runtime.server.conversation import (
+    NO_GRAMMAR_MESSAGE,
+    check_no_chat_fields,
+    continues_last_message,
+    ending_variables,
+    template_messages,
+)
+from runtime.server.dialect import handle_generation
+from runtime.server.jobs import GenerationJob, OutputDelta
+from runtime.server.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
+from runtime.server.own_events import GenerateEvents
+from runtime.server.routes.documented import RawBodyRoute, json_route
 from runtime.server.schemas import GenerateRequest
-from runtime.server.service import Service, new_id, stream_mode
-from runtime.server.structured import form
-from runtime.server.untemplated import warned
+from runtime.server.service import ServerContext, new_id, stream_mode
+from runtime.server.structured import parse_response_format
+from runtime.server.untemplated import template_warning
 
-router = APIRouter(route_class=OwnBody)
+router = APIRouter(route_class=RawBodyRoute)
 DEFAULT_MAX_TOKENS = 512
 EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
 
 
-@router.post("/generate", **takes(GenerateRequest, GenerateAnswer, EVENTS))
+@router.post("/generate", **json_route(GenerateRequest, GenerateAnswer, EVENTS))
 async def generate(request: Request) -> Response:
     """Continue a prompt (text or token ids), or answer a chat."""
-    return await answer(request, _start)
+    return await handle_generation(request, _start)
 
 
-async def _start(service: Service, request: Request) -> Generated:
-    body = await service.body(request, GenerateRequest)
-    model = service.model_name(body.model)
+async def _start(context: ServerContext, request: Request) -> GenerateHandler:
+    body = await context.body(request, GenerateRequest)
+    model = context.model_name(body.model)
     mode = stream_mode(body, default="denoise")
-    service.require()
+    context.require()
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.prompt is not None and body.chat_template_kwargs is not None:
         raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
     continued = False
     if body.prompt is not None:
-        without_messages(body)
-        ids = (await service.preparer.encode_each(request, [body.prompt]))[0]
+        check_no_chat_fields(body)
+        ids = (await context.preprocessor.encode_each(request, [body.prompt]))[0]
     else:
-        messages = plain(body.messages or [])
-        variables, continued = ending_arguments(body, body.chat_template_kwargs), continues(body, messages)
-        ids = await service.preparer.encode_chat(request, messages, variables, continued=continued)
-        requested, name = form(body)
+        messages = template_messages(body.messages or [])
+        variables, continued = ending_variables(body, body.chat_template_kwargs), continues_last_message(body, messages)
+        ids = await context.preprocessor.encode_chat(request, messages, variables, continued=continued)
+        requested, name = parse_response_format(body)
         if continued and requested is not None:
-            raise refuse(name, NO_GRAMMAR)
-    job = await service.job(
+            raise refuse(name, NO_GRAMMAR_MESSAGE)
+    job = await context.job(
         request,
         body,
         [ids],
@@ -64,37 +70,37 @@ async def _start(service: Service, request: Request) -> Generated:
         model=model,
         continued=continued,
     )
-    return Generated(job, mode, service, body.prompt if isinstance(body.prompt, str) else None)
+    return GenerateHandler(job, mode, context, body.prompt if isinstance(body.prompt, str) else None)
 
 
-class Generated(OwnEvents):
+class GenerateHandler(GenerateEvents):
     """`text`: the prompt's, where it came as one."""
 
-    def __init__(self, job: Job, mode: str | None, service: Service, text: str | None) -> None:
+    def __init__(self, job: GenerationJob, mode: str | None, context: ServerContext, text: str | None) -> None:
         super().__init__(job, mode)
-        self._info, self._tokenizer = service.require()
+        self._info, self._tokenizer = context.require()
         self._text = text
-        self._revealed = Revealed(job.choices[0], self._tokenizer.byte_decoder)
-        self._told: dict[str, Any] = {}
+        self._logprobs = LogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
+        self._full_logprobs: dict[str, Any] = {}
 
-    def fields(self, update: Update) -> dict[str, Any] | None:
+    def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
         """With the log-probabilities of tokens whose text is out, where they are asked for."""
-        fields = super().fields(update)
+        fields = super().event_fields(update)
         if update.choice.spec.logprobs is None or fields is None:
             return fields
-        told = [entry for entry, _ in self._revealed.fresh(update)]
-        return {**fields, "logprobs": of_own(told, self._tokenizer.byte_decoder)}
+        entries = [entry for entry, _ in self._logprobs.take_new(update)]
+        return {**fields, "logprobs": generate_logprobs(entries, self._tokenizer.byte_decoder)}
 
-    async def settle(self) -> None:
+    async def finalize(self) -> None:
         choice = self.job.choices[0]
         if choice.spec.logprobs is None:
             return
         entries: list[dict[str, Any]] = []
-        async for some in in_steps(choice.token_logprobs or [], 1 + choice.spec.logprobs):
-            entries += of_own(some, self._tokenizer.byte_decoder)
-        self._told = {"logprobs": ready(entries)}
+        async for some in in_chunks(choice.token_logprobs or [], 1 + choice.spec.logprobs):
+            entries += generate_logprobs(some, self._tokenizer.byte_decoder)
+        self._full_logprobs = {"logprobs": encoded(entries)}
 
-    def whole(self) -> dict[str, Any]:
+    def full_response(self) -> dict[str, Any]:
         choice = self.job.choices[0]
         ids = choice.spec.prompt
         prompt = self._tokenizer.decode(ids) if self._text is None else self._text
@@ -104,10 +110,10 @@ class Generated(OwnEvents):
             "token_ids": choice.token_ids,
             "nfe": choice.nfe,
             "finish_reason": choice.finish_reason,
-            **self._told,
+            **self._full_logprobs,
             "full_text": prompt + (choice.text or ""),
             "full_token_ids": ids + choice.token_ids,
             "usage": self.job.usage(),
             "timings": self.job.timings(),
-            **warned(self.job.choices, self._info, self._tokenizer),
+            **template_warning(self.job.choices, self._info, self._tokenizer),
         }

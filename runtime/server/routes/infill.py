@@ -11,24 +11,24 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.server.answers.own import DenoiseEvent, ErrorEvent, InfillAnswer, InfillFinal
-from runtime.server.conversation import plain
-from runtime.server.dialect import answer
-from runtime.server.jobs import Job
-from runtime.server.own_events import OwnEvents
-from runtime.server.preparing import too_long
-from runtime.server.routes.documented import OwnBody, takes
+from runtime.server.conversation import template_messages
+from runtime.server.dialect import handle_generation
+from runtime.server.jobs import GenerationJob
+from runtime.server.own_events import GenerateEvents
+from runtime.server.preparing import context_length_error
+from runtime.server.routes.documented import RawBodyRoute, json_route
 from runtime.server.schemas import InfillRequest
-from runtime.server.service import Service, new_id, stream_mode
+from runtime.server.service import ServerContext, new_id, stream_mode
 from runtime.tokenizer import Tokenizer
 
-router = APIRouter(route_class=OwnBody)
+router = APIRouter(route_class=RawBodyRoute)
 MAX_HOLES = 256
 MAX_HOLE = 4096  # tokens
 _HOLE = re.compile(r"<mask:(\d{1,9})>")
-_SAYS_NOTHING = ("max_tokens", "stop", "ignore_eos", "max_nfe", "max_repetition_run")  # where holes say how long
+_LENGTH_FIELDS = ("max_tokens", "stop", "ignore_eos", "max_nfe", "max_repetition_run")  # where holes say how long
 
 
-class Laid(NamedTuple):
+class InfillLayout(NamedTuple):
     """A text with holes as the engine has it.
 
     Attributes:
@@ -41,57 +41,57 @@ class Laid(NamedTuple):
 
     segments: list[str | int]
     prompt: list[int]
-    given: dict[int, int]
+    pinned_tokens: dict[int, int]
     holes: list[tuple[int, int]]
     length: int
 
 
-@router.post("/v1/infill", **takes(InfillRequest, InfillAnswer, (DenoiseEvent, InfillFinal, ErrorEvent)))
+@router.post("/v1/infill", **json_route(InfillRequest, InfillAnswer, (DenoiseEvent, InfillFinal, ErrorEvent)))
 async def infill(request: Request) -> Response:
     """Fill the holes of a text: ``<mask:8>`` is one of eight tokens."""
-    return await answer(request, _start)
+    return await handle_generation(request, _start)
 
 
-async def _start(service: Service, request: Request) -> Filled:
-    body = await service.body(request, InfillRequest)
-    model = service.model_name(body.model)
-    for name in _SAYS_NOTHING:
+async def _start(context: ServerContext, request: Request) -> InfillHandler:
+    body = await context.body(request, InfillRequest)
+    model = context.model_name(body.model)
+    for name in _LENGTH_FIELDS:
         if getattr(body, name) is not None:
             raise RequestError(f"{name}: the holes say how long the answer is; leave it out", param=name)
     mode = stream_mode(body, default="denoise")
-    _, tokenizer = service.require()
-    laid = await _lay_out(service, request, body)
-    job = await service.job(
+    _, tokenizer = context.require()
+    layout = await _tokenize_segments(context, request, body)
+    job = await context.job(
         request,
         body,
-        [laid.prompt],
+        [layout.prompt],
         id=new_id("infill"),
         mode=mode,
         names={"prompt": "text" if body.segments is None else "segments"},
-        max_tokens=laid.length,
-        given=laid.given,
+        max_tokens=layout.length,
+        pinned_tokens=layout.pinned_tokens,
         model=model,
     )
-    return Filled(job, mode, tokenizer, model, laid)
+    return InfillHandler(job, mode, tokenizer, model, layout)
 
 
-async def _lay_out(service: Service, request: Request, body: InfillRequest) -> Laid:
+async def _tokenize_segments(context: ServerContext, request: Request, body: InfillRequest) -> InfillLayout:
     segments, param = _segments(body)
-    preparer = service.preparer
+    preparer = context.preprocessor
     ids: list[int] = []
     if body.messages is not None:
-        ids = await preparer.encode_chat(request, plain(body.messages), body.chat_template_kwargs)
+        ids = await preparer.encode_chat(request, template_messages(body.messages), body.chat_template_kwargs)
     elif body.chat_template_kwargs is not None:
         raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
     else:
-        ids = service.require()[0].with_bos([])
-    most = service.require()[0].max_model_len
+        ids = context.require()[0].with_bos([])
+    limit = context.require()[0].max_model_len
     texts = [segment for segment in segments if isinstance(segment, str)]
-    room = most - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
-    if room < 0:
-        raise too_long(param, service.require()[0], "more than")
-    pieces = iter(await preparer.encode_pieces(request, texts, param, room))
-    given: dict[int, int] = {}
+    free_tokens = limit - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
+    if free_tokens < 0:
+        raise context_length_error(param, context.require()[0], "more than")
+    pieces = iter(await preparer.encode_pieces(request, texts, param, free_tokens))
+    pinned_tokens: dict[int, int] = {}
     holes: list[tuple[int, int]] = []
     at = 0
     for segment in segments:
@@ -103,11 +103,11 @@ async def _lay_out(service: Service, request: Request, body: InfillRequest) -> L
         if not holes:
             ids += own
             continue
-        given |= {at + i: token for i, token in enumerate(own)}
+        pinned_tokens |= {at + i: token for i, token in enumerate(own)}
         at += len(own)
     if not ids:
         raise RequestError(f"{param}: begins with a hole; give a text before it, or messages", param=param)
-    return Laid(segments, ids, given, holes, at)
+    return InfillLayout(segments, ids, pinned_tokens, holes, at)
 
 
 def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
@@ -142,18 +142,20 @@ def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
     return found, param
 
 
-class Filled(OwnEvents):
+class InfillHandler(GenerateEvents):
     """The whole text, and what stands in each of its holes."""
 
-    def __init__(self, job: Job, mode: str | None, tokenizer: Tokenizer, model: str, laid: Laid) -> None:
+    def __init__(
+        self, job: GenerationJob, mode: str | None, tokenizer: Tokenizer, model: str, layout: InfillLayout
+    ) -> None:
         super().__init__(job, mode)
         self._tokenizer = tokenizer
         self._model = model
-        self._laid = laid
+        self._layout = layout
 
-    def whole(self) -> dict[str, Any]:
+    def full_response(self) -> dict[str, Any]:
         choice = self.job.choices[0]
-        each = [choice.token_ids[first:end] for first, end in self._laid.holes]
+        each = [choice.token_ids[first:end] for first, end in self._layout.holes]
         special = self._tokenizer.special  # these have no text
         texts = [self._tokenizer.decode(token for token in ids if token not in special) for ids in each]
         rest = iter(texts)
@@ -161,7 +163,7 @@ class Filled(OwnEvents):
             "id": self.job.id,
             "object": "infill",
             "model": self._model,
-            "text": "".join(next(rest) if isinstance(segment, int) else segment for segment in self._laid.segments),
+            "text": "".join(next(rest) if isinstance(segment, int) else segment for segment in self._layout.segments),
             "holes": [{"text": text, "token_ids": ids} for text, ids in zip(texts, each, strict=True)],
             "nfe": choice.nfe,
             "usage": self.job.usage(),

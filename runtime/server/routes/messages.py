@@ -14,46 +14,46 @@ from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 from runtime.server.answers.common import MessagesError
 from runtime.server.answers.messages import MESSAGE_EVENTS, MessagesAnswer, TokenCount
-from runtime.server.dialect import Dialect, answer
+from runtime.server.dialect import ServingHandler, handle_generation
 from runtime.server.errors import anthropic_error
-from runtime.server.jobs import Job, Update
+from runtime.server.jobs import GenerationJob, OutputDelta
 from runtime.server.messages_body import CountRequest, MessagesRequest
 from runtime.server.responses import json_response, named_event
-from runtime.server.routes.documented import OwnBody, takes
-from runtime.server.service import Service
-from runtime.server.talking import Talk
+from runtime.server.routes.documented import RawBodyRoute, json_route
+from runtime.server.service import ServerContext
+from runtime.server.talking import ChatContext
 
-router = APIRouter(route_class=OwnBody)
+router = APIRouter(route_class=RawBodyRoute)
 
 
 @router.post(
     "/v1/messages",
-    **takes(MessagesRequest, MessagesAnswer, MESSAGE_EVENTS, done=False, error=MessagesError),
+    **json_route(MessagesRequest, MessagesAnswer, MESSAGE_EVENTS, done=False, error=MessagesError),
 )
 async def messages(request: Request) -> Response:
     """Answer a conversation of turns."""
-    return await answer(request, _start)
+    return await handle_generation(request, _start)
 
 
-@router.post("/v1/messages/count_tokens", **takes(CountRequest, TokenCount, error=MessagesError))
+@router.post("/v1/messages/count_tokens", **json_route(CountRequest, TokenCount, error=MessagesError))
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation has, the template's own included."""
-    service: Service = request.app.state.service
-    body = await service.body(request, CountRequest)
-    service.model_name(body.model)
-    talk = Talk(service.config, *service.require(), body.tooling())
-    return json_response({"input_tokens": len(await _encode(service, request, body, talk))})
+    context: ServerContext = request.app.state.context
+    body = await context.body(request, CountRequest)
+    context.model_name(body.model)
+    chat = ChatContext(context.config, *context.require(), body.tool_config())
+    return json_response({"input_tokens": len(await _encode(context, request, body, chat))})
 
 
-async def _start(service: Service, request: Request) -> Messages:
-    body = await service.body(request, MessagesRequest)
-    model = service.model_name(body.model)
+async def _start(context: ServerContext, request: Request) -> MessagesHandler:
+    body = await context.body(request, MessagesRequest)
+    model = context.model_name(body.model)
     body.check_servers()
     if body.stop is not None and body.stop_sequences is not None:
         raise RequestError("stop: is stop_sequences here; give that alone", param="stop")
-    talk = Talk(service.config, *service.require(), body.tooling())
-    ids = await _encode(service, request, body, talk)
-    job = await service.job(
+    chat = ChatContext(context.config, *context.require(), body.tool_config())
+    ids = await _encode(context, request, body, chat)
+    job = await context.job(
         request,
         body,
         [ids],
@@ -61,21 +61,21 @@ async def _start(service: Service, request: Request) -> Messages:
         mode="block_append" if body.stream else None,
         names=body.names(),
         model=model,
-        talk=talk,
+        chat=chat,
     )
-    return Messages(job, model, streams=bool(body.stream))
+    return MessagesHandler(job, model, streams=bool(body.stream))
 
 
-async def _encode(service: Service, request: Request, body: CountRequest, talk: Talk) -> list[int]:
-    chat = body.chat().plain()
+async def _encode(context: ServerContext, request: Request, body: CountRequest, chat: ChatContext) -> list[int]:
+    chat = body.to_chat().to_template()
     continued = bool(body.messages) and body.continued(chat)
-    return await talk.prompt(request, service.preparer, chat, body.template_kwargs(), continued=continued)
+    return await chat.prompt(request, context.preprocessor, chat, body.template_kwargs(), continued=continued)
 
 
-class Messages(Dialect):
+class MessagesHandler(ServingHandler):
     """Anthropic's message, and the events with which its blocks come about."""
 
-    def __init__(self, job: Job, model: str, *, streams: bool) -> None:
+    def __init__(self, job: GenerationJob, model: str, *, streams: bool) -> None:
         super().__init__(job, streams=streams)
         self._model = model
         self._blocks: list[dict[str, Any]] = []  # that have ended
@@ -83,22 +83,22 @@ class Messages(Dialect):
         self._pieces: list[str] = []
         self._begun = False
 
-    def whole(self) -> dict[str, Any]:
+    def full_response(self) -> dict[str, Any]:
         self._end()
-        return self._message(self._blocks, **self._ended(), usage=self._usage())
+        return self._message(self._blocks, **self._stop_fields(), usage=self._usage())
 
-    def take(self, update: Update) -> None:
-        self.step(update)
+    def accumulate(self, update: OutputDelta) -> None:
+        self.on_output(update)
 
-    def step(self, update: Update) -> bytes:
-        return self._start() + b"".join(map(self._grow, update.grown))
+    def on_output(self, update: OutputDelta) -> bytes:
+        return self._start() + b"".join(map(self._append, update.deltas))
 
-    def end(self) -> bytes:
+    def on_finish(self) -> bytes:
         data = self._start() + self._end()
-        delta = named_event("message_delta", delta=self._ended(), usage=self._usage())
+        delta = named_event("message_delta", delta=self._stop_fields(), usage=self._usage())
         return data + delta + named_event("message_stop")
 
-    def failed(self, error: RequestError) -> bytes:
+    def on_error(self, error: RequestError) -> bytes:
         return named_event("error", error=anthropic_error(error)["error"])
 
     def _start(self) -> bytes:
@@ -110,7 +110,7 @@ class Messages(Dialect):
         usage = {**self._usage(), "output_tokens": 0}
         return named_event("message_start", message=self._message([], **nothing, usage=usage))
 
-    def _grow(self, delta: Delta) -> bytes:
+    def _append(self, delta: Delta) -> bytes:
         """More of the block that grows, or the first of another."""
         if isinstance(delta, CallStart):
             return self._begin({"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}})
@@ -142,7 +142,7 @@ class Messages(Dialect):
         self._pieces = []
         return data
 
-    def _ended(self) -> dict[str, Any]:
+    def _stop_fields(self) -> dict[str, Any]:
         choice = self.job.choices[0]
         if choice.stopped_by is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}

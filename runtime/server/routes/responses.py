@@ -12,60 +12,60 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.server.answers.responses import RESPONSE_EVENTS, ResponsesAnswer
-from runtime.server.dialect import Dialect, answer
-from runtime.server.jobs import Job, Update
+from runtime.server.dialect import ServingHandler, handle_generation
+from runtime.server.jobs import GenerationJob, OutputDelta
 from runtime.server.responses import named_event
 from runtime.server.responses_body import ResponsesRequest
-from runtime.server.responses_output import Output
-from runtime.server.routes.documented import OwnBody, takes
-from runtime.server.service import Service
-from runtime.server.talking import Talk
-from runtime.server.tooling import Tooling
+from runtime.server.responses_output import ResponseItems
+from runtime.server.routes.documented import RawBodyRoute, json_route
+from runtime.server.service import ServerContext
+from runtime.server.talking import ChatContext
+from runtime.server.tooling import ToolConfig
 
-router = APIRouter(route_class=OwnBody)
+router = APIRouter(route_class=RawBodyRoute)
 
 
 @router.post("/responses", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/responses", **takes(ResponsesRequest, ResponsesAnswer, RESPONSE_EVENTS, done=False))
+@router.post("/v1/responses", **json_route(ResponsesRequest, ResponsesAnswer, RESPONSE_EVENTS, done=False))
 async def responses(request: Request) -> Response:
     """Answer a conversation of items."""
-    return await answer(request, _start)
+    return await handle_generation(request, _start)
 
 
-async def _start(service: Service, request: Request) -> Responses:
-    body = await service.body(request, ResponsesRequest)
-    model = service.model_name(body.model)
+async def _start(context: ServerContext, request: Request) -> ResponsesHandler:
+    body = await context.body(request, ResponsesRequest)
+    model = context.model_name(body.model)
     if body.max_output_tokens is not None and body.max_tokens is not None:
         raise RequestError("max_tokens: is max_output_tokens here; give that alone", param="max_tokens")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: only with stream true; leave it out", param="stream_options")
-    tools = body.tooling()
-    talk = Talk(service.config, *service.require(), tools)
+    tools = body.tool_config()
+    chat = ChatContext(context.config, *context.require(), tools)
     try:
-        messages = body.chat(tools.origins).plain()
-        ids = await talk.prompt(request, service.preparer, messages, body.template_kwargs())
+        messages = body.to_chat(tools.origins).to_template()
+        ids = await chat.prompt(request, context.preprocessor, messages, body.template_kwargs())
     except RequestError as error:
         raise error.renamed("messages", "input") from None
-    job = await service.job(
+    job = await context.job(
         request,
         body,
         [ids],
         id=f"resp_{uuid.uuid4().hex}",
         mode="block_append" if body.stream else None,
-        names=body.spelt,
+        names=body.field_aliases,
         model=model,
-        talk=talk,
+        chat=chat,
     )
-    return Responses(job, body, model, tools)
+    return ResponsesHandler(job, body, model, tools)
 
 
-class Responses(Dialect):
+class ResponsesHandler(ServingHandler):
     """OpenAI's response object, and the events with which it comes about."""
 
-    def __init__(self, job: Job, body: ResponsesRequest, model: str, tools: Tooling) -> None:
+    def __init__(self, job: GenerationJob, body: ResponsesRequest, model: str, tools: ToolConfig) -> None:
         super().__init__(job, streams=bool(body.stream))
-        self._told = 0
-        self._output = Output(job.id.removeprefix("resp_"), self._event, tools.origins)
+        self._sequence_number = 0
+        self._items = ResponseItems(job.id.removeprefix("resp_"), self._event, tools.origins)
         spec = job.choices[0].spec
         reasoning = body.reasoning
         self._head = {
@@ -75,7 +75,7 @@ class Responses(Dialect):
             "model": model,
             "instructions": body.instructions,
             "metadata": body.metadata or {},
-            "max_output_tokens": body.asked().get("max_tokens"),
+            "max_output_tokens": body.set_fields().get("max_tokens"),
             "temperature": spec.temperature,
             "top_p": spec.top_p,
             "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
@@ -90,26 +90,26 @@ class Responses(Dialect):
             "user": body.user,
         }
 
-    def whole(self) -> dict[str, Any]:
-        self._output.close(self._status())
-        return self._ended()
+    def full_response(self) -> dict[str, Any]:
+        self._items.close(self._status())
+        return self._final_object()
 
-    def take(self, update: Update) -> None:
-        self.step(update)
+    def accumulate(self, update: OutputDelta) -> None:
+        self.on_output(update)
 
-    def begin(self) -> bytes:
+    def on_start(self) -> bytes:
         begun = self._object("in_progress")
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
-    def step(self, update: Update) -> bytes:
-        return b"".join(map(self._output.grow, update.grown))
+    def on_output(self, update: OutputDelta) -> bytes:
+        return b"".join(map(self._items.append, update.deltas))
 
-    def end(self) -> bytes:
-        data = self._output.close(self._status())
-        ended = self._ended()
+    def on_finish(self) -> bytes:
+        data = self._items.close(self._status())
+        ended = self._final_object()
         return data + self._event(f"response.{ended['status']}", response=ended)
 
-    def failed(self, error: RequestError) -> bytes:
+    def on_error(self, error: RequestError) -> bytes:
         code = "invalid_prompt" if error.status == 400 else "server_error"
         failed = self._object("failed", error={"code": code, "message": error.message})
         return self._event("response.failed", response=failed)
@@ -117,13 +117,13 @@ class Responses(Dialect):
     def _status(self) -> str:
         return "completed" if self.job.choices[0].finish_reason == "stop" else "incomplete"
 
-    def _ended(self) -> dict[str, Any]:
+    def _final_object(self) -> dict[str, Any]:
         status = self._status()
         usage = self.job.usage()
         return self._object(
             status,
             incomplete_details=None if status == "completed" else {"reason": "max_output_tokens"},
-            output=self._output.items,
+            output=self._items.items,
             usage={
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
@@ -138,6 +138,6 @@ class Responses(Dialect):
         return {**self._head, "status": status, **nothing, **more}
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
-        data = named_event(kind, sequence_number=self._told, **fields)
-        self._told += 1
+        data = named_event(kind, sequence_number=self._sequence_number, **fields)
+        self._sequence_number += 1
         return data
