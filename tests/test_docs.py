@@ -219,11 +219,13 @@ def test_modes_of_threshold_and_edit_are_documented():
 
 
 def test_routes_and_fields_are_documented():
-    from runtime.server.routes import chat, completions, generate, status, tokens
-    from runtime.server.schemas import GenerationRequest
+    from runtime.server.admin import routes, tokenize
+    from runtime.server.generate import serving
+    from runtime.server.openai import chat, completions
+    from runtime.server.openai.protocol import GenerationRequest
 
     text = page("docs/server.md")
-    for module in (chat, completions, generate, status, tokens):
+    for module in (chat, completions, serving, routes, tokenize):
         for route in module.router.routes:
             assert route.path.replace("/{name:path}", "") in text, route.path
     for field in set(GenerationRequest.model_fields) - {"stop_token_ids", "min_tokens"}:
@@ -231,8 +233,7 @@ def test_routes_and_fields_are_documented():
 
 
 def test_metrics_are_documented():
-    from runtime.server.metrics import Metrics
-    from runtime.server.observed import RequestMetrics
+    from runtime.server.metrics import Metrics, RequestMetrics
 
     text = page("docs/server.md")
     for name in re.findall(r"^# TYPE (\w+)", Metrics("m", RequestMetrics()).text().decode(), re.MULTILINE):
@@ -241,8 +242,9 @@ def test_metrics_are_documented():
 
 
 def test_limits_of_the_security_page_are_the_codes():
-    from runtime.server import bodies, conversation, preparing, schemas, shape
-    from runtime.server.lanes import MAX_WAITING_CHARS
+    from runtime.server.openai import chat_messages, protocol
+    from runtime.server.preprocessing import preprocessor, request_body
+    from runtime.server.preprocessing.executors import MAX_WAITING_CHARS
     from runtime.server.wire.limits import Limits
     from runtime.tokenizer import template_limits
 
@@ -253,7 +255,7 @@ def test_limits_of_the_security_page_are_the_codes():
     kib, mib = 2**10, 2**20
     for words, *values in (
         ("request line", f"{limits.head_bytes // kib} KiB", f"{limits.headers} fields"),
-        ("a body", f"{bodies.MAX_BODY // mib} MiB"),
+        ("a body", f"{request_body.MAX_BODY // mib} MiB"),
         ("requests that wait on", f"{limits.queued}"),
         ("a head that", f"{limits.head_seconds:.0f} s"),
         ("a body that", f"{limits.body_seconds:.0f} s"),
@@ -270,13 +272,14 @@ def test_limits_of_the_security_page_are_the_codes():
         ("what all", f"{limits.held_bytes // mib} MiB", f"{limits.body_weight}"),
         (
             "values",
-            f"{shape.MAX_VALUES:,}; {shape.MAX_STRINGS:,}; {shape.MAX_FIELDS:,}; {shape.MAX_CONTAINERS:,}",
-            f"; {shape.MAX_DIGITS} ",
+            f"{request_body.MAX_VALUES:,}; {request_body.MAX_STRINGS:,}; {request_body.MAX_FIELDS:,}; "
+            f"{request_body.MAX_CONTAINERS:,}",
+            f"; {request_body.MAX_DIGITS} ",
         ),
-        ("bodies of more", f"{preparing.MAX_WAITING_BODIES // mib} MiB"),
-        ("messages", f"{conversation.MAX_MESSAGES:,}", f"{conversation.MAX_PARTS:,}"),
-        ("entries", f"{schemas.MAX_ENTRIES}"),
-        ("prompts of", f"{preparing.MAX_PROMPT_TOKENS:,}"),
+        ("bodies of more", f"{preprocessor.MAX_WAITING_BODIES // mib} MiB"),
+        ("messages", f"{chat_messages.MAX_MESSAGES:,}", f"{chat_messages.MAX_PARTS:,}"),
+        ("entries", f"{protocol.MAX_ENTRIES}"),
+        ("prompts of", f"{preprocessor.MAX_PROMPT_TOKENS:,}"),
         ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),
         ("what a chat template", f"{template_limits.MAX_CHARS // mib} Mi", f"{template_limits.MAX_SECONDS:g} s"),
     ):

@@ -10,41 +10,34 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import is_typeddict
 
 import runtime
 from runtime.errors import RequestError
-from runtime.server import answers
-from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
-from runtime.server.gate import RequestMiddleware
-from runtime.server.keys import OPEN_PATHS
-from runtime.server.messages_body import CountRequest, MessagesRequest
-from runtime.server.openapi import decoding_schema, secure
-from runtime.server.redaction import redacted
-from runtime.server.responses import error_response
-from runtime.server.responses_body import ResponsesRequest
-from runtime.server.routes import (
-    adapters,
-    chat,
-    completions,
-    generate,
-    infill,
-    messages,
-    page,
-    profiling,
-    responses,
-    status,
-    tokens,
-)
-from runtime.server.routes.documented import fast_routes
-from runtime.server.schemas import (
-    ChatRequest,
-    CompletionRequest,
+from runtime.server import http_responses
+from runtime.server.admin import docs, routes, tokenize
+from runtime.server.admin import protocol as admin_protocol
+from runtime.server.admin.protocol import (
     DetokenizeRequest,
-    GenerateRequest,
-    InfillRequest,
+    LoadAdapterRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
-from runtime.server.service import ServerContext
+from runtime.server.anthropic import messages
+from runtime.server.anthropic import protocol as anthropic_protocol
+from runtime.server.anthropic.protocol import CountRequest, MessagesRequest
+from runtime.server.context import ServerContext
+from runtime.server.generate import protocol as generate_protocol
+from runtime.server.generate import serving
+from runtime.server.generate.protocol import GenerateRequest, InfillRequest
+from runtime.server.http_responses import error_response
+from runtime.server.middleware.access_log import redacted
+from runtime.server.middleware.auth import OPEN_PATHS
+from runtime.server.middleware.request_middleware import RequestMiddleware
+from runtime.server.openai import chat, completions, protocol, responses, responses_protocol
+from runtime.server.openai.protocol import ChatRequest, CompletionRequest
+from runtime.server.openai.responses_protocol import ResponsesRequest
+from runtime.server.openapi import decoding_schema, fast_routes, secure
 
 BODIES: tuple[type, ...] = (
     GenerateRequest,
@@ -59,6 +52,14 @@ BODIES: tuple[type, ...] = (
     LoadAdapterRequest,
     UnloadAdapterRequest,
 )
+PROTOCOLS = (
+    http_responses,
+    protocol,
+    generate_protocol,
+    responses_protocol,
+    anthropic_protocol,
+    admin_protocol,
+)
 DECODING = "#/components/schemas/Decoding"
 
 
@@ -71,7 +72,7 @@ class App(FastAPI):
         if self.openapi_schema is None:
             schema = super().openapi()  # which also keeps it
             every: list[Any] = [
-                (kind.__name__, "validation", TypeAdapter(kind)) for kind in (*BODIES, *answers.types())
+                (kind.__name__, "validation", TypeAdapter(kind)) for kind in (*BODIES, *response_types())
             ]
             _, found = TypeAdapter.json_schemas(every, ref_template="#/components/schemas/{model}")
             schemas = schema.setdefault("components", {})["schemas"] = found["$defs"]
@@ -86,6 +87,13 @@ class App(FastAPI):
             self.openapi_schema = schema
         self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(context.engine_client.info)
         return self.openapi_schema
+
+
+def response_types() -> list[type]:
+    """Returns the types that responses and their events have."""
+    found = [value for module in PROTOCOLS for value in vars(module).values() if is_typeddict(value)]
+    own = (kind for kind in dict.fromkeys(found) if kind.__module__.startswith("runtime.server."))
+    return [kind for kind in own if kind.__name__[0] != "_"]
 
 
 def make_app(context: ServerContext) -> App:
@@ -103,7 +111,7 @@ def make_app(context: ServerContext) -> App:
         },
     )
     app.state.context = context
-    modules = (generate, chat, completions, responses, messages, infill, status, tokens, adapters, profiling, page)
+    modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)
     routers = [module.router for module in modules]
     for router in routers:
         app.include_router(router)

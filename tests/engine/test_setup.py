@@ -15,8 +15,7 @@ from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError
 from runtime.models import base
 from runtime.models.llada2 import LLADA2
-from runtime.server.metrics import Metrics
-from runtime.server.observed import RequestMetrics
+from runtime.server.metrics import Metrics, RequestMetrics
 from runtime.strategies import strategies
 from tests.golden import GOLDEN
 

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from runtime.server.metrics import Metrics as EngineMetrics
-from runtime.server.observed import RequestMetrics
+from runtime.server.metrics import RequestMetrics
 from tests.operator.helm import render
 from unmask_operator.kube.cache import Cache
 from unmask_operator.metrics import Metrics as OperatorMetrics

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.server.observed import CLOSE_REASONS
+from runtime.server.metrics import CLOSE_REASONS
 from tests.server.checkpoint import EOS, MASK
 from tests.server.harness import ServerProcess, serving, sse
 

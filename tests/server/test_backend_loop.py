@@ -10,8 +10,8 @@ import pytest
 
 from runtime.config import EngineConfig
 from runtime.request.engine_messages import EngineOutput, EngineStats
-from runtime.server.backend import Backend, serve
-from runtime.server.messages import Configure, Outputs, Ready, Stats, Stop
+from runtime.server.engine_client.ipc_protocol import Configure, Outputs, Ready, Stats, Stop
+from runtime.server.engine_process.backend import Backend, serve
 
 
 class Recording:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.server.descriptors import BACKEND_FILES, OWN_FILES, open_files
+from runtime.server.env import BACKEND_FILES, OWN_FILES, open_files
 from runtime.server.logs import RateLimitFilter
 from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
 from runtime.server.wire.roster import SMALL, Phase, _turn

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from runtime.server.http import HttpServer
-from runtime.server.observed import RequestMetrics
+from runtime.server.http_server import HttpServer
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire import door as doors
 from runtime.server.wire.door import Door
 from runtime.server.wire.limits import Limits

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from runtime.config import ServerConfig
-from runtime.server import speaking as speaking_module
-from runtime.server.http import HttpServer
-from runtime.server.observed import RequestMetrics
-from runtime.server.speaking import HttpFrontend
+from runtime.server import http_frontend as speaking_module
+from runtime.server.http_frontend import HttpFrontend
+from runtime.server.http_server import HttpServer
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.limits import Limits
 from tests.server.test_attacks import answers

@@ -16,11 +16,10 @@ from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.resolve import expand_choices
-from runtime.server import messages
-from runtime.server.keys import ApiKeys
-from runtime.server.metrics import Metrics
-from runtime.server.observed import RequestMetrics
-from runtime.server.table import LocalEngineClient
+from runtime.server.engine_client import ipc_protocol
+from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.metrics import Metrics, RequestMetrics
+from runtime.server.middleware.auth import ApiKeys
 from tests.server.harness import FAKE, ServerProcess, serving, sse
 from tests.wait import wait_until
 
@@ -113,7 +112,7 @@ def test_what_one_turn_submits_is_one_message() -> None:
     made.submit([spec("b"), spec("c")])
     assert (sent, len(due)) == ([], 1)
     made.abort(["b"])  # which must not overtake it
-    assert [type(message) for message in sent] == [messages.Add, messages.Abort]
+    assert [type(message) for message in sent] == [ipc_protocol.Add, ipc_protocol.Abort]
     assert [one.id for one in sent[0].requests()] == ["a", "b", "c"]
     due.pop()()
     made.submit([spec("d")])
@@ -130,9 +129,9 @@ def test_choices_of_a_long_prompt_are_sent_once() -> None:
     specs = [*expand_choices(one, 128), *expand_choices(other, 3), spec("c")]
     made.submit(specs)
     (add,) = sent
-    data = messages.encode(add)
-    assert len(data) < 2 * len(messages.encode(messages.Add([one]))) + 128 * 32
-    assert list(messages.decode_command(data).requests()) == specs  # type: ignore[union-attr]
+    data = ipc_protocol.encode(add)
+    assert len(data) < 2 * len(ipc_protocol.encode(ipc_protocol.Add([one]))) + 128 * 32
+    assert list(ipc_protocol.decode_command(data).requests()) == specs  # type: ignore[union-attr]
 
 
 def test_different_requests_are_sent_as_they_are() -> None:
@@ -145,7 +144,7 @@ def test_different_requests_are_sent_as_they_are() -> None:
         ),
         RequestSpec(id="d", prompt=[1, 2], max_tokens=5),
     ]
-    assert messages.Add.of(specs) == messages.Add(specs)
+    assert ipc_protocol.Add.of(specs) == ipc_protocol.Add(specs)
 
 
 def test_keys_are_named_without_being_told() -> None:

@@ -23,8 +23,8 @@ import uvloop
 
 from runtime.config import parse
 from runtime.errors import ConfigError
-from runtime.server.http import HttpServer
-from runtime.server.observed import RequestMetrics
+from runtime.server.http_server import HttpServer
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.listener import describe, is_reachable, listen, listener_url, unmapped
 from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace

@@ -15,8 +15,8 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.request.output import TokenLogprob
-from runtime.server import logprobs
-from runtime.server.logprobs import LogprobStreamer, in_chunks
+from runtime.server.openai import logprobs
+from runtime.server.openai.logprobs import LogprobStreamer, in_chunks
 from runtime.tokenizer import Tokenizer
 from tests.server.harness import ServerProcess
 from tests.server.pings import pinging

@@ -8,9 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.request.engine_messages import EngineStats
-from runtime.server.metric_labels import UNLABELLED
-from runtime.server.metrics import Metrics
-from runtime.server.observed import RequestMetrics
+from runtime.server.metrics import UNLABELLED, Metrics, RequestMetrics
 from tests.server.harness import FAKE, serving
 from tests.wait import wait_until
 from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES

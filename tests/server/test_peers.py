@@ -18,20 +18,20 @@ from e2e.cluster.process import free_ports
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
-from runtime.server import messages, peers
-from runtime.server import supervisor as supervisors
-from runtime.server.supervisor import Supervisor
+from runtime.server.engine_client import ipc_protocol, ipc_sockets
+from runtime.server.engine_client import supervisor as supervisors
+from runtime.server.engine_client.supervisor import Supervisor
 from tests.server.harness import FAKE, ROOT, serving
 from tests.server.test_supervisor import BACKEND, Log
 from tests.wait import wait_until_async
 
 FIRST, NEXT = b"backend-0.1", b"backend-0.2"
-HELLO = messages.encode(messages.Hello(messages.VERSION, 1))
+HELLO = ipc_protocol.encode(ipc_protocol.Hello(ipc_protocol.VERSION, 1))
 ANSWER = RequestSpec(id="a", prompt=[1], max_tokens=2, decoding=DecodingParams())
 
 
 def forged(id: str) -> bytes:
-    return messages.encode(messages.Outputs([EngineOutput(id=id, nfe=1)]))
+    return ipc_protocol.encode(ipc_protocol.Outputs([EngineOutput(id=id, nfe=1)]))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def got(socket: zmq.Socket[bytes]) -> bool:
 
 
 async def served(supervisor: Supervisor, log: Log) -> None:
-    supervisor.send(0, messages.Add([ANSWER]))
+    supervisor.send(0, ipc_protocol.Add([ANSWER]))
     await wait_until_async(lambda: any(output.id == "a" and output.finish_reason for output in log.outputs))
 
 
@@ -250,7 +250,7 @@ def test_what_cannot_be_decoded_is_one_line(
             await wait_until_async(lambda: log.outputs)
             assert not [task for task in supervisor.tasks if task.done()]
             with pytest.raises(ValueError, match="not a hello"):
-                messages.decode_hello(nested(100_000))
+                ipc_protocol.decode_hello(nested(100_000))
 
     with caplog.at_level(logging.DEBUG):
         asyncio.run(run())
@@ -267,7 +267,7 @@ def test_larger_messages_than_any_backend_sends_are_not_taken(
     tmp_path: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setitem(peers.LIMITS, zmq.PULL, 64 << 10)
+    monkeypatch.setitem(ipc_sockets.LIMITS, zmq.PULL, 64 << 10)
     addresses = (f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/e")
 
     async def run() -> None:
@@ -311,7 +311,7 @@ def test_backends_are_not_told_the_servers_secrets(checkpoint: Path, addresses: 
 def test_the_hubs_token_goes_where_a_model_is_fetched(
     model: str | None, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.server.environment import backend_environment
+    from runtime.server.env import backend_environment
 
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("UNMASK_API_KEY", "secret")

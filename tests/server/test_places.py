@@ -16,7 +16,10 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server.frontend import OutputQueue, fail_queues
+from runtime.server.engine_client.client import OutputQueue, fail_queues
+from runtime.server.engine_client.ipc_protocol import Loading
+from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.engine_client.supervisor import MAX_DELAY_SECONDS, RESET_SECONDS, BackOff
 from runtime.server.frontends import crew as crews
 from runtime.server.frontends import place as places
 from runtime.server.frontends.board import Board
@@ -24,11 +27,7 @@ from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.place import Place
 from runtime.server.frontends.reports import Reports
 from runtime.server.frontends.words import Ask, Finish, GaveUp, Observations, Observe, Stop, ToHead
-from runtime.server.messages import Loading
-from runtime.server.metrics import Metrics
-from runtime.server.observed import RequestMetrics
-from runtime.server.restarting import LAST_SECONDS, STEADY_SECONDS, BackOff
-from runtime.server.table import LocalEngineClient
+from runtime.server.metrics import Metrics, RequestMetrics
 from tests.wait import TIMEOUT, wait_until_async
 
 HANGS = (sys.executable, "-c", "import time; time.sleep(3600)")  # and says nothing
@@ -250,8 +249,8 @@ def test_back_off_doubles_up_to_its_most_and_begins_anew_after_one_that_served()
     back_off = BackOff()
     seconds = [back_off.after(1.0) for _ in range(9)]
     assert seconds[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert seconds[-1] == LAST_SECONDS
-    assert [back_off.after(STEADY_SECONDS + 1), back_off.after(0.0)] == [0.5, 1.0]
+    assert seconds[-1] == MAX_DELAY_SECONDS
+    assert [back_off.after(RESET_SECONDS + 1), back_off.after(0.0)] == [0.5, 1.0]
 
 
 def test_an_end_is_told_to_each_inbox_once() -> None:

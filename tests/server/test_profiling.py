@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.server.profile_work import STEP, ProfileWorker
+from runtime.server.engine_process.background_work import STEP, ProfileWorker
 from tests.server.harness import FAKE, serving
 
 KEY = "a-key-of-these-tests"

@@ -14,7 +14,7 @@ from runtime.errors import RequestError
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.remote import Head, Remote
 from runtime.server.frontends.words import Facts, Known, Submit
-from runtime.server.observed import RequestMetrics
+from runtime.server.metrics import RequestMetrics
 from tests.server.test_fairness import frontend, spec
 
 CONFIG = ServerConfig(max_queue=4, frontend_processes=2)

@@ -6,8 +6,8 @@ import pytest
 
 from runtime.config import EngineConfig
 from runtime.request.engine_messages import RequestSpec
-from runtime.server.messages import Configure
-from runtime.server.routing import CHUNK, Router
+from runtime.server.engine_client.ipc_protocol import Configure
+from runtime.server.engine_client.local_client import CHUNK, Router
 from tests.server.fake_engine import FakeEngine
 
 
@@ -22,7 +22,7 @@ def spec(prompt, max_tokens=64, salt=""):
 
 
 def send(router, request, load, info, ready=None):
-    replica, work = router.place(request, ready or range(len(load)), load, info)
+    replica, work = router.assign(request, ready or range(len(load)), load, info)
     router.work[replica] += work
     load[replica] += 1
     return replica

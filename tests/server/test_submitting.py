@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from runtime.request.engine_messages import EngineOutput, RequestSpec
+from runtime.server.engine_client.ipc_protocol import Abort, Add
 from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.reports import Reports
 from runtime.server.frontends.words import Submit, ToHead
-from runtime.server.messages import Abort, Add
 from tests.server.test_fairness import frontend, spec
 from tests.server.test_places import CONFIG
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_entered_is_one_requests_matter(tmp_path: Path, monkeypat
                     raise ValueError("broken")
                 return put(spec, *others)
 
-            monkeypatch.setattr(table.router, "place", fails)
+            monkeypatch.setattr(table.router, "assign", fails)
             crew.board.ask(0, "a", 3)
             two, other = [spec("first", "a"), spec("second", "a")], [spec("third", "a")]
             place.heard(place, Submit([Add.of(two), Add.of(other)]))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from runtime.server import tracing
-from runtime.server.environment import backend_environment
+from runtime.server.env import backend_environment
+from runtime.server.middleware import tracing
 from tests.server.harness import serving
 from tests.wait import wait_until
 

@@ -14,12 +14,14 @@ from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server import dialect, preparing
-from runtime.server.jobs import ClientGone
-from runtime.server.observed import RequestMetrics
-from runtime.server.routes import chat, completions
-from runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from runtime.server.service import ServerContext
+from runtime.server import serving_base
+from runtime.server.admin.protocol import TokenizeRequest
+from runtime.server.context import ServerContext
+from runtime.server.http_responses import ClientGone
+from runtime.server.metrics import RequestMetrics
+from runtime.server.openai import chat, completions
+from runtime.server.openai.protocol import ChatRequest, CompletionRequest
+from runtime.server.preprocessing import preprocessor
 from tests.request.test_sampling_params import INFO
 from tests.wait import TIMEOUT
 
@@ -47,7 +49,9 @@ class Server:
 
     def __init__(self) -> None:
         self.order: list[int] = []
-        self.service: Any = SimpleNamespace(preparer=preparing.Preprocessor(lambda: pytest.fail("no engine is asked")))
+        self.service: Any = SimpleNamespace(
+            preprocessor=preprocessor.Preprocessor(lambda: pytest.fail("no engine is asked"))
+        )
 
     async def read(self, post: Post) -> None:
         body = await ServerContext.body(self.service, post.request, TokenizeRequest)
@@ -80,7 +84,7 @@ def test_a_body_whose_client_is_gone_is_not_parsed() -> None:
 
 
 def test_the_bytes_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "MAX_WAITING_BODIES", 2 * LARGE + 100, raising=False)
+    monkeypatch.setattr(preprocessor, "MAX_WAITING_BODIES", 2 * LARGE + 100, raising=False)
 
     async def everything() -> None:
         server = Server()
@@ -145,7 +149,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         raise Waiting(service.notes())
 
     service = Held()
-    monkeypatch.setattr(dialect, "answered", waits)
+    monkeypatch.setattr(serving_base, "run_to_completion", waits)
     monkeypatch.setattr(contextlib.nullcontext, "id", "x", raising=False)
     monkeypatch.setattr(contextlib.nullcontext, "choices", [], raising=False)
     request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(service=service))})

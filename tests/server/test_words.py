@@ -10,13 +10,13 @@ from prometheus_client.core import Metric
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
+from runtime.server.engine_client.ipc_protocol import Outputs, encode
 from runtime.server.frontends import words
 from runtime.server.frontends.board import Board, Owned
 from runtime.server.frontends.channel import Channel
 from runtime.server.frontends.reports import Reports, told
 from runtime.server.frontends.words import Failed, Refusal
-from runtime.server.messages import Outputs, encode
-from runtime.server.observed import RequestMetrics
+from runtime.server.metrics import RequestMetrics
 
 
 def test_messages_come_whole_however_they_are_cut() -> None:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from runtime.server.http import HttpServer
-from runtime.server.observed import RequestMetrics
+from runtime.server.http_server import HttpServer
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.roster import Phase

@@ -8,8 +8,8 @@ from typing import Any
 
 from runtime.config import parse
 from runtime.errors import RequestError
-from runtime.server.keys import ApiKeys
-from runtime.server.serve import run
+from runtime.server.launcher import run
+from runtime.server.middleware.auth import ApiKeys
 
 GROWTH = 60_000_000  # bytes a wrong key
 STALL = 0.5  # seconds

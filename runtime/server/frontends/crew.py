@@ -17,6 +17,9 @@ from typing import Any
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import RequestSpec
+from runtime.server.engine_client.ipc_protocol import Abort, encode
+from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.engine_client.supervisor import BackOff
 from runtime.server.frontends.board import Board, Owned
 from runtime.server.frontends.dealer import Dealer
 from runtime.server.frontends.place import Place, Post
@@ -38,9 +41,6 @@ from runtime.server.frontends.words import (
     ToHead,
     Up,
 )
-from runtime.server.messages import Abort, encode
-from runtime.server.restarting import BackOff
-from runtime.server.table import LocalEngineClient
 
 log = logging.getLogger("unmask.frontends")
 

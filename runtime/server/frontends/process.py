@@ -20,8 +20,9 @@ import uvloop
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
 from runtime.parent_death import exit_with_parent
-from runtime.server import environment, logs
-from runtime.server.descriptors import raise_open_files_limit
+from runtime.server import env, logs
+from runtime.server.engine_client.ipc_protocol import Outputs
+from runtime.server.env import raise_open_files_limit
 from runtime.server.frontends import words
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
@@ -41,9 +42,8 @@ from runtime.server.frontends.words import (
     Stop,
     Up,
 )
-from runtime.server.messages import Outputs
-from runtime.server.observed import RequestMetrics
-from runtime.server.speaking import HttpFrontend
+from runtime.server.http_frontend import HttpFrontend
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire.memory import keep_together
 
 log = logging.getLogger("unmask.frontends")
@@ -128,7 +128,7 @@ class FrontendProcess:
 def main(ours: int, source: int) -> int:
     """The process's exit code. Both are descriptors of sockets."""
     exit_with_parent()
-    environment.configure_process()
+    env.configure_process()
     keep_together()
     connections = socket.socket(fileno=source)
     connections.setblocking(False)

@@ -9,13 +9,13 @@ from typing import Any
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import RequestSpec
-from runtime.server.frontend import EngineClient, OutputQueue, fail_queues
+from runtime.server.engine_client.adapter_registry import AdapterRegistry, Source
+from runtime.server.engine_client.client import EngineClient, OutputQueue, fail_queues
+from runtime.server.engine_client.ipc_protocol import Abort, Add, Outputs
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
 from runtime.server.frontends.words import Answer, Ask, Failed, FromHead, Heard, Known, Submit
-from runtime.server.messages import Abort, Add, Outputs
-from runtime.server.observed import RequestMetrics
-from runtime.server.offered import AdapterRegistry, Source
+from runtime.server.metrics import RequestMetrics
 
 
 class Head:

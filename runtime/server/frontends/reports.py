@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from runtime.server.frontends.words import Observations
-from runtime.server.observed import RequestMetrics
+from runtime.server.metrics import RequestMetrics
 
 _PASSING = ("gauge", "info")  # types whose samples say how it is now
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from runtime.server import logs
-from runtime.server.observed import RequestMetrics
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire import refusal
 from runtime.server.wire.departure import departed
 from runtime.server.wire.limits import READ_BYTES, Limits

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from runtime.request.engine_messages import EngineStats
-from runtime.server.metrics import Metrics
-from runtime.server.observed import RequestMetrics
+from runtime.server.metrics import Metrics, RequestMetrics
 from tests.networks import needs_ipv6
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES

@@ -1,0 +1,160 @@
+"""Log-probabilities as OpenAI's chat and completions tell them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from runtime.errors import RequestError
+from runtime.parsers import part_marks
+from runtime.request.engine_messages import RequestSpec
+from runtime.request.output import CompletionState, TokenLogprob
+from runtime.tokenizer.token_bytes import TokenByteDecoder
+from runtime.tokenizer.token_offsets import OffsetTracker, TokenOffset
+
+if TYPE_CHECKING:
+    from runtime.server.engine_client.generation_job import OutputDelta
+
+
+MAX_LOGPROBS = 2**18  # log-probabilities in one answer
+LOGPROBS_PER_STEP = 2**11  # that are made ready before others have their turn
+
+TokenEntry = tuple[TokenLogprob, TokenOffset]
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+
+
+def check_logprobs_limit(spec: RequestSpec, choices: int, param: str) -> None:
+    """Raises RequestError where so many choices may have more log-probabilities to tell than an answer holds."""
+    if spec.logprobs is None:
+        return
+    count = choices * spec.max_tokens * (1 + spec.logprobs)
+    if count > MAX_LOGPROBS:
+        raise RequestError(
+            f"{param}: the answer may have {count} log-probabilities to tell: {choices} x {spec.max_tokens} tokens x "
+            f"{1 + spec.logprobs}; at most {MAX_LOGPROBS} in one answer: give a smaller max_tokens, n or {param}",
+            param=param,
+        )
+
+
+async def in_chunks(entries: Sequence[T], each: int) -> AsyncIterator[Sequence[T]]:
+    """A few at a time, others have their turn in between. `each`: log-probabilities of one."""
+    few = max(LOGPROBS_PER_STEP // each, 1)
+    for at in range(0, len(entries), few):
+        yield entries[at : at + few]
+        await asyncio.sleep(0)
+
+
+def encoded(value: Any) -> msgspec.Raw:
+    """As it is sent, in a fraction of the memory."""
+    return msgspec.Raw(_encode(value))
+
+
+def token_text(data: bytes) -> str:
+    """A token's bytes as text; where they are no whole characters, as ``bytes:\\xe2\\x82``."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class LogprobStreamer:
+    """Which of an answer's tokens were not told yet though all of their text was."""
+
+    def __init__(self, choice: CompletionState, pieces: TokenByteDecoder) -> None:
+        self._choice = choice
+        self._pieces = pieces
+        self._positions: list[TokenOffset] = []
+        self._sent = 0
+
+    @cached_property
+    def _offsets(self) -> OffsetTracker:  # most requests ask for no log-probabilities
+        return OffsetTracker(self._pieces.visible(part_marks()))
+
+    def take_new(self, update: OutputDelta | None = None) -> list[TokenEntry]:
+        """Those, in order, as far as an update's text goes, or all there is. At the end all that the answer has."""
+        entries, positions = self._choice.token_logprobs or [], self._positions
+        positions += self._offsets.push(entry.id for entry in entries[len(positions) :])
+        ended = self._choice.finish_reason is not None if update is None else update.ended
+        length = len(self._choice.text or "") if update is None else update.length
+        first = last = self._sent
+        while last < len(entries) and (ended or positions[last].end <= length):
+            last += 1
+        self._sent = last
+        return list(zip(entries[first:last], positions[first:last], strict=True))
+
+    def chat_delta(self, update: OutputDelta) -> dict[str, Any] | None:
+        """`fresh` as chat tells it; None where nobody asks."""
+        return None if self._choice.spec.logprobs is None else chat_logprobs(self.take_new(update), self._pieces)
+
+    async def full_chat(self) -> msgspec.Raw | None:
+        """`told` of a long answer, in steps."""
+        if self._choice.spec.logprobs is None:
+            return None
+        content: list[dict[str, Any]] = []
+        async for some in in_chunks(self.take_new(), 1 + self._choice.spec.logprobs):
+            content += chat_logprobs(some, self._pieces)["content"]
+        return encoded({"content": content, "refusal": None})
+
+
+def logprob_streamers(choices: Iterable[CompletionState], pieces: TokenByteDecoder) -> list[LogprobStreamer]:
+    """One for each."""
+    return [LogprobStreamer(choice, pieces) for choice in choices]
+
+
+def generate_logprobs(entries: Iterable[TokenLogprob], pieces: TokenByteDecoder) -> list[dict[str, Any]]:
+    """`logprobs` of the project's own routes: an entry for each of `token_ids`."""
+
+    def one(token: int, logprob: float | None) -> dict[str, Any]:
+        return {"id": token, "token": token_text(pieces(token)), "logprob": logprob}
+
+    return _entries(entries, one)
+
+
+def end_token_entry(choice: CompletionState) -> list[TokenEntry]:
+    """The token that ended the answer, if it is known: no part of it, and told by completions alone."""
+    if choice.end_logprob is None or not choice.eos:
+        return []
+    length = len(choice.text or "")
+    return [(choice.end_logprob, TokenOffset(length, length))]
+
+
+def chat_logprobs(entries: Iterable[TokenEntry], pieces: TokenByteDecoder) -> dict[str, Any]:
+    """Chat's `logprobs`."""
+
+    def one(token: int, logprob: float | None) -> dict[str, Any]:
+        data = pieces(token)
+        return {"token": token_text(data), "logprob": logprob, "bytes": list(data)}
+
+    return {"content": _entries((entry for entry, _ in entries), one), "refusal": None}
+
+
+def _entries(
+    entries: Iterable[TokenLogprob], one: Callable[[int, float | None], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Each token as `one` writes it, and with it the likeliest of its place."""
+    return [
+        {**one(entry.id, entry.logprob), "top_logprobs": [one(token, value) for token, value in entry.top]}
+        for entry in entries
+    ]
+
+
+def completion_logprobs(entries: Iterable[TokenEntry], pieces: TokenByteDecoder, base: int = 0) -> dict[str, Any]:
+    """Completions' `logprobs`; `base`: characters before the text of these. What is told of a position always holds the
+    token that stands there."""
+    made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for entry, offset in entries:
+        top: dict[str, float] | None = None
+        if entry.logprob is not None:
+            top = {}
+            for token, value in (*entry.top, (entry.id, entry.logprob)):
+                top.setdefault(token_text(pieces(token)), value)
+        made["tokens"].append(token_text(pieces(entry.id)))
+        made["token_logprobs"].append(entry.logprob)
+        made["top_logprobs"].append(top)
+        made["text_offset"].append(base + offset.start)
+    return made
