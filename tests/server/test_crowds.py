@@ -221,9 +221,9 @@ def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
     code = (
         "import resource, sys\n"
         "from runtime.errors import ConfigError\n"
-        "from runtime.server.descriptors import make_room\n"
+        "from runtime.server.env import raise_open_files_limit\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, {files}), {files}))\n"
-        "try: print(make_room(*eval(sys.argv[1])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "try: print(raise_open_files_limit(*eval(sys.argv[1])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "except ConfigError as error: sys.exit(str(error))"
     )
     return subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True)

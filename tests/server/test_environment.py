@@ -20,7 +20,7 @@ print(os.environ.get({VARIABLE!r}))
 SERVED = f"""
 import os, sys
 from runtime.config import ServerConfig
-from runtime.server import serve
+from runtime.server import launcher
 
 def listen(host, port):
     assert "tokenizers" not in sys.modules
@@ -28,8 +28,8 @@ def listen(host, port):
     print(os.environ.get({VARIABLE!r}))
     sys.exit()
 
-serve.listen = listen
-serve.run(ServerConfig())
+launcher.listen = listen
+launcher.run(ServerConfig())
 """
 
 

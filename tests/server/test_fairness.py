@@ -73,9 +73,9 @@ def test_requests_of_many_choices_leave_room_for_single_ones() -> None:
 @pytest.mark.parametrize(
     ("prompts", "n", "param", "says"),
     [
-        (577, 1, "prompt", "577 prompts are 577 answers; "),
-        (290, 2, "prompt", "with n 2"),
-        (1, 577, "n", "577 answers; "),
+        (577, 1, "prompt", "577 prompts: 577 completions"),
+        (290, 2, "prompt", "290 prompts with n=2"),
+        (1, 577, "n", "n=577: 577 completions"),
     ],
 )
 def test_what_no_request_may_have_is_named(prompts: int, n: int, param: str, says: str) -> None:

@@ -116,7 +116,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
 
     class Held(ServerContext):
         def __init__(self) -> None:
-            self.preparer = Ids()  # type: ignore[assignment]
+            self.preprocessor = Ids()  # type: ignore[assignment]
             self.metrics = RequestMetrics()
             self.config = ServerConfig()
 
@@ -152,7 +152,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
     monkeypatch.setattr(serving_base, "run_to_completion", waits)
     monkeypatch.setattr(contextlib.nullcontext, "id", "x", raising=False)
     monkeypatch.setattr(contextlib.nullcontext, "choices", [], raising=False)
-    request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(service=service))})
+    request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(context=service))})
     answer = route.chat_completions if route is chat else route.completions
     with pytest.raises(Waiting) as found:
         asyncio.run(answer(request))

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.bench.floor import Part, work_of
 from runtime.bench.model_shapes import architecture, random_model
-from runtime.bench.steady import COLUMNS
+from runtime.bench.roofline import Part, work_of
+from runtime.bench.steady_state import COLUMNS
 from runtime.bench.step_plans import StepPlans
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
@@ -60,7 +60,7 @@ def check_whole(model, pool, plan, work):
         each = [max(part.nbytes / args.tbs, part.flops / args.tflops) / 1e9 for part in work.parts.values()]
         assert work.chained(args) == pytest.approx(sum(each))
         assert work.chained(args) >= work.milliseconds(args) * (1 - 1e-9)
-        told = work.told(7.0, args)
+        told = work.columns(7.0, args)
         assert told.keys() < set(COLUMNS)
         assert told["of_floor"] >= told["of_chain_floor"]
 

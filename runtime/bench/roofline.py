@@ -25,7 +25,7 @@ from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, SelfConditioned
 from runtime.models.decoder import Decoder
 
-EIGHT_BITS = 2.0  # times as many products a second
+FP8_SPEEDUP = 2.0  # times as many products a second
 LAYER = re.compile(r"(layers\.\d+)\.(\w+)\.")
 
 
@@ -66,7 +66,7 @@ class Work:
         """Milliseconds of the parts, one after the other."""
         return sum(part.milliseconds(args) for part in self.parts.values())
 
-    def told(self, wall: float, args: argparse.Namespace) -> dict[str, float]:
+    def columns(self, wall: float, args: argparse.Namespace) -> dict[str, float]:
         """Columns of a step that took `wall` milliseconds."""
         floor, chained = self.milliseconds(args), self.chained(args)
         return {
@@ -103,7 +103,7 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
             touched, uses = count / weight.shape[0], here * router.routing.top_k / weight.shape[0]
         else:
             touched, uses = float(here > 0), float(here) if len(weight.shape) == 2 else 0.0
-        rate = EIGHT_BITS if isinstance(weight.kernel_arg, Fp8) else 1.0
+        rate = FP8_SPEEDUP if isinstance(weight.kernel_arg, Fp8) else 1.0
         part = Part(touched * weight.nbytes, 2.0 * uses * weight.size / rate)
         parts["head" if path == head else _name(path, weights)] += part
         if path == head and isinstance(model, SelfConditioned):

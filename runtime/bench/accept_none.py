@@ -17,7 +17,7 @@ from runtime.worker.model_runner import ModelRunner
 from runtime.worker.runner_stats import RunnerStats
 
 
-class Discarding:
+class AcceptNoneRunner:
     """A runner whose results say that nothing has changed."""
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -61,17 +61,17 @@ class Discarding:
         return self._same
 
 
-def experts_chosen(model: torch.nn.Module, runner: ModelRunner, plan: StepPlan) -> list[int]:
+def count_experts(model: torch.nn.Module, runner: ModelRunner, plan: StepPlan) -> list[int]:
     """How many experts of each layer the rows of a step choose: it is launched once more."""
     routers = [part for part in model.modules() if isinstance(part, Router)]
     chosen: dict[torch.nn.Module, set[int]] = {router: set() for router in routers}
 
-    def heard(router: torch.nn.Module, _: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def record_experts(router: torch.nn.Module, _: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         assert isinstance(router, Router)
         ids = out[0].unique().tolist()
         chosen[router] |= {n for n in ids if 0 <= n < router.weight.shape[0]}  # one that all share may come after them
 
-    hooks = [router.register_forward_hook(heard) for router in routers]
+    hooks = [router.register_forward_hook(record_experts) for router in routers]
     if hooks:
         runner.launch(plan)
     for hook in hooks:

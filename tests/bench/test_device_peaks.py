@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
-from runtime.bench import ceilings
+from runtime.bench import device_peaks
 from runtime.bench.__main__ import main
-from runtime.bench.ceilings import rates, table, windows
+from runtime.bench.device_peaks import rates, table, windows
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_no_time_is_refused_by_name(capsys):
 
 @pytest.mark.gpu
 def test_a_device_multiplies_and_reads(tmp_path, monkeypatch):
-    monkeypatch.setattr(ceilings, "SIDE", 2048)
-    monkeypatch.setattr(ceilings, "NUMBERS", 1 << 28)
+    monkeypatch.setattr(device_peaks, "SIDE", 2048)
+    monkeypatch.setattr(device_peaks, "NUMBERS", 1 << 28)
     assert main(["ceilings", "--seconds", ".06", "--json", str(tmp_path / "ceilings.json")]) == 0
     rows = json.loads((tmp_path / "ceilings.json").read_text())["results"]
     assert [(row["from_ms"], row["to_ms"]) for row in rows] == [(0, 10), (10, 50), (50, 60)]

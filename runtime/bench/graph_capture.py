@@ -8,7 +8,7 @@ import torch
 
 
 @torch.inference_mode()
-def captured(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
+def capture(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
     """The forward as a CUDA graph: the same launches without the host between them."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

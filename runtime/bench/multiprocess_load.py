@@ -17,10 +17,10 @@ from runtime.bench.load import Round, closed_loop, open_loop, session
 
 Work = Callable[[aiohttp.ClientSession, Sequence[bytes]], Awaitable[Round]]
 
-SOON = 0.3  # seconds in which every process has what it is to send
+START_DELAY = 0.3  # seconds in which every process has what it is to send
 
 
-class Crowd:
+class LoadProcesses:
     """Processes that send to the server at `url`, one for each of `pools`."""
 
     def __init__(self, pools: Sequence[ProcessPoolExecutor], url: str, api_key: str | None, timeout: float) -> None:
@@ -42,32 +42,32 @@ class Crowd:
 
     async def _all(self, bodies: Sequence[bytes], works: Sequence[Work]) -> Round:
         loop, count = asyncio.get_running_loop(), len(self.pools)
-        start = time.time() + SOON
-        shares = [
-            loop.run_in_executor(pool, _share, self.server, bodies[i::count], work, start)
+        start = time.time() + START_DELAY
+        pending = [
+            loop.run_in_executor(pool, _run_shard, self.server, bodies[i::count], work, start)
             for i, (pool, work) in enumerate(zip(self.pools, works, strict=True))
         ]
-        rounds = await asyncio.gather(*shares)
+        rounds = await asyncio.gather(*pending)
         ends = max(end for end, _ in rounds)
         return Round(ends - start, [sent for _, found in rounds for sent in found.sent])
 
 
 @contextlib.contextmanager
-def crowd(processes: int, url: str, api_key: str | None, timeout: float) -> Iterator[Crowd]:
+def load_processes(processes: int, url: str, api_key: str | None, timeout: float) -> Iterator[LoadProcesses]:
     """So many processes, ready to send."""
     spawn = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(ProcessPoolExecutor(1, spawn)) for _ in range(processes)]
         for ready in [pool.submit(time.time) for pool in pools]:
             ready.result()
-        yield Crowd(pools, url, api_key, timeout)
+        yield LoadProcesses(pools, url, api_key, timeout)
 
 
 def _nothing() -> None:
     """What is done when an answer has come: nobody looks on."""
 
 
-def _share(
+def _run_shard(
     server: tuple[str, str | None, float], bodies: Sequence[bytes], work: Work, start: float
 ) -> tuple[float, Round]:
     """When it ended, by the clock that all processes share, and what it found."""

@@ -17,7 +17,7 @@ SECONDS = 600.0
 Run = Callable[[argparse.Namespace, TensorParallelGroup], int]
 
 
-def spread(args: argparse.Namespace, run: Run) -> int:
+def run_on_ranks(args: argparse.Namespace, run: Run) -> int:
     """`run` in as many processes as `--tensor-parallel-size` says; the first one's exit code."""
     if args.live:
         print("error: --live is the wall clock of one process; leave --tensor-parallel-size out")

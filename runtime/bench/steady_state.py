@@ -44,17 +44,17 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Steady:
+class SteadyStep:
     """`rows`: of each step. `places`: requests at a time of the server that it is a step of. `budget`: most rows of a
     step."""
 
     members: list[Member]
     rows: int
-    places: int
+    max_requests: int
     budget: int = SERVED
 
 
-def steady(kind: str, batch: int, context: int, block: int, strategy: Strategy, budget: int) -> Steady:
+def steady_step(kind: str, batch: int, context: int, block: int, strategy: Strategy, budget: int) -> SteadyStep:
     """The step `kind` of `batch` requests with `context` tokens before what they denoise; of `prefill`, of prompts that
     are `context` long together with their first blocks. Where nothing of a prompt is ever settled, `context` is a
     canvas, the last block of which is open. "chunk" is what "mixed" adds to "plain".
@@ -65,24 +65,24 @@ def steady(kind: str, batch: int, context: int, block: int, strategy: Strategy, 
     canvas = strategy.initial_final_len(context) == 0
     if canvas and kind in ("commit", "mixed", "chunk"):
         raise ConfigError(f"--cases {kind}: this model sees its whole canvas, of which no part is forwarded by itself")
-    plain = Member(context - block if canvas else context)
+    member = Member(context - block if canvas else context)
     chunk = Member(3 * CHUNK, CHUNK)
     if kind == "commit":
-        return Steady([Member(context + block, context)] * batch, 2 * batch * block, batch)
+        return SteadyStep([Member(context + block, context)] * batch, 2 * batch * block, batch)
     if kind == "mixed":
         rows = batch * block + CHUNK
-        return Steady([*[plain] * batch, chunk], rows, batch + 1, rows)
+        return SteadyStep([*[member] * batch, chunk], rows, batch + 1, rows)
     if kind == "chunk":
-        return Steady([chunk], CHUNK, batch + 1, CHUNK)
+        return SteadyStep([chunk], CHUNK, batch + 1, CHUNK)
     if kind == "prefill":
         if context <= block:
             raise ConfigError(f"--prompt {context} leaves no prompt before its first block of {block}")
         count = max(1, budget // context)
-        return Steady([Member(context - block, 0)] * count, count * context, count, max(budget, context))
-    return Steady([plain] * batch, batch * block, batch)
+        return SteadyStep([Member(context - block, 0)] * count, count * context, count, max(budget, context))
+    return SteadyStep([member] * batch, batch * block, batch)
 
 
-def pages_of(step: Steady, strategy: Strategy, block: int, page_size: int) -> int:
+def pages_of(step: SteadyStep, strategy: Strategy, block: int, page_size: int) -> int:
     """Pages that the step's requests take."""
     grain = strategy.block_layout.alignment
     cache = KVCacheManager(num_pages=1, page_size=page_size, block_size=grain, prefix_caching=False)
@@ -90,7 +90,7 @@ def pages_of(step: Steady, strategy: Strategy, block: int, page_size: int) -> in
     return sum(units) * cache.pages_per_group
 
 
-def begin(engine: Engine, step: Steady) -> Callable[[], None]:
+def begin(engine: Engine, step: SteadyStep) -> Callable[[], None]:
     """Brings the requests of `step`, which `engine` was given in its members' order, to where all of them denoise.
     Returns what has to be done before each step."""
     scheduler = engine.scheduler

@@ -1,6 +1,6 @@
 """`python -m runtime.bench ceilings`: how fast this device multiplies and reads, from the first milliseconds on.
 
-Steps' floors are measured by such rates (`floor.py`). A device whose power is limited lowers its clock under load, and
+`roofline.py` uses these rates. A device with a power limit lowers its clock under load, and
 does not hold what it reaches at first. The product is of random numbers, for the power that it takes depends on them.
 Either kind of work begins after a pause.
 """
@@ -26,7 +26,7 @@ BLOCK = 4096  # of these at a time
 BLOCKS = 64  # one after the other by each program: 1 MiB
 EDGES = (0, 10, 50, 200, 500)  # milliseconds between which a rate is told; then twice as many, and so on
 PAUSE = 0.5  # seconds without work, before which a device is cool again
-AHEAD = 16  # pieces of work that the host launches before it waits for the first of them
+MAX_IN_FLIGHT = 16  # pieces of work that the host launches before it waits for the first of them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     setup = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "seconds": args.seconds}
     print(json.dumps(setup))
     between = windows(args.seconds)
-    multiplied = rates(_ends(_product(), args.seconds), 2 * SIDE**3 / 1e12, between)
+    multiplied = rates(_ends(_matmul(), args.seconds), 2 * SIDE**3 / 1e12, between)
     read = rates(_ends(_reading(), args.seconds), 4 * NUMBERS / 1e12, between)
     rows = [
         {"from_ms": window[0], "to_ms": window[1], "tflops": tflops, "tbs": tbs}
@@ -93,7 +93,7 @@ def _ends(launch: Callable[[int], None], seconds: float) -> list[float]:
     torch.cuda.synchronize()
     time.sleep(PAUSE)
     begin, ends = _now(), []
-    while len(ends) < AHEAD or _elapsed(begin, ends[-AHEAD]) < 1e3 * seconds:
+    while len(ends) < MAX_IN_FLIGHT or _elapsed(begin, ends[-MAX_IN_FLIGHT]) < 1e3 * seconds:
         launch(len(ends))
         ends.append(_now())
     return [_elapsed(begin, end) for end in ends]
@@ -111,7 +111,7 @@ def _elapsed(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
     return begin.elapsed_time(end)
 
 
-def _product() -> Callable[[int], None]:
+def _matmul() -> Callable[[int], None]:
     """Two left operands take turns, so that no product is the one before it again."""
     left, other, right, out = (torch.randn(SIDE, SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(4))
 
