@@ -14,7 +14,7 @@ import pytest
 from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.algorithms.common import COMMON
 from runtime.bench import sweep
-from runtime.bench.__main__ import TOOLS
+from runtime.bench.__main__ import MODULES, TOOLS
 from runtime.config import FLAGS, parse
 from runtime.models import families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS, SELECTORS
@@ -59,7 +59,7 @@ def bench_flags() -> set[str]:
     found = set()
     for tool in TOOLS:
         parser = argparse.ArgumentParser()
-        import_module(f"runtime.bench.{tool}").add_arguments(parser)
+        import_module(f"runtime.bench.{MODULES.get(tool, tool)}").add_arguments(parser)
         found |= set(parser._option_string_actions)
     return found
 

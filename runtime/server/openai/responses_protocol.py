@@ -67,7 +67,7 @@ _RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _AR
 class ItemPart(Part):
     """A piece of an item."""
 
-    texts: ClassVar[frozenset[str]] = TEXT_TYPES | {"reasoning_text", "summary_text"}
+    text_types: ClassVar[frozenset[str]] = TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
 _Parts = Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)]
