@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-import runtime.server.keys as keys_module
 
 import runtime.config.api_keys as config_keys
+import runtime.server.middleware.auth as keys_module
 from runtime.errors import ConfigError, RequestError
 from runtime.server.middleware.auth import ApiKeys
 from tests.server.harness import FAKE, serving

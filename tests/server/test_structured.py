@@ -24,7 +24,7 @@ from runtime.structured_output.limits import SandboxLimits
 from tests.request.test_sampling_params import INFO
 from tests.server.harness import ServerProcess, serving
 from tests.server.limits import MASK_LIMITS, TRIAL_LIMITS
-from tests.server.test_lanes import Client, settle
+from tests.server.test_executors import Client, settle
 from tests.wait import TIMEOUT, wait_until
 
 CHAT: Any = {

@@ -132,7 +132,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         def require(self) -> Any:
             return INFO, SimpleNamespace(byte_decoder=None)
 
-        async def job(self, *args: Any, **fields: Any) -> Any:
+        async def submit(self, inputs: Any) -> Any:
             return contextlib.nullcontext()
 
     class Ids:

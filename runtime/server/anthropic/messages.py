@@ -25,6 +25,7 @@ from runtime.server.engine_client.generation_job import GenerationJob, OutputDel
 from runtime.server.http_responses import anthropic_error, json_response, named_event
 from runtime.server.openai.chat_context import ChatContext
 from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.server.serving_base import ServingHandler, handle_generation
 
 router = APIRouter(route_class=RawBodyRoute)
@@ -57,15 +58,17 @@ async def _start(context: ServerContext, request: Request) -> MessagesHandler:
         raise RequestError("stop: is stop_sequences here; give that alone", param="stop")
     chat = ChatContext(context.config, *context.require(), body.tool_config())
     ids = await _encode(context, request, body, chat)
-    job = await context.job(
-        request,
-        body,
-        [ids],
-        id=f"msg_{uuid.uuid4().hex}",
-        mode="block_append" if body.stream else None,
-        names=body.names(),
-        model=model,
-        chat=chat,
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            [ids],
+            id=f"msg_{uuid.uuid4().hex}",
+            stream_mode="block_append" if body.stream else None,
+            names=body.names(),
+            model=model,
+            chat=chat,
+        )
     )
     return MessagesHandler(job, model, streams=bool(body.stream))
 

@@ -37,6 +37,7 @@ from runtime.server.openai.chat_messages import (
 from runtime.server.openai.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
+from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.server.preprocessing.response_format import parse_response_format
 from runtime.server.serving_base import ServingHandler, handle_generation, template_warning
 from runtime.tokenizer import Tokenizer
@@ -98,16 +99,18 @@ async def _start_generate(context: ServerContext, request: Request) -> GenerateH
         requested, name = parse_response_format(body)
         if continued and requested is not None:
             raise refuse(name, NO_GRAMMAR_MESSAGE)
-    job = await context.job(
-        request,
-        body,
-        [ids],
-        id=new_id("gen"),
-        mode=mode,
-        names={} if body.messages is None else {"prompt": "messages"},
-        default_max_tokens=DEFAULT_MAX_TOKENS,
-        model=model,
-        continued=continued,
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            [ids],
+            id=new_id("gen"),
+            stream_mode=mode,
+            names={} if body.messages is None else {"prompt": "messages"},
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            model=model,
+            continued=continued,
+        )
     )
     return GenerateHandler(job, mode, context, body.prompt if isinstance(body.prompt, str) else None)
 
@@ -197,16 +200,18 @@ async def _start_infill(context: ServerContext, request: Request) -> InfillHandl
     mode = stream_mode(body, default="denoise")
     _, tokenizer = context.require()
     layout = await _tokenize_segments(context, request, body)
-    job = await context.job(
-        request,
-        body,
-        [layout.prompt],
-        id=new_id("infill"),
-        mode=mode,
-        names={"prompt": "text" if body.segments is None else "segments"},
-        max_tokens=layout.length,
-        pinned_tokens=layout.pinned_tokens,
-        model=model,
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            [layout.prompt],
+            id=new_id("infill"),
+            stream_mode=mode,
+            names={"prompt": "text" if body.segments is None else "segments"},
+            max_tokens=layout.length,
+            pinned_tokens=layout.pinned_tokens,
+            model=model,
+        )
     )
     return InfillHandler(job, mode, tokenizer, model, layout)
 

@@ -25,6 +25,7 @@ from runtime.server.openai.protocol import ChatAnswer, ChatChunk, ChatRequest
 from runtime.server.openai.streaming import OpenAIHandler, StreamSettings, assistant_message, chat_delta, output_parser
 from runtime.server.openai.tools import check_legacy_functions, parse_tools
 from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.server.serving_base import handle_generation
 from runtime.tokenizer.token_bytes import TokenByteDecoder
 
@@ -53,17 +54,19 @@ async def _start(context: ServerContext, request: Request) -> ChatHandler:
     ids = await chat.prompt(
         request, context.preprocessor, messages, variables, continued=continues_last_message(body, messages)
     )
-    job = await context.job(
-        request,
-        body,
-        [ids],
-        id=new_id("chatcmpl"),
-        mode=mode,
-        names={"prompt": "messages", "logprobs": "top_logprobs", **names},
-        max_tokens=max_tokens,
-        n=1 if body.n is None else body.n,
-        model=model,
-        chat=chat,
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            [ids],
+            id=new_id("chatcmpl"),
+            stream_mode=mode,
+            names={"prompt": "messages", "logprobs": "top_logprobs", **names},
+            max_tokens=max_tokens,
+            n=1 if body.n is None else body.n,
+            model=model,
+            chat=chat,
+        )
     )
     return ChatHandler(job, StreamSettings.of(body, model, mode), context.require()[1].byte_decoder)
 

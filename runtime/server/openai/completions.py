@@ -26,6 +26,7 @@ from runtime.server.openai.prompt_echo import PromptEcho, parse_echo
 from runtime.server.openai.protocol import CompletionAnswer, CompletionChunk, CompletionRequest
 from runtime.server.openai.streaming import OpenAIHandler, StreamSettings
 from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.server.serving_base import handle_generation, template_warning
 
 router = APIRouter(route_class=RawBodyRoute)
@@ -49,18 +50,20 @@ async def _start(context: ServerContext, request: Request) -> CompletionHandler:
     echo = parse_echo(body, asked)
     prompts = await context.preprocessor.encode_each(request, asked)
     hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, prompts)))
-    job = await context.job(
-        request,
-        body,
-        prompts,
-        id=new_id("cmpl"),
-        mode=mode,
-        max_tokens=hole + len(pinned_tokens) if hole is not None else 1 if echo and echo.silent else None,
-        n=1 if body.n is None else body.n,
-        model=model,
-        pinned_tokens=pinned_tokens or None,
-        text_limit=hole,
-        echo=echo,
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            prompts,
+            id=new_id("cmpl"),
+            stream_mode=mode,
+            max_tokens=hole + len(pinned_tokens) if hole is not None else 1 if echo and echo.silent else None,
+            n=1 if body.n is None else body.n,
+            model=model,
+            pinned_tokens=pinned_tokens or None,
+            text_limit=hole,
+            echo=echo,
+        )
     )
     return CompletionHandler(job, StreamSettings.of(body, model, mode), context, echo)
 

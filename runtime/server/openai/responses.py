@@ -20,6 +20,7 @@ from runtime.server.openai.chat_context import ChatContext
 from runtime.server.openai.responses_protocol import RESPONSE_EVENTS, ResponsesAnswer, ResponsesRequest
 from runtime.server.openai.tools import ToolConfig
 from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.server.serving_base import ServingHandler, handle_generation
 
 router = APIRouter(route_class=RawBodyRoute)
@@ -46,15 +47,17 @@ async def _start(context: ServerContext, request: Request) -> ResponsesHandler:
         ids = await chat.prompt(request, context.preprocessor, messages, body.template_kwargs())
     except RequestError as error:
         raise error.renamed("messages", "input") from None
-    job = await context.job(
-        request,
-        body,
-        [ids],
-        id=f"resp_{uuid.uuid4().hex}",
-        mode="block_append" if body.stream else None,
-        names=body.field_aliases,
-        model=model,
-        chat=chat,
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            [ids],
+            id=f"resp_{uuid.uuid4().hex}",
+            stream_mode="block_append" if body.stream else None,
+            names=body.field_aliases,
+            model=model,
+            chat=chat,
+        )
     )
     return ResponsesHandler(job, body, model, tools)
 
