@@ -1,4 +1,4 @@
-"""What every route needs: the models' names, the tokenizer, checked specs, jobs, and whether the server is draining."""
+"""State that all routes share: model names, tokenizer, adapters, submission of requests, and the drain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_LISTED_MODELS = 32  # models and adapters that a refusal names
 
 
 class ServerContext:
-    """The server's state as routes see it."""
+    """State of the server, as routes use it."""
 
     def __init__(self, config: ServerConfig, frontend: EngineClient, keys: ApiKeys) -> None:
         self.config = config
@@ -62,14 +62,14 @@ class ServerContext:
         return loaded and self.engine_client.complete and not self.draining
 
     def require(self) -> tuple[EngineInfo, Tokenizer]:
-        """What answering takes. Raises Unavailable while it is not there."""
+        """Returns engine info and tokenizer. Raises Unavailable until both are loaded."""
         info = self.engine_client.require()
         if self.tokenizer is None:
-            raise Unavailable("the tokenizer is still being loaded")
+            raise Unavailable("the tokenizer is being loaded; retry later")
         return info, self.tokenizer
 
     def model_name(self, name: str | None) -> str:
-        """The served name that was asked for (the first without one), or an adapter's. Raises RequestError 404."""
+        """Returns the requested model or adapter name, by default the first model name. Raises RequestError 404."""
         if name is None:
             return self.names[0]
         if name not in self.names and not self.adapters.is_available(name):
@@ -78,7 +78,7 @@ class ServerContext:
             known = ", ".join(every[:MAX_LISTED_MODELS]) + more
             shown = name if len(name) <= 80 else name[:77] + "..."
             raise RequestError(
-                f"model: {shown!r} is not served here; there is {known}",
+                f"model: {shown!r} is not served; available: {known}",
                 param="model",
                 status=404,
                 code="model_not_found",
@@ -92,12 +92,12 @@ class ServerContext:
         unknown = ignored_fields(body)
         if unknown and self.config.strict_fields:
             raise RequestError(
-                f"{unknown[0]}: is not supported by this route, and --strict-fields is set; leave it out",
+                f"{unknown[0]}: is not supported by this route and rejected by --strict-fields; leave it out",
                 param=unknown[0],
                 code="unknown_field",
             )
         if unknown:
-            request.state.ignored = unknown  # the gate has the answer's header name them
+            request.state.ignored = unknown  # RequestMiddleware adds them to the response header
             self._log_ignored(unknown)
         return body
 
@@ -117,8 +117,8 @@ class ServerContext:
             return max_tokens
         if self.config.strict_fields:
             raise RequestError(
-                f"{name}: {max_tokens} is more than the model's length, {info.max_model_len}; ask for less, as "
-                "--strict-fields is set",
+                f"{name}: {max_tokens} exceeds max_model_len {info.max_model_len} and is rejected by --strict-fields; "
+                "send a smaller value",
                 param=name,
                 code="context_length_exceeded",
             )
@@ -126,27 +126,27 @@ class ServerContext:
         return info.max_model_len
 
     def ignore_field(self, request: Request, name: str) -> None:
-        """A known field is not honoured here, and ignored like an unknown one. RequestError with --strict-fields."""
+        """Ignores a known field like an unsupported one. Raises RequestError with --strict-fields."""
         if self.config.strict_fields:
-            raise refuse(name, "cannot be kept to here, and --strict-fields is set; leave it out")
+            raise refuse(name, "cannot be honored for this request and is rejected by --strict-fields; leave it out")
         self._add_ignored(request, name)
         self._log_ignored([name])
 
     @staticmethod
     def _add_ignored(request: Request, name: str) -> None:
-        """Has the answer's header name a field."""
+        """Adds a field to the header X-Unmask-Ignored of the response."""
         request.state.ignored = [*getattr(request.state, "ignored", ()), name]
 
     def _log_ignored(self, unknown: list[str]) -> None:
-        """Each name once in the log, of so many names that strangers cannot fill it."""
+        """Logs each name once, up to a limit so that clients cannot fill the log."""
         for name in unknown:
             if name not in self.logged_fields and len(self.logged_fields) < MAX_LOGGED_FIELDS:
                 self.logged_fields.add(name)
-                log.info("clients send the field %s, which is not known and is ignored", field_path(name))
+                log.info("Ignoring unsupported request field %r (logged once)", field_path(name))
 
     @contextmanager
     def admission(self) -> Iterator[None]:
-        """Around everything that happens before a request reaches an engine: refusals are counted."""
+        """Counts requests that are rejected before they reach an engine."""
         try:
             yield
         except RequestError as error:
@@ -173,7 +173,7 @@ def new_id(prefix: str) -> str:
 
 
 def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: str = "block_append") -> str | None:
-    """What a stream shows; None for an answer in one piece. Raises RequestError for stream fields without a stream."""
+    """Returns the stream mode; None without `stream`. Raises RequestError for stream fields alone."""
     if body.stream:
         return body.stream_mode or default
     for field in ("stream_mode", "stream_options"):
@@ -183,13 +183,13 @@ def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: 
 
 
 async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:
-    """Wait for a job's end, and `take` what comes; a client that goes away ends it at once. Raises RequestError."""
+    """Waits for the end of a job and passes each output to `take`. Raises RequestError (499: disconnected)."""
 
     async def watch() -> None:
         await disconnected(request.receive)
         job.output_queue.put(ClientGone())
 
-    request.state.job = job  # the log tells of it
+    request.state.job = job  # for the access log
     watcher = asyncio.create_task(watch())
     try:
         async for batch in job.updates():

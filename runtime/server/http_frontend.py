@@ -91,8 +91,11 @@ class HttpFrontend:
             await asyncio.sleep(0.02)
         http.close_idle()  # in the same turn of the loop, so that no request slips in between
         if context.in_flight or http.at_work():
-            error = RequestError("the server is ending, and this did not finish within --drain-timeout", status=504)
-            log.warning("%d requests did not finish within --drain-timeout", self.engine_client.fail_all(error))
+            error = RequestError(
+                "the server is shutting down and the request did not finish within --drain-timeout; retry", status=504
+            )
+            count = self.engine_client.fail_all(error)
+            log.warning("aborted %d requests that did not finish within --drain-timeout; set a larger value", count)
             started = time.monotonic()
             while (context.in_flight or http.at_work()) and time.monotonic() - started < ERROR_WRITE_SECONDS:
                 await asyncio.sleep(0.02)
@@ -130,5 +133,5 @@ class HttpFrontend:
         except ConfigError as error:
             self.give_up(str(error))
         except Exception as error:
-            log.exception("the tokenizer could not be loaded")
-            self.give_up(f"the tokenizer could not be loaded: {type(error).__name__}: {error}")
+            log.exception("failed to load the tokenizer")
+            self.give_up(f"failed to load the tokenizer: {type(error).__name__}: {error}")

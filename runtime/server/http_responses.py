@@ -82,12 +82,6 @@ def error_headers(error: RequestError) -> dict[str, str]:
     return {}
 
 
-def not_built(what: str, instead: str = "") -> RequestError:
-    """A route of the interface that this version has not: 501, by name."""
-    message = f"{what} is not built in this version" + (f"; {instead}" if instead else "")
-    return RequestError(message, status=501, code="not_built")
-
-
 KEEP_ALIVE_SECONDS = 15.0
 DONE = b"data: [DONE]\n\n"
 

@@ -165,7 +165,7 @@ class Server:
     def _on_signal(self, sig: signal.Signals) -> None:
         self.signals += 1
         if self.signals > 1:
-            log.warning("%s again: ending at once", sig.name)
+            log.warning("second %s: exiting without waiting for running requests", sig.name)
             self.supervisor.kill()
             if self.speaking is not None:
                 self.speaking.kill()

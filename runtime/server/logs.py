@@ -86,7 +86,7 @@ class RateLimitFilter(logging.Filter):
         for (name, message), count in seen.items():
             if count > self.limit:
                 left = count - self.limit
-                logging.getLogger(name).warning("%d more lines in %.0f s of: %s", left, self.seconds, message)
+                logging.getLogger(name).warning("suppressed %d more lines in %.0f s: %s", left, self.seconds, message)
 
 
 rate_limiter = RateLimitFilter()

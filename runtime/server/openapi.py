@@ -78,19 +78,19 @@ def values_schema(limits: Limits) -> dict[str, Any]:
 
 
 _MEANINGS = {
-    400: "a value or combination that cannot be served, named",
-    401: "no key, or a wrong one",
-    403: "not allowed to clients of this server, to pages of other origins, or by this host name",
+    400: "invalid value or combination; the message names the field",
+    401: "missing or invalid API key",
+    403: "not allowed for clients of this server, for pages of other origins, or with this host name",
     404: "no such model or route",
     408: "the body did not arrive in time",
-    409: "not possible in the server's present state",
+    409: "not possible in the current state of the server",
     413: "the body is too large",
     415: "a Content-Encoding that is not supported; see Accept-Encoding",
     429: "the queue is full; see Retry-After",
-    500: "the engine failed on this request",
-    501: "not built in this version",
-    503: "no backend serves at the moment; see Retry-After",
-    504: "the request took too long",
+    500: "internal error",
+    501: "not supported",
+    503: "no engine process is ready; see Retry-After",
+    504: "timeout",
 }
 _SECONDS = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
 _BEARER = {"WWW-Authenticate": {"description": "which keys there are", "schema": {"type": "string"}}}

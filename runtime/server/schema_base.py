@@ -1,4 +1,4 @@
-"""What request bodies are made of: strict types, fields that are not built, and the names of fields nobody knows."""
+"""Base of request models: strict types, unsupported fields, and the names of ignored fields."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def api_field(description: str, *examples: Any, **limits: Any) -> Any:
 
 
 class UnsupportedField:
-    """Of a field that is not built: null and the neutral values pass."""
+    """Marks a field as unsupported: only null and neutral values are valid."""
 
-    def __init__(self, *neutral: Any, why: str = "is not built in this version; leave it out") -> None:
+    def __init__(self, *neutral: Any, why: str = "is not supported; leave it out") -> None:
         """`why`: what a refusal says after the field's name."""
         self.neutral = neutral
         self.why = why
@@ -69,7 +69,7 @@ class UnsupportedField:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         example = self.neutral[0] if self.neutral else None
         kinds = [*map(_only, self.neutral), {"type": "null"}]
-        return {"anyOf": kinds, "description": f"anything else {self.why}", "examples": [example]}
+        return {"anyOf": kinds, "description": f"any other value {self.why}", "examples": [example]}
 
 
 class AnyOfUnion:

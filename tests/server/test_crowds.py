@@ -261,8 +261,8 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
         now += 11
         sparse.report_dropped()
     told = [record.getMessage() for record in caplog.records]
-    assert "96 more lines in 10 s of: other lines" in told
-    assert "997 more lines in 10 s of: stranger %d" in told
+    assert "suppressed 96 more lines in 10 s: other lines" in told
+    assert "suppressed 997 more lines in 10 s: stranger %d" in told
     log.removeFilter(sparse)
 
 

@@ -258,7 +258,7 @@ def test_what_cannot_be_decoded_is_one_line(
     assert len(told) == 4
     for record in told:
         assert not record.exc_info
-        assert "backend-0.1 sent what cannot be decoded" in record.getMessage()
+        assert "backend-0.1: ignoring an invalid message" in record.getMessage()
         assert "\n" not in record.getMessage()
         assert len(record.getMessage()) < 400
 

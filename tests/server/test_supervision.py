@@ -180,7 +180,7 @@ def test_a_server_whose_backend_is_stopped_is_not_ready(checkpoint: Path, more: 
             assert client.get("/health").status_code == 200
             answer = client.post("/generate", json={"prompt": "x", "max_tokens": 2})
             assert answer.status_code == 503
-            assert "no backend answers at the moment" in answer.json()["error"]["message"]
+            assert "no engine process is ready" in answer.json()["error"]["message"]
         finally:
             backend.resume()
         wait_until(lambda: client.get("/ready").status_code == 200)

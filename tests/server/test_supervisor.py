@@ -87,7 +87,7 @@ def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.Monk
             os.kill(process.pid, signal.SIGSTOP)
             monkeypatch.setattr(ipc_protocol, "BACKEND_SILENCE_SECONDS", 0.5)
             await wait_until_async(lambda: log.reasons)
-            assert "said nothing" in log.reasons[0]
+            assert "was unresponsive" in log.reasons[0]
             assert not supervisor.ready
             await wait_until_async(lambda: log.ready == 2)
             spec = RequestSpec(id="a", prompt=[1], max_tokens=2, decoding=DecodingParams())

@@ -252,7 +252,7 @@ class MessagesRequest(CountRequest, SingleChoiceRequest):
     metadata: Annotated[Entries | None, api_field("read by nobody", {"user_id": "someone"})] = None
     service_tier: Annotated[str | None, api_field("changes nothing", "auto")] = None
     inference_geo: Annotated[str | None, api_field("changes nothing", "eu")] = None
-    response_format: Annotated[Any, UnsupportedField(why="is output_config.format here; give it there")] = None
+    response_format: Annotated[Any, UnsupportedField(why="is not supported; use output_config.format")] = None
     container: Annotated[Any, UnsupportedField()] = None
     mcp_servers: Annotated[
         list[Any] | None,
@@ -271,7 +271,7 @@ class MessagesRequest(CountRequest, SingleChoiceRequest):
     def check_servers(self) -> None:
         """Raises RequestError for `mcp_servers` without a toolset, which `X-Unmask-Ignored` would name with them."""
         if self.mcp_servers and not any(tool.type == "mcp_toolset" for tool in self.tools or ()):
-            raise refuse("mcp_servers", "is not built in this version; leave it out")
+            raise refuse("mcp_servers", "is not supported; leave it out")
 
     def set_fields(self) -> dict[str, Any]:
         return super().set_fields() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})

@@ -107,7 +107,7 @@ class LocalAdapterRegistry(AdapterRegistry):
 
     async def _load(self, name: str, uri: str, by: Source) -> None:
         if name in self.config.model_names:
-            refusal = f"lora_name: {name!r} is the model's own name; take another"
+            refusal = f"lora_name: {name!r} is the name of the model; choose another"
             if by == "config":
                 self._fail(name, AdapterEntry(uri, by), refusal)
             raise RequestError(refusal, param="lora_name")
@@ -118,7 +118,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         if wrong is None:
             self.entries[name].state, self.entries[name].message = "ready", ""
             self.on_change()
-            log.info("adapter %s is loaded from %s", name, uri)
+            log.info("LoRA adapter %s loaded from %s", name, uri)
             return
         if before is not None and before.state == "ready":
             raise RequestError(wrong, param="lora_path")  # what is loaded under this name stays
@@ -132,7 +132,7 @@ class LocalAdapterRegistry(AdapterRegistry):
     def _fail(self, name: str, entry: AdapterEntry, why: str) -> None:
         before = self.entries.get(name)
         if before is None or before.message != why:
-            log.error("adapter %s is not served: %s", name, why)
+            log.error("Failed to load LoRA adapter %s: %s", name, why)
         entry.state, entry.message, entry.last_attempt = "failed", why, time.monotonic()
         self.entries[name] = entry
         self.on_change()
@@ -142,20 +142,22 @@ class LocalAdapterRegistry(AdapterRegistry):
         if entry is None:
             return
         if name == self.config.engine.default_adapter:
-            raise RequestError(f"lora_name: all requests have {name!r} (--use-lora), so it stays", param="lora_name")
+            raise RequestError(
+                f"lora_name: {name!r} is the default adapter (--use-lora) and cannot be unloaded", param="lora_name"
+            )
         entry.state = "leaving"
         self.on_change()
         await self._broadcast(name, UnloadAdapter(name))
         del self.entries[name]
         self.on_change()
-        log.info("adapter %s is unloaded", name)
+        log.info("LoRA adapter %s unloaded", name)
 
     async def _broadcast(self, name: str, message: LoadAdapter | UnloadAdapter) -> str | None:
         """Have each replica that serves do it; the first error. One that goes meanwhile is told when it is back."""
         assert self.supervisor is not None
         replicas = self.supervisor.ready
         if not replicas:
-            raise RequestError("no backend serves at the moment; try again", status=503, code="no_backend")
+            raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
         loop = asyncio.get_running_loop()
         waiting = {(replica, name): loop.create_future() for replica in replicas}
         self._awaited |= waiting
@@ -208,7 +210,7 @@ class LocalAdapterRegistry(AdapterRegistry):
                     requested = await asyncio.to_thread(read_lora_config, path)
                 except ConfigError as error:
                     if str(error) != self._config_error:
-                        log.error("%s; the adapters named before stay", error)
+                        log.error("Could not read --lora-config: %s; keeping the current adapters. Fix the file", error)
                     self._config_error = str(error)
                 else:
                     self._config_error = ""

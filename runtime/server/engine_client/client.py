@@ -1,7 +1,7 @@
-"""What routes know of the engines: whether they serve, what they can do, how requests get there and news comes back.
+"""Interface between routes and engines: readiness, limits, submission of requests and queues of outputs.
 
-One HTTP request may stand for several engine requests (``n`` choices, a list of prompts). They share an ``Inbox``;
-what happens to any of them wakes the handler once, however much came in the meantime.
+One HTTP request may consist of several engine requests (``n`` completions, a list of prompts). They have one
+`OutputQueue`, whose reader wakes up once for all outputs that have arrived.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from runtime.server.metrics import RequestMetrics
 
 
 class Unavailable(RequestError):
-    """No backend can serve the request now; it may be sent again."""
+    """No engine process can serve the request now. The client may retry."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=503, code="no_backend")
 
 
 class OutputSink(Protocol):
-    """Where what happens to requests is told."""
+    """Receives outputs and errors of requests."""
 
     def put(self, item: tuple[int, EngineOutput] | RequestError) -> None: ...
 
 
 def fail_queues(inboxes: Iterable[OutputSink], error: RequestError) -> int:
-    """Requests with these inboxes end with `error`, which each is told once; how many inboxes there are."""
+    """Puts `error` into each queue once. Returns the number of queues."""
     each = {id(inbox): inbox for inbox in inboxes}
     for inbox in each.values():
         inbox.put(error)
@@ -42,7 +42,7 @@ def fail_queues(inboxes: Iterable[OutputSink], error: RequestError) -> int:
 
 
 class OutputQueue:
-    """News for one HTTP request, in the order of arrival; one reader."""
+    """Outputs of one HTTP request in the order of arrival, for one reader."""
 
     def __init__(self) -> None:
         self.items: deque[tuple[int, EngineOutput] | RequestError] = deque()
@@ -64,7 +64,7 @@ class OutputQueue:
 
 
 class EngineClient(ABC):
-    """The engines, and who waits for them.
+    """Client of the engine processes.
 
     Attributes:
         observed: what this process observes of its requests.
@@ -113,18 +113,18 @@ class EngineClient(ABC):
 
     @abstractmethod
     def submit(self, specs: list[RequestSpec]) -> OutputQueue:
-        """Send requests on their way; news of ``specs[i]`` arrives in the inbox as ``(i, output)``.
+        """Submits requests; outputs of ``specs[i]`` arrive in the queue as ``(i, output)``.
 
         Raises RequestError: 429 when the queue is full, 503 when no backend serves.
         """
 
     @abstractmethod
     def abort(self, ids: list[str]) -> None:
-        """Forget requests and have their pages freed; ids that have ended already are fine."""
+        """Aborts requests and frees their pages. Ids of finished requests are ignored."""
 
     @abstractmethod
     def fail_all(self, error: RequestError) -> int:
-        """End every live request of this process with `error`; how many there were."""
+        """Ends all live requests of this process with `error`. Returns their number."""
 
     @property
     def available(self) -> bool:
@@ -134,9 +134,9 @@ class EngineClient(ABC):
     def require(self) -> EngineInfo:
         """The engine's facts. Raises Unavailable when no backend serves."""
         if self.info is None:
-            raise Unavailable("the model is still being loaded; /startup tells how far it is")
+            raise Unavailable("the model is being loaded; GET /startup shows the progress")
         if not self.available:
-            raise Unavailable("no backend answers at the moment; one that ended or hangs is restarted")
+            raise Unavailable("no engine process is ready; the server restarts failed ones, so retry later")
         return self.info
 
     def check_count(self, prompts: int, n: int) -> None:
@@ -157,20 +157,24 @@ class EngineClient(ABC):
         return max(1, slots // 2)
 
     def check_capacity(self, count: int, owner: str = "") -> None:
-        """Raises RequestError 429 unless `count` more requests fit now; Unavailable.
+        """Raises RequestError 429 unless `count` more requests fit now, and Unavailable.
 
-        Nobody holds more of the room than is then left to the others, but for a single request: with an `owner` all
-        that is its own counts, without one this HTTP request alone.
+        Apart from a single request, a key may hold at most as many slots as remain free for others. Without keys this
+        holds for each HTTP request.
+
+        Args:
+            count: engine requests to add.
+            owner: id of the API key, "" on a server without keys.
         """
         info = self.require()
         queue, live = self.config.max_queue, self.live
         left = info.max_num_reqs * len(self.ready) + queue - live
         held = self.live_of_key(owner) if owner else 0
         if count > left or (held + count > 1 and held + count > left - count):
-            whose = f", {held} of them of this key" if owner else ""
+            whose = f" ({held} of this API key)" if owner else ""
             raise RequestError(
-                f"the queue is full: {live} requests are live{whose}, which leaves {max(left, 0)} places, "
-                f"too few for {count} more beside those of others (--max-queue {queue}); retry later",
+                f"queue full: {live} active{whose}, {max(left, 0)} slots free, this request needs {count} "
+                f"(--max-queue {queue}, at most half of the slots per key or request); retry later",
                 status=429,
                 code="queue_full",
             )

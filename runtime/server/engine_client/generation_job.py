@@ -61,7 +61,7 @@ class GenerationJob:
         self.deadline: asyncio.TimerHandle | None = None
         limit = frontend.config.request_timeout
         if limit:
-            timeout = RequestError(f"the request took longer than --request-timeout, {limit:g} s", status=504)
+            timeout = RequestError(f"the request exceeded --request-timeout ({limit:g} s)", status=504)
             self.deadline = asyncio.get_running_loop().call_later(limit, self.output_queue.put, timeout)
 
     def __enter__(self) -> GenerationJob:
@@ -102,7 +102,7 @@ class GenerationJob:
             return None
         if output.finish_reason in ("error", "abort"):
             self.outcome = "error"
-            what = output.error or "the engine ended it"
+            what = output.error or "the engine aborted it"
             if output.refused:
                 self.outcome = "refused"
                 raise GrammarError(self._form, what)

@@ -198,7 +198,7 @@ class LocalEngineClient(EngineClient):
         lost = [live for live in self.requests.values() if live.replica == replica]
         for live in lost:
             self._remove(live.id)
-        gone = Unavailable(f"the backend that served this request is gone ({reason}); send it again")
+        gone = Unavailable(f"the engine process of this request exited ({reason}); retry")
         fail_queues((live.queue for live in lost), gone)
         self.on_change()
 

@@ -36,11 +36,11 @@ class LocalProfiler:
     async def start(self) -> list[int]:
         directory = self._directory("start_profile")
         if self.running or self._changing:
-            raise _conflict("start_profile", "a profile is under way; POST /stop_profile ends it")
+            raise _conflict("start_profile", "a profile is already running; stop it with POST /stop_profile")
         assert self.supervisor is not None
         replicas = self.supervisor.ready
         if not replicas:
-            raise RequestError("no backend serves at the moment; try again", status=503, code="no_backend")
+            raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
         found = await self._broadcast(replicas, StartProfile(directory))
         self.running = {replica for replica, result in found.items() if result.error is None}
         wrong = [result.error for result in found.values() if result.error is not None]
@@ -53,7 +53,7 @@ class LocalProfiler:
     async def stop(self) -> list[str]:
         self._directory("stop_profile")
         if not self.running or self._changing:
-            raise _conflict("stop_profile", "no profile is under way; POST /start_profile begins one")
+            raise _conflict("stop_profile", "no profile is running; start one with POST /start_profile")
         found = await self._broadcast(sorted(self.running), StopProfile())
         self.running = set()
         wrong = [result.error for result in found.values() if result.error is not None]
@@ -66,7 +66,7 @@ class LocalProfiler:
         if self.config.profiler is None or directory is None:
             raise _conflict(
                 route,
-                "profiling is off; start the server with --profiler torch --torch-profiler-dir DIR",
+                "profiling is disabled; start the server with --profiler torch --torch-profiler-dir DIR",
                 "profiler_off",
             )
         return directory
@@ -92,7 +92,7 @@ class LocalProfiler:
     def on_down(self, replica: int) -> None:
         """Its profile is lost with it."""
         self.running.discard(replica)
-        self.on_result(replica, ProfileResult(error=f"backend {replica} ended, and its profile with it"))
+        self.on_result(replica, ProfileResult(error=f"backend {replica} exited during the profile; start a new one"))
 
 
 def _conflict(route: str, why: str, code: str = "profiler_state") -> RequestError:

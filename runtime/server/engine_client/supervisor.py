@@ -118,7 +118,7 @@ class Supervisor:
         try:
             socket.bind(addr)
         except zmq.ZMQError as error:
-            raise ConfigError(f"{flag}: {addr} cannot be listened on: {error.strerror}; give another") from None
+            raise ConfigError(f"{flag}: cannot bind {addr}: {error.strerror}; choose another address") from None
         finally:
             os.umask(before)
         return socket
@@ -172,9 +172,9 @@ class Supervisor:
             if not self.ever_ready:
                 self.on_give_up(reason)
                 return
-            log.error("%s ended: %s", replica.name, reason)
+            log.error("%s exited: %s. It is restarted", replica.name, reason)
             seconds = back_off.after(replica.served)
-            log.info("a new backend starts in %.1f s", seconds)
+            log.info("restarting backend %d in %.1f s", replica.index, seconds)
             await asyncio.sleep(seconds)
 
     def _down(self, replica: Replica, reason: str) -> None:  # once for each process, as soon as it says that it ends
@@ -235,7 +235,7 @@ class Supervisor:
                 self._log_responsiveness(replica)
                 silence = time.monotonic() - replica.last_message
                 if replica.state is ReplicaState.READY and silence > ipc_protocol.BACKEND_SILENCE_SECONDS:
-                    replica.fatal = f"the backend process said nothing for {silence:.0f} s and was killed"
+                    replica.fatal = f"the backend process was unresponsive for {silence:.0f} s and was killed (SIGKILL)"
                     replica.process.kill()
 
     def _log_responsiveness(self, replica: Replica) -> None:
@@ -245,10 +245,12 @@ class Supervisor:
             if unresponsive:
                 seconds = ipc_protocol.UNRESPONSIVE_SECONDS
                 log.warning(
-                    "%s: no heartbeat for %.0f s; it gets no requests until the next one", replica.name, seconds
+                    "%s: no heartbeat for %.0f s; no requests are sent to it until the next heartbeat",
+                    replica.name,
+                    seconds,
                 )
             else:
-                log.info("%s sends heartbeats again", replica.name)
+                log.info("%s: heartbeats resumed", replica.name)
 
     # -- words
 
@@ -272,7 +274,7 @@ class Supervisor:
             try:
                 ipc_protocol.decode_hello(data)
             except ValueError as error:
-                replica.fatal = f"the backend process cannot be understood: {error}"
+                replica.fatal = f"the backend process has an incompatible protocol: {error}"
                 self._send(replica, ipc_protocol.Stop(str(error)))
                 continue
             self._send(replica, ipc_protocol.Configure.of(self.config, self.engine_config(), replica.index))
@@ -283,7 +285,7 @@ class Supervisor:
             try:
                 event = ipc_protocol.decode_event(data)
             except ValueError as error:
-                log.error("%s sent what cannot be decoded: %s", replica.name, error)
+                log.error("%s: ignoring an invalid message: %s", replica.name, error)
                 continue
             self._on_event(replica, event)
 

@@ -118,7 +118,7 @@ class Backend:
         try:
             self.engine.add(spec)
         except Exception as error:  # one request's fault must not end the others
-            log.exception("request %s could not be added", spec.id)
+            log.exception("failed to add request %s; it is answered with an error", spec.id)
             failed = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=f"{type(error).__name__}: {error}")
             self.link.send(Outputs([failed]))
 
@@ -171,7 +171,9 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, ConfigError | ReplicaLost):
         return first
     if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
-        return f"the model and its cache do not fit in memory ({first}); try a smaller --num-pages or --max-model-len"
+        return (
+            f"the model and its KV cache do not fit in memory ({first}); set a smaller --num-pages or --max-model-len"
+        )
     return f"the engine could not be loaded: {type(error).__name__}: {first}"
 
 
@@ -195,7 +197,7 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
         raise
     except Exception as error:
         if not isinstance(error, ConfigError):
-            log.exception("loading failed")
+            log.exception("loading the engine failed; the process exits")
         link.send(Fatal(_sentence(error)))
         return 1
     gc.freeze()  # what is there now stays: looking through all of it would hold everybody up for a tenth of a second
@@ -221,14 +223,14 @@ def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object]
     try:
         return serve(link, make_engine, prepare)
     except FrontendGone as gone:
-        log.info("ending: %s", gone)
+        log.info("Engine process exiting: frontend is gone (%s)", gone)
         return 0
     except ReplicaLost as error:
         log.error("%s", error)
         link.send(Fatal(str(error)))
         return 1
     except Exception as error:
-        log.exception("the engine loop failed")
+        log.exception("the engine loop failed; the process exits and is restarted")
         link.send(Fatal(f"{type(error).__name__}: {' '.join(str(error).split())}"))
         return 1
     finally:

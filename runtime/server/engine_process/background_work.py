@@ -68,8 +68,8 @@ class AdapterWorker:
         except ConfigError as error:
             self._completed_reads.append((name, str(error)))
         except Exception as error:
-            log.exception("adapter %s could not be read", name)
-            self._completed_reads.append((name, f"adapter {uri} could not be read: {type(error).__name__}: {error}"))
+            log.exception("failed to read adapter %s", name)
+            self._completed_reads.append((name, f"failed to read adapter {uri}: {type(error).__name__}: {error}"))
 
     def _activate(self, name: str, adapter: Any) -> str | None:
         try:
@@ -77,8 +77,8 @@ class AdapterWorker:
         except ConfigError as error:
             return str(error)
         except Exception as error:
-            log.exception("adapter %s could not be loaded", name)
-            return f"adapter {name!r} could not be loaded: {type(error).__name__}: {error}"
+            log.exception("failed to load adapter %s", name)
+            return f"failed to load adapter {name!r}: {type(error).__name__}: {error}"
         return None
 
 
@@ -114,12 +114,12 @@ class ProfileWorker:
             self._directory = Path(directory)
             self._directory.mkdir(parents=True, exist_ok=True)
             if not os.access(self._directory, os.W_OK):
-                raise PermissionError(f"{directory} cannot be written to")
+                raise PermissionError(f"{directory} is not writable")
             self._profile = profile(activities=activities)
             self._profile.start()
         except Exception as error:
-            log.exception("no profile can be made")
-            self.send(ProfileResult(error=f"no profile can be made: {type(error).__name__}: {error}"))
+            log.exception("failed to start the profile in %s", directory)
+            self.send(ProfileResult(error=f"failed to start the profile: {type(error).__name__}: {error}"))
             return
         self.recording = True
         self.send(ProfileResult())
@@ -135,7 +135,7 @@ class ProfileWorker:
         """The file is written beside the steps that follow."""
         made, self._profile, self.recording = self._profile, None, False
         if made is None:
-            self.send(ProfileResult(error="no profile is under way"))
+            self.send(ProfileResult(error="no profile is running"))
             return
         made.stop()
         if not keep:
@@ -152,8 +152,8 @@ class ProfileWorker:
             made.export_chrome_trace(str(file))
             self._written = ProfileResult(file=str(file))
         except Exception as error:
-            log.exception("the profile could not be written")
-            self._written = ProfileResult(error=f"{file} could not be written: {type(error).__name__}: {error}")
+            log.exception("failed to write the profile %s", file)
+            self._written = ProfileResult(error=f"failed to write {file}: {type(error).__name__}: {error}")
 
     def poll(self) -> None:
         """Between steps: tell of a file that has been written."""

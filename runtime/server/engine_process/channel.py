@@ -68,7 +68,7 @@ class EngineChannel:
         """Every command that is here, after waiting at most `seconds` for the first. Raises FrontendGone."""
         ready = dict(self.poller.poll(int(seconds * 1000)))
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
-            raise FrontendGone("the frontend's end of the pipe is closed")
+            raise FrontendGone("its end of the pipe is closed")
         while True:
             try:
                 data = self.commands.recv(zmq.NOBLOCK)
@@ -77,7 +77,7 @@ class EngineChannel:
             self.last_received = time.monotonic()
             yield ipc_protocol.decode_command(data)
         if time.monotonic() - self.last_received > ipc_protocol.FRONTEND_SILENCE_SECONDS:
-            raise FrontendGone(f"no word from the frontend for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
+            raise FrontendGone(f"no message for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
 
     def send(self, event: Event) -> None:
         self.events.send_multipart([self.name, ipc_protocol.encode(event)])

@@ -58,7 +58,7 @@ def log_request(
         parts.append(fields["reason"])
     line = f"{method} {shown_path} {status} {', '.join(parts)}"
     if 400 <= status < 500:
-        rejected_log.log(level, f"refused with {status}: %s", line, extra={"fields": fields})
+        rejected_log.log(level, f"rejected with {status}: %s", line, extra={"fields": fields})
     else:
         log.log(level, "%s", line, extra={"fields": fields})
 
@@ -101,10 +101,10 @@ class StatsLogger:
             "kv_usage": round(self._figures.usage(), 3),
         }
         stats_log.info(
-            "%.0f tokens/s, %.0f prompt tokens/s, %s tokens a forward, %d running, %d waiting, %.0f %% of the KV pages",
+            "%.0f tokens/s, %.0f prompt tokens/s, %s tokens/forward, %d running, %d waiting, %.0f %% of KV pages used",
             fields["generated_tokens_per_second"],
             fields["prompt_tokens_per_second"],
-            fields["tokens_per_forward"] or "no",
+            fields["tokens_per_forward"] or "n/a",
             running,
             waiting,
             100 * self._figures.usage(),

@@ -51,8 +51,8 @@ class ApiKeys:
         # all are compared, whichever fits
         fits = sum(hmac.compare_digest(digest, one) for one in known)
         if not fits or scheme.lower() != b"bearer":
-            what = "no API key was given" if authorization is None else "the API key is wrong"
-            message = f"{what}; send it as the header Authorization: Bearer <key>, or X-Api-Key: <key>"
+            what = "API key is missing" if authorization is None else "API key is invalid"
+            message = f"{what}; send it in the header Authorization: Bearer <key> or X-Api-Key: <key>"
             raise RequestError(message, status=401, code="invalid_api_key")
         return "" if len(set(known)) == 1 else sha256(digest).hexdigest()[:16]
 
@@ -75,13 +75,13 @@ class ApiKeys:
             return
         if stamp is None:
             self._taken = None
-            log.error("--api-key-file %s is gone; the keys read before stay valid until it is back", self.file)
+            log.error("--api-key-file %s is missing; keeping the current keys. Restore the file", self.file)
             return
         try:
             keys, read = read_key_file(self.file)
         except ConfigError as error:
             self._taken = stamp
-            log.error("%s; the keys read before stay valid", error)
+            log.error("%s; keeping the current keys. Fix the file", error)
             return
         if read != stamp:
             return  # written just now: looked at again
@@ -91,10 +91,10 @@ class ApiKeys:
             return
         self.digests = digests
         if keys:
-            log.info("--api-key-file %s was read again: %d keys", self.file, len(keys))
+            log.info("--api-key-file %s reloaded: %d keys", self.file, len(keys))
         else:
-            others = "only keys that are given otherwise open the server" if self.static_digests else "nobody may enter"
-            log.warning("--api-key-file %s is empty now: %s", self.file, others)
+            effect = "only keys of --api-key are accepted" if self.static_digests else "all requests are rejected (401)"
+            log.warning("--api-key-file %s is empty: %s. Add a key to the file", self.file, effect)
 
 
 def api_key_id(request: Request) -> str:

@@ -99,10 +99,10 @@ class RequestMiddleware:
             state["refusal"] = redacted(error)
             await error_response(error, scope["path"])(scope, receive, send_marked)
         except Exception:
-            log.exception("request %s failed", request_id.decode())
+            log.exception("request %s failed with an internal error", request_id.decode())
             if status:
                 raise  # the connection is closed in the middle of the answer
-            message = f"the server failed on this request; its log tells more under {request_id.decode()}"
+            message = f"internal server error; the server log has details under request id {request_id.decode()}"
             failure = RequestError(message, status=500, code="internal_error")
             await error_response(failure, scope["path"])(scope, receive, send_marked)
         finally:

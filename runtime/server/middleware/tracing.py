@@ -37,7 +37,7 @@ def start() -> Tracing | None:
         return None
     protocol = traces_protocol()
     if protocol not in ("", "http/protobuf"):
-        log.warning("%s is set, but no traces are sent: of OTLP's protocols http/protobuf alone is spoken, not %s",
+        log.warning("%s is set, but tracing is disabled: protocol %s is not supported; use http/protobuf",
                     variable, protocol)  # fmt: skip
         return None
     try:
@@ -46,13 +46,13 @@ def start() -> Tracing | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        log.warning("%s is set, but no traces are sent: install the extra unmask[otel] (%s)", variable, error)
+        log.warning("%s is set, but tracing is disabled: install the extra unmask[otel] (%s)", variable, error)
         return None
     ours = Resource({"service.name": "unmask", "service.version": runtime.__version__})
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    log.info("traces are sent, as %s and the other OTEL_ variables say", variable)
+    log.info("tracing enabled by %s", variable)
     return Tracing(provider)
 
 

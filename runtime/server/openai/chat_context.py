@@ -42,7 +42,7 @@ def check_parsers(config: ServerConfig) -> None:
         value = getattr(config, name)
         if value is not None and value not in (OFF, *known):
             raise ConfigError(
-                f"--{name.replace('_', '-')}: {value!r} is not known; there are {', '.join(known)}, and {OFF}"
+                f"--{name.replace('_', '-')}: unknown parser {value!r}; available: {', '.join(known)}, {OFF}"
             )
 
 
@@ -68,12 +68,12 @@ class ChatContext:
         if not tools.tools:
             self._format = None
         elif self._format is None:
-            raise refuse("tools", f"this server runs with --tool-call-parser {OFF}; leave them out")
+            raise refuse("tools", f"are disabled by --tool-call-parser {OFF}; leave them out")
         elif not tokenizer.supports_tools and self._format.instructs is None:
             raise refuse(
                 "tools",
-                f"the model's chat template says nothing of tools, and the format {self._format.key} has no words for "
-                "them; start the server with another --chat-template or --tool-call-parser",
+                f"the chat template does not support tools and parser {self._format.key} cannot describe them in the "
+                "prompt; start the server with another --chat-template or --tool-call-parser",
             )
 
     @property
@@ -96,7 +96,7 @@ class ChatContext:
         self.continued = continued
         if self._format is not None and text.rfind(self._format.opens) > text.rfind(self._format.closes):
             raise refuse(
-                "tools", "cannot read a call that the last message has begun; end it before, or leave them out"
+                "tools", "cannot continue a message that ends within a tool call; complete the call or leave tools out"
             )
         if self._format is None:
             items = None
@@ -149,8 +149,8 @@ class ChatContext:
                 return "", at
             if self._format.wraps is None:
                 raise RequestError(
-                    f"{param}: calls in the format {self._format.key} cannot be held to a schema; leave it out, with "
-                    'tool_choice "auto" and no strict tools',
+                    f"{param}: calls in the format {self._format.key} cannot be constrained to a schema; leave it out, "
+                    'with tool_choice "auto" and no strict tools',
                     param=param,
                 )
             mode: CallMode = "only" if tools.forced else "or_form" if form else "within"

@@ -20,7 +20,7 @@ TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})  # kind
 EXAMPLE_CHAT = [{"role": "user", "content": "Solve: 12 + 30."}]  # an example
 # A grammar describes an answer from its beginning, which is in the prompt then.
 NO_GRAMMAR_MESSAGE = (
-    "cannot hold an answer that continues the last message; leave it out, or end with another role's message"
+    "cannot be combined with a continued last message; leave it out, or end with a message of another role"
 )
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older names
 
@@ -40,9 +40,9 @@ class Part(RequestModel):
     def _is_text(self) -> Part:
         if self.type not in self.text_types:
             kind = self.type[:40]
-            raise PydanticCustomError("not_built", "{kind} parts are not built, only text", {"kind": kind})
+            raise PydanticCustomError("not_built", "{kind} parts are not supported, only text", {"kind": kind})
         if self.text is None and self.refusal is None:
-            raise PydanticCustomError("no_text", "this part has no text")
+            raise PydanticCustomError("no_text", "this part has no text; add it")
         return self
 
     def as_text(self) -> str:
@@ -75,7 +75,7 @@ class Call(RequestModel):
     @model_validator(mode="after")
     def _has_function(self) -> Call:
         if self.function is None and self.custom is None:
-            raise PydanticCustomError("missing", "calls have a function; give it")
+            raise PydanticCustomError("missing", "a call needs a function; add it")
         return self
 
     @property
@@ -88,14 +88,14 @@ class Call(RequestModel):
 
 
 def check_kind(part: RequestModel, kind: str, needed: Mapping[str, Sequence[str]], noun: str) -> None:
-    """Raises for a part of a conversation of a kind that is not built, or without a field that its kind needs."""
+    """Raises for a part of a conversation of an unsupported kind, or without a field that its kind needs."""
     if kind not in needed:
         details = {"kind": kind[:40], "noun": noun, "known": ", ".join(needed)}
-        raise PydanticCustomError("not_built", "{kind} {noun} are not built, only {known}", details)
+        raise PydanticCustomError("not_built", "{kind} {noun} are not supported, only {known}", details)
     for name in needed[kind]:
         if getattr(part, name) is None:
             details = {"kind": kind, "noun": noun, "name": name}
-            raise PydanticCustomError("missing", "{kind} {noun} have {name}; give it", details)
+            raise PydanticCustomError("missing", "{kind} {noun} need {name}; add it", details)
 
 
 def template_variables(extra: Mapping[str, Any] | None, **known: Any) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def check_no_chat_fields(body: PromptEnding) -> None:
 def check_continued(message: Mapping[str, Any], path: str) -> None:
     """Raises RequestError for an assistant's message of which no text can be continued."""
     if message.get("tool_calls"):
-        raise refuse(path, "has calls, which cannot be continued; add their results")
+        raise refuse(path, "has tool calls and cannot be continued; add their results")
     if message.get("reasoning_content") and not message["content"]:
-        raise refuse(path, "is reasoning alone, which cannot be continued; add a text")
+        raise refuse(path, "has only reasoning and cannot be continued; add text")
 
 
 def ending_variables(body: PromptEnding, variables: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -252,9 +252,9 @@ def _check_results(messages: Sequence[Message], paths: Sequence[str], result_id:
         if message.role not in ("tool", "function"):
             continue
         if not called:
-            raise refuse(path, "is a tool's result, and no message before it calls one")
+            raise refuse(path, "is a tool result without an assistant message that calls a tool before it")
         if message.tool_call_id is not None and message.tool_call_id not in known and "" not in known:
-            raise refuse(f"{path}.{result_id}", f"{preview(message.tool_call_id)} is the id of no call before it")
+            raise refuse(f"{path}.{result_id}", f"{preview(message.tool_call_id)} is not the id of an earlier call")
 
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
         raise RequestError(f"{path}.content: is missing; give a text", param=f"{path}.content")
     if calls and message.role != "assistant":
         raise RequestError(
-            f"{path}.tool_calls: only an assistant's message has calls; leave it out", param=f"{path}.tool_calls"
+            f"{path}.tool_calls: is allowed in assistant messages only; leave it out", param=f"{path}.tool_calls"
         )
     made: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text or ""}
     for name in ("name", "tool_call_id"):

@@ -38,7 +38,7 @@ from runtime.server.openai.tools import (
 )
 from runtime.server.schema_base import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
 
-_NOT_STORED = "answers are not kept here; send the whole conversation in input"
+_NOT_STORED = "is not supported, as responses are not stored; send the full conversation in input"
 _ENCRYPTED = "reasoning.encrypted_content"
 _REQUIRED_FIELDS = {
     "message": ("role", "content"),
@@ -134,7 +134,9 @@ class Item(RequestModel):
     @model_validator(mode="after")
     def _is_known(self) -> Item:
         if self.kind == "item_reference":
-            raise PydanticCustomError("not_kept", "names an item of an earlier answer; none are kept, so send it whole")
+            raise PydanticCustomError(
+                "not_kept", "refers to an item of an earlier response; responses are not stored, so send the full item"
+            )
         if self.unsupported_kind() is not None:
             return self
         check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
@@ -270,11 +272,11 @@ class ResponsesRequest(SingleChoiceRequest):
     ] = None
     previous_response_id: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
     conversation: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
-    prompt: Annotated[Any, UnsupportedField(why="no prompts are kept here; send the text itself in input")] = None
-    background: Annotated[
-        Any, UnsupportedField(False, why="answers are given while the client waits; leave it out")
+    prompt: Annotated[
+        Any, UnsupportedField(why="is not supported, as prompts are not stored; send the text in input")
     ] = None
-    response_format: Annotated[Any, UnsupportedField(why="is text.format here; give it there")] = None
+    background: Annotated[Any, UnsupportedField(False, why="is not supported; leave it out")] = None
+    response_format: Annotated[Any, UnsupportedField(why="is not supported; use text.format")] = None
     context_management: Annotated[Any, UnsupportedField([])] = None
     moderation: Annotated[Any, UnsupportedField()] = None
 

@@ -261,9 +261,9 @@ def check_legacy_functions(functions: object, call: object) -> None:
     """OpenAI's older fields are no matter where nothing is to be called. Raises RequestError where it is."""
     if functions and call != "none":
         raise RequestError(
-            "functions: are the older form of tools, which is not built; send tools, and tool_choice in place of "
+            "functions: the deprecated form of tools is not supported; send tools, and tool_choice instead of "
             "function_call",
             param="functions",
         )
     if call not in (None, "none", "auto"):
-        raise refuse("function_call", "is the older form of tool_choice; send tools and that")
+        raise refuse("function_call", "the deprecated form of tool_choice is not supported; send tools and tool_choice")

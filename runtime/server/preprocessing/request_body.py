@@ -247,7 +247,7 @@ async def decode_body(data: bytes, names: Sequence[str]) -> bytes:
 
 
 def _too_large() -> RequestError:
-    message = f"the body has more than {MAX_BODY // 2**20} MiB; send less"
+    message = f"the body exceeds {MAX_BODY // 2**20} MiB; send a smaller one"
     return RequestError(message, status=413, code="body_too_large")
 
 

@@ -50,7 +50,7 @@ def parse_response_format(body: GenerationRequest) -> tuple[dict[str, Any] | Non
     first, *others = found
     for name in others:  # clients name one form in the ways of several servers
         if found[name] != found[first]:
-            raise refuse(name, f"asks for another form than {first}; give one of them")
+            raise refuse(name, f"conflicts with {first}; send one of them")
     return found[first], first
 
 
@@ -71,9 +71,7 @@ def _parse_openai_format(name: str, requested: object) -> dict[str, Any] | None:
         if schema is None:
             raise refuse(name, "json_schema must be an object with a schema")
         return {"json": schema}
-    raise refuse(
-        name, f"{preview(requested)} is not built in this version; its type is text, json_object or json_schema"
-    )
+    raise refuse(name, f"{preview(requested)} is not supported; its type must be text, json_object or json_schema")
 
 
 def _object_schema(schema: Any) -> Any:
