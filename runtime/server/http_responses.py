@@ -37,16 +37,16 @@ RETRY_AFTER_SECONDS = 1  # for a full queue (429) and a server without backend (
 
 
 class ErrorDetail(TypedDict):
-    message: Annotated[str, api_field("what is wrong, and what to do about it")]
-    type: Annotated[str, api_field("the kind of error, by the status")]
-    param: Annotated[str | None, api_field("the field that is wrong, if it is one")]
-    code: Annotated[str | None, api_field("a name that programs may rely on, where there is one")]
+    message: Annotated[str, api_field("what is wrong, and the fix")]
+    type: Annotated[str, api_field("type of the error, by status")]
+    param: Annotated[str | None, api_field("name of the invalid field, if any")]
+    code: Annotated[str | None, api_field("stable error code, if any")]
 
 
 class ErrorResponse(TypedDict):
     """Every refusal and failure, but of `/v1/messages`."""
 
-    error: Annotated[ErrorDetail, api_field("what happened")]
+    error: Annotated[ErrorDetail, api_field("details")]
 
 
 def error_object(

@@ -47,25 +47,27 @@ class RequestMetrics(Collector):
             ["outcome"],
             registry=self.registry,
         )
-        self.first_token = histogram("time_to_first_token_seconds", "Streams: until the first text.", SECONDS)
-        self.first_block = histogram("time_to_first_block_seconds", "Streams: until a whole block is stable.", SECONDS)
+        self.first_token = histogram("time_to_first_token_seconds", "Time to the first text of streams.", SECONDS)
+        self.first_block = histogram(
+            "time_to_first_block_seconds", "Time until a full block of a stream is final.", SECONDS
+        )
         self.per_token = histogram(
             "time_per_output_token_seconds",
-            "Duration over tokens of an answer, after the queue.",
+            "Time per output token, without queue time.",
             (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1),
         )
-        self.end_to_end = histogram("request_seconds", "From the request's arrival to its answer's end.", SECONDS)
-        self.queue = histogram("queue_seconds", "Until the engine admitted the request.", SECONDS)
+        self.end_to_end = histogram("request_seconds", "Time from arrival to the end of the response.", SECONDS)
+        self.queue = histogram("queue_seconds", "Time until the engine admitted the request.", SECONDS)
         self.tokens_per_forward = histogram(
-            "tokens_per_forward", "Tokens of an answer, its end included, over its steps.", POWERS
+            "tokens_per_forward", "Output tokens, including the end of sequence, per forward.", POWERS
         )
-        self.connections = Gauge("unmask_connections", "Connections of clients, open now.", registry=self.registry)
+        self.connections = Gauge("unmask_connections", "Open client connections.", registry=self.registry)
         self.max_connections = Gauge(
-            "unmask_connections_most", "Connections that there may be (--max-connections).", registry=self.registry
+            "unmask_connections_most", "Maximum client connections (--max-connections).", registry=self.registry
         )
         self.closed_by_server = Counter(
             "unmask_connections_given_up",
-            "Connections that the server ended for want of something, by reason (docs/server.md).",
+            "Connections closed by the server, by reason (docs/server.md).",
             ["reason"],
             registry=self.registry,
         )
@@ -82,23 +84,23 @@ class RequestMetrics(Collector):
 # totals of EngineStats -> (metric without prefix and suffix, help)
 _TOTALS = {
     "prompt_tokens": ("prompt_tokens", "Tokens of admitted prompts."),
-    "generated_tokens": ("generated_tokens", "Tokens of answers."),
+    "generated_tokens": ("generated_tokens", "Output tokens."),
     "prefix_hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
-    "steps": ("engine_steps", "Steps of the engine loop."),
-    "steps_replayed": ("engine_steps_replayed", "Steps that were recorded graphs altogether."),
-    "edits": ("edits", "Filled tokens replaced by editing."),
-    "remasks": ("remasks", "Filled tokens masked again."),
-    "forced": ("forced_commits", "Tokens taken because no position reached the threshold."),
-    "adapter_evictions": ("lora_evictions", "Adapters that made room for others on a device."),
-    "preemptions": ("preemptions", "Requests preempted for want of pages."),
+    "steps": ("engine_steps", "Engine steps."),
+    "steps_replayed": ("engine_steps_replayed", "Engine steps that only replayed CUDA graphs."),
+    "edits": ("edits", "Unmasked tokens replaced by editing."),
+    "remasks": ("remasks", "Unmasked tokens that were masked again."),
+    "forced": ("forced_commits", "Tokens unmasked although no position reached the threshold."),
+    "adapter_evictions": ("lora_evictions", "Adapters evicted from device memory."),
+    "preemptions": ("preemptions", "Requests preempted because KV pages ran out."),
 }
 _KINDS = ("prefill", "denoise", "commit")
 _EVERY_TOTAL = (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS), *(reason.stats_field for reason in EagerReason))
 _GAUGES = {
     "pages_total": ("kv_pages", "KV pages of all engines."),
     "pages_used": ("kv_pages_used", "KV pages held by live requests."),
-    "pages_cached": ("kv_pages_cached", "KV pages held by the prefix cache alone, reclaimable."),
-    "graph_bytes": ("graph_memory_bytes", "Memory of the devices that recorded graphs take."),
+    "pages_cached": ("kv_pages_cached", "KV pages held by the prefix cache only, which can be reclaimed."),
+    "graph_bytes": ("graph_memory_bytes", "Device memory of captured CUDA graphs."),
 }
 
 
@@ -171,21 +173,26 @@ class EngineMetrics(Collector):
             [getattr(s, name) if s else 0 for s in every] for name in ("generated_tokens", "prefix_hit_tokens")
         )
         kinds: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, Sequence[float]], ...] = (
-            (GaugeMetricFamily, "up", "Whether the replica's engine serves.", [int(s is not None) for s in every]),
+            (GaugeMetricFamily, "up", "1 if the engine of the replica is ready.", [int(s is not None) for s in every]),
             (
                 GaugeMetricFamily,
                 "requests",
-                "Requests that were sent to the replica and have not ended.",
+                "Active requests of the replica.",
                 self.live_by_replica,
             ),
             (
                 GaugeMetricFamily,
                 "work_tokens",
-                "Tokens that these still take, as far as one can tell.",
+                "Estimated tokens left in the active requests of the replica.",
                 self.work_by_replica,
             ),
-            (CounterMetricFamily, "generated_tokens", "Tokens of answers, by replica since its start.", tokens),
-            (CounterMetricFamily, "prefix_hit_tokens", "Prompt tokens found in the prefix cache, likewise.", hits),
+            (CounterMetricFamily, "generated_tokens", "Output tokens since the start of the replica.", tokens),
+            (
+                CounterMetricFamily,
+                "prefix_hit_tokens",
+                "Prompt tokens found in the prefix cache since the start of the replica.",
+                hits,
+            ),
         )
         for kind, name, text, values in kinds:
             family = kind(f"unmask_replica_{name}", text, labels=["replica"])
@@ -196,26 +203,28 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         running, waiting = self.requests()
         yield GaugeMetricFamily("unmask_requests_running", "Requests being prefilled or decoded.", value=running)
-        yield GaugeMetricFamily("unmask_requests_waiting", "Requests that wait for room in an engine.", value=waiting)
+        yield GaugeMetricFamily("unmask_requests_waiting", "Requests waiting for a slot in an engine.", value=waiting)
         yield from self._adapters()
         max_running = self.max_running_requests * len(self.live_by_replica)
-        text = "Requests that can run at once (--max-num-reqs of each engine)."
+        text = "Maximum running requests (--max-num-reqs of all engines)."
         yield GaugeMetricFamily("unmask_requests_running_most", text, value=max_running)
         yield from self._replicas()
         for field, (name, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))
         pages, used, cached = self._sum("pages_total"), self._sum("pages_used"), self._sum("pages_cached")
-        yield GaugeMetricFamily("unmask_kv_pages_free", "KV pages that nothing holds.", value=pages - used - cached)
-        text = "Share of the KV pages held by live requests."
+        yield GaugeMetricFamily("unmask_kv_pages_free", "Free KV pages.", value=pages - used - cached)
+        text = "Fraction of KV pages held by live requests."
         yield GaugeMetricFamily("unmask_kv_usage_ratio", text, value=self.usage())
         for field, (name, text) in _TOTALS.items():
             yield CounterMetricFamily(f"unmask_{name}", text, value=self.total(field))
-        forwards = CounterMetricFamily("unmask_forwards", "Forward passes of requests, by kind.", labels=["kind"])
+        forwards = CounterMetricFamily("unmask_forwards", "Forwards of requests, by kind.", labels=["kind"])
         for kind in _KINDS:
             forwards.add_metric([kind], self.total(f"forwards_{kind}"))
         yield forwards
         eager = CounterMetricFamily(
-            "unmask_engine_steps_eager", "Steps of which something was launched anew, by reason.", labels=["reason"]
+            "unmask_engine_steps_eager",
+            "Engine steps that were not replayed from CUDA graphs, by reason.",
+            labels=["reason"],
         )
         for reason in EagerReason:
             eager.add_metric([reason.value], self.total(reason.stats_field))
@@ -315,16 +324,14 @@ class Metrics:
             return Histogram(f"unmask_{name}", text, buckets=buckets, registry=self.registry)
 
         self.step = histogram("step_seconds", "Duration of an engine step.", _STEP_SECONDS)
-        self.device = histogram(
-            "step_device_seconds", "The device's part of an engine step that sampled something.", _STEP_SECONDS
-        )
-        self.host = histogram("step_host_seconds", "The rest of such a step, the host's.", _HOST_SECONDS)
+        self.device = histogram("step_device_seconds", "Device time of engine steps with sampling.", _STEP_SECONDS)
+        self.host = histogram("step_host_seconds", "Host time of engine steps with sampling.", _HOST_SECONDS)
         self.batch = histogram("batch_size", "Requests in an engine step.", POWERS)
-        self.block_steps = histogram("steps_per_block", "Steps that a block took to end.", POWERS)
-        self.load = Gauge("unmask_model_load_seconds", "Duration of the last load of a model.", registry=self.registry)
-        self.failures = Counter("unmask_backend_failures", "Backend processes that ended.", registry=self.registry)
-        self.backends = Gauge("unmask_backends_ready", "Backend processes that serve.", registry=self.registry)
-        self.build = Info("unmask_build", "Version, and the model's family and device.", registry=self.registry)
+        self.block_steps = histogram("steps_per_block", "Steps per finished block.", POWERS)
+        self.load = Gauge("unmask_model_load_seconds", "Duration of the last model load.", registry=self.registry)
+        self.failures = Counter("unmask_backend_failures", "Backend processes that exited.", registry=self.registry)
+        self.backends = Gauge("unmask_backends_ready", "Backend processes that are ready.", registry=self.registry)
+        self.build = Info("unmask_build", "Version, model family and device.", registry=self.registry)
         self.build.info({"version": runtime.__version__, "python": platform.python_version()})
 
     def add_processes(self, processes: Callable[[], Mapping[str, int]]) -> None:

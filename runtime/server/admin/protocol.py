@@ -18,45 +18,45 @@ class Health(TypedDict):
 
 
 class Readiness(TypedDict):
-    status: Annotated[Literal["ready", "not ready", "draining"], api_field("`ready` with status 200, others with 503")]
+    status: Annotated[Literal["ready", "not ready", "draining"], api_field("`ready` with status 200, otherwise 503")]
 
 
 class AdapterState(TypedDict):
     """How an adapter stands."""
 
-    state: Annotated[str, api_field("whether it can be asked for")]
-    uri: Annotated[str, api_field("where it is from")]
-    message: Annotated[NotRequired[str], api_field("what is wrong with it")]
+    state: Annotated[str, api_field("state of the adapter; `ready` if requests may select it")]
+    uri: Annotated[str, api_field("URI of the adapter")]
+    message: Annotated[NotRequired[str], api_field("reason of a failure")]
 
 
 class Started(TypedDict):
     """The model is loaded."""
 
     status: Annotated[Literal["started"], api_field("always `started`")]
-    model_revision: Annotated[NotRequired[str], api_field("the commit of the hub's repository that it is from")]
-    adapters: Annotated[NotRequired[dict[str, AdapterState]], api_field("each by its name, where there are any")]
+    model_revision: Annotated[NotRequired[str], api_field("commit of the model's hub repository")]
+    adapters: Annotated[NotRequired[dict[str, AdapterState]], api_field("adapters by name, if any")]
 
 
 class Starting(TypedDict):
     """How far loading is."""
 
     status: Annotated[Literal["loading"], api_field("always `loading`")]
-    phase: Annotated[str, api_field("what is done now")]
-    bytes: Annotated[int, api_field("done, of this phase")]
-    total_bytes: Annotated[int, api_field("of this phase, 0 where it is not known")]
-    percent: Annotated[float, api_field("the same as a share")]
+    phase: Annotated[str, api_field("current phase")]
+    bytes: Annotated[int, api_field("bytes done in this phase")]
+    total_bytes: Annotated[int, api_field("bytes of this phase; 0 if unknown")]
+    percent: Annotated[float, api_field("percentage of this phase")]
 
 
 class Model(TypedDict):
     """What requests may name as `model`."""
 
-    id: Annotated[str, api_field("the name")]
+    id: Annotated[str, api_field("name for the field `model`")]
     object: Annotated[Literal["model"], api_field("always `model`")]
-    created: Annotated[int, api_field("when the server started, in seconds since 1970")]
+    created: Annotated[int, api_field("start time of the server, Unix seconds")]
     owned_by: Annotated[Literal["unmask"], api_field("always `unmask`")]
-    max_model_len: Annotated[int, api_field("most tokens of a prompt and its answer")]
-    parent: Annotated[NotRequired[str], api_field("of an adapter: the model that it is for")]
-    root: Annotated[NotRequired[str], api_field("of an adapter: where it is from")]
+    max_model_len: Annotated[int, api_field("maximum tokens of prompt and output")]
+    parent: Annotated[NotRequired[str], api_field("of an adapter: its base model")]
+    root: Annotated[NotRequired[str], api_field("of an adapter: its URI")]
 
 
 class ModelList(TypedDict):
@@ -65,15 +65,16 @@ class ModelList(TypedDict):
 
 
 class Tokenized(TypedDict):
-    tokens: Annotated[list[int], api_field("the ids that a generating route would feed")]
-    count: Annotated[int, api_field("how many there are")]
-    max_model_len: Annotated[int, api_field("most tokens of a prompt and its answer")]
+    tokens: Annotated[list[int], api_field("token ids that a generation route would use as the prompt")]
+    count: Annotated[int, api_field("number of tokens")]
+    max_model_len: Annotated[int, api_field("maximum tokens of prompt and output")]
 
 
 class Detokenized(TypedDict):
-    prompt: Annotated[str, api_field("the text, special tokens included")]
+    prompt: Annotated[str, api_field("text, including special tokens")]
     bytes: Annotated[
-        NotRequired[list[list[int] | None]], api_field("with `return_bytes`: each token's, null of special ones")
+        NotRequired[list[list[int] | None]],
+        api_field("with `return_bytes`: bytes of each token; null for special tokens"),
     ]
 
 
@@ -81,63 +82,61 @@ class Detokenized(TypedDict):
 class TokenizerInfo(TypedDict):
     """Texts of special tokens; others that the checkpoint names are here too."""
 
-    bos_token: Annotated[str | None, api_field("that prompts begin with, if they do")]
-    eos_token: Annotated[str | None, api_field("that ends an answer")]
-    pad_token: Annotated[str | None, api_field("that fills up rows, if there is one")]
-    mask_token: Annotated[str | None, api_field("that stands where nothing is yet, in families that have one")]
-    chat_template: Annotated[str | None, api_field("Jinja, if there is one")]
-    max_token_id: Annotated[int, api_field("the largest id that a request may hold")]
+    bos_token: Annotated[str | None, api_field("token that prompts begin with, if any")]
+    eos_token: Annotated[str | None, api_field("token that ends the output")]
+    pad_token: Annotated[str | None, api_field("padding token, if any")]
+    mask_token: Annotated[str | None, api_field("mask token, if the model family has one")]
+    chat_template: Annotated[str | None, api_field("Jinja template, if any")]
+    max_token_id: Annotated[int, api_field("largest valid token id in requests")]
 
 
 class AdapterLoaded(TypedDict):
     status: Annotated[Literal["loaded"], api_field("always `loaded`")]
-    lora_name: Annotated[str, api_field("what requests name as `model`")]
+    lora_name: Annotated[str, api_field("name for the field `model` of requests")]
 
 
 class AdapterUnloaded(TypedDict):
     status: Annotated[Literal["unloaded"], api_field("always `unloaded`")]
-    lora_name: Annotated[str, api_field("what requests can name no more")]
+    lora_name: Annotated[str, api_field("name that requests can no longer use")]
 
 
 class ProfileStarted(TypedDict):
     status: Annotated[Literal["started"], api_field("always `started`")]
-    backends: Annotated[list[int], api_field("numbers of those that record")]
+    backends: Annotated[list[int], api_field("indices of the recording engine processes")]
 
 
 class ProfileStopped(TypedDict):
     status: Annotated[Literal["stopped"], api_field("always `stopped`")]
-    files: Annotated[list[str], api_field("what was written, on the server's disk")]
+    files: Annotated[list[str], api_field("paths of the written files on the server")]
 
 
 class LoadAdapterRequest(RequestModel):
     """`lora_path`: a directory that the server sees, or ``hf://org/name[@revision]``."""
 
-    lora_name: Annotated[str, api_field("what requests name as `model`", "roman")]
+    lora_name: Annotated[str, api_field("name for the field `model` of requests", "roman")]
     lora_path: Annotated[
-        str, api_field("a directory that the server sees, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
+        str, api_field("directory on the server, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
     ]
 
 
 class UnloadAdapterRequest(RequestModel):
-    lora_name: Annotated[str, api_field("what requests can name no more", "roman")]
+    lora_name: Annotated[str, api_field("name that requests can no longer use", "roman")]
 
 
 class TokenizeRequest(RequestModel):
     """Either a prompt or the messages of a chat."""
 
     model: ModelName = None
-    prompt: Annotated[str | None, api_field("a text", "Solve: 12 + 30.")] = None
-    messages: Annotated[Messages | None, api_field("a chat, instead of a prompt", EXAMPLE_CHAT)] = None
-    tools: Annotated[ToolItems | None, api_field("functions that its template is told of", EXAMPLE_TOOLS)] = None
+    prompt: Annotated[str | None, api_field("text to tokenize", "Solve: 12 + 30.")] = None
+    messages: Annotated[Messages | None, api_field("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)] = None
+    tools: Annotated[ToolItems | None, api_field("functions for the chat template", EXAMPLE_TOOLS)] = None
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: FinalMessage = None
-    add_special_tokens: Annotated[
-        bool | None, api_field("whether the token that begins a model's prompts comes first; default true", True)
-    ] = None
+    add_special_tokens: Annotated[bool | None, api_field("prepend the BOS token; default true", True)] = None
 
 
 class DetokenizeRequest(RequestModel):
     model: ModelName = None
-    tokens: Annotated[Integers, api_field("ids", [40, 41, 42])]
-    return_bytes: Annotated[bool | None, api_field("also the bytes of each token", False)] = None
+    tokens: Annotated[Integers, api_field("token ids", [40, 41, 42])]
+    return_bytes: Annotated[bool | None, api_field("also return the bytes of each token", False)] = None

@@ -33,13 +33,13 @@ router = APIRouter()
 
 @router.get("/health", **response_doc(Health, refusals=error_docs(403)))
 async def health() -> Response:
-    """200: the process is alive."""
+    """Liveness: 200 while the process runs."""
     return json_response({"status": "ok"})
 
 
 @router.get("/ready", **response_doc(Readiness, refusals=error_docs(403) | error_docs(503, kind=Readiness)))
 async def ready(request: Request) -> Response:
-    """200: the model is loaded and the server is not draining; 503 otherwise."""
+    """Readiness: 200 if the model is loaded and the server is not draining, otherwise 503."""
     context: ServerContext = request.app.state.context
     if context.ready:
         return json_response({"status": "ready"})
@@ -48,8 +48,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/startup", **response_doc(Started, refusals=error_docs(403) | error_docs(503, kind=Starting)))
 async def startup(request: Request) -> Response:
-    """200 once the model has been loaded, with the hub's commit and how each adapter stands; until then 503 with the
-    phase and how far it is."""
+    """Progress of the start: 503 with phase and bytes until the model is loaded, then 200 with commit and adapters."""
     context: ServerContext = request.app.state.context
     if context.tokenizer is not None and (info := context.engine_client.info) is not None:
         revision = {"model_revision": info.model_revision} if info.model_revision else {}
@@ -72,7 +71,7 @@ async def metrics(request: Request) -> Response:
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
 @router.get("/v1/models", **response_doc(ModelList, refusals=error_docs(401, 403, 503)))
 async def models(request: Request) -> Response:
-    """The names under which the model is served, and the adapters."""
+    """Lists the names of the model, and the adapters."""
     context: ServerContext = request.app.state.context
     names = [*context.names, *context.adapters.available]
     return json_response({"object": "list", "data": [_model(context, name) for name in names]})
@@ -81,7 +80,7 @@ async def models(request: Request) -> Response:
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)
 @router.get("/v1/models/{name:path}", **response_doc(Model, refusals=error_docs(401, 403, 404, 503)))
 async def model(request: Request, name: str) -> Response:
-    """One of them."""
+    """Returns one model or adapter."""
     context: ServerContext = request.app.state.context
     return json_response(_model(context, context.model_name(name)))
 
@@ -103,7 +102,7 @@ def _context(request: Request) -> ServerContext:
     context: ServerContext = request.app.state.context
     if not context.config.lora_routes:
         raise RequestError(
-            f"POST {request.url.path}: clients may not load adapters here; start the server with --lora-routes",
+            f"POST {request.url.path}: loading adapters is disabled; start the server with --lora-routes",
             status=403,
             code="lora_routes_off",
         )
@@ -112,7 +111,7 @@ def _context(request: Request) -> ServerContext:
 
 @router.post("/v1/load_lora_adapter", **json_route(LoadAdapterRequest, AdapterLoaded))
 async def load_lora_adapter(request: Request) -> Response:
-    """Serve an adapter under a name of its own; again with the same content changes nothing."""
+    """Loads an adapter under a name. Loading the same content again has no effect."""
     context = _context(request)
     body = await context.body(request, LoadAdapterRequest)
     context.require()
@@ -122,7 +121,7 @@ async def load_lora_adapter(request: Request) -> Response:
 
 @router.post("/v1/unload_lora_adapter", **json_route(UnloadAdapterRequest, AdapterUnloaded))
 async def unload_lora_adapter(request: Request) -> Response:
-    """Serve it no more: answered when the last request that has it has ended. One that is not there is gone already."""
+    """Unloads an adapter; responds after its last request. Succeeds if the adapter is not loaded."""
     context = _context(request)
     body = await context.body(request, UnloadAdapterRequest)
     context.require()
@@ -137,11 +136,11 @@ def _profiler(request: Request) -> Profiler:
 
 @router.post("/start_profile", **response_doc(ProfileStarted, refusals=error_docs(401, 403, 409, 500, 503)))
 async def start_profile(request: Request) -> Response:
-    """Record the steps of every backend that serves."""
+    """Starts a profile of the steps of all ready backends."""
     return json_response({"status": "started", "backends": await _profiler(request).start()})
 
 
 @router.post("/stop_profile", **response_doc(ProfileStopped, refusals=error_docs(401, 403, 409, 500)))
 async def stop_profile(request: Request) -> Response:
-    """Write what was recorded; answered with the files' names when they are there."""
+    """Stops the profile and returns the paths of the written files."""
     return json_response({"status": "stopped", "files": await _profiler(request).stop()})

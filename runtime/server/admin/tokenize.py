@@ -28,7 +28,7 @@ MAX_EACH = 4096  # tokens whose bytes are told one by one
 
 @router.post("/tokenize", **json_route(TokenizeRequest, Tokenized))
 async def tokenize(request: Request) -> Response:
-    """The ids of a prompt, or of a chat's messages with the template around them."""
+    """Returns the token ids of a prompt, or of messages with the chat template."""
     context: ServerContext = request.app.state.context
     body = await context.body(request, TokenizeRequest)
     context.model_name(body.model)
@@ -53,8 +53,10 @@ async def tokenize(request: Request) -> Response:
 
 @router.get("/tokenizer_info", **response_doc(TokenizerInfo, refusals=error_docs(401, 403, 503)))
 async def tokenizer_info(request: Request) -> Response:
-    """The texts of special tokens, null where there is none, and the chat template. Text that looks like one of these
-    tokens is encoded as ordinary text all the same."""
+    """Returns the texts of special tokens, null for missing ones, and the chat template.
+
+    Text in requests is never encoded as a special token, even if it has the text of one.
+    """
     context: ServerContext = request.app.state.context
     info, tokenizer = context.require()
     named: dict[str, str | None] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "mask_token"))
@@ -67,7 +69,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 @router.post("/detokenize", **json_route(DetokenizeRequest, Detokenized))
 async def detokenize(request: Request) -> Response:
-    """The text of token ids, special tokens included; with `return_bytes` each one's own, null where it is special."""
+    """Returns the text of token ids, including special tokens; with `return_bytes` also the bytes of each."""
     context: ServerContext = request.app.state.context
     body = await context.body(request, DetokenizeRequest)
     context.model_name(body.model)

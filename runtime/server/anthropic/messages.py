@@ -36,13 +36,13 @@ router = APIRouter(route_class=RawBodyRoute)
     **json_route(MessagesRequest, MessagesAnswer, MESSAGE_EVENTS, done=False, error=MessagesError),
 )
 async def messages(request: Request) -> Response:
-    """Answer a conversation of turns."""
+    """Creates a message in response to a conversation."""
     return await handle_generation(request, _start)
 
 
 @router.post("/v1/messages/count_tokens", **json_route(CountRequest, TokenCount, error=MessagesError))
 async def count_tokens(request: Request) -> Response:
-    """How many tokens a conversation has, the template's own included."""
+    """Counts the prompt tokens of a conversation, including the chat template."""
     context: ServerContext = request.app.state.context
     body = await context.body(request, CountRequest)
     context.model_name(body.model)

@@ -65,26 +65,28 @@ class Block(RequestModel):
     type: Annotated[
         str,
         api_field(
-            "text, thinking, redacted_thinking, tool_use or tool_result; blocks of server tools are ignored, and "
-            "`X-Unmask-Ignored` names them",
+            "text, thinking, redacted_thinking, tool_use or tool_result; blocks of server "
+            "tools are ignored and named in `X-Unmask-Ignored`",
             "text",
         ),
     ]
-    text: Annotated[str | None, api_field("of a text", "Hello!")] = None
+    text: Annotated[str | None, api_field("text of a `text` part", "Hello!")] = None
     thinking: Annotated[
-        str | None, api_field("what the assistant thought, for templates that show it", "12 and 30 are 42.")
+        str | None, api_field("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
     ] = None
-    signature: Annotated[str | None, api_field("read by nobody", "")] = None
-    data: Annotated[str | None, api_field("read by nobody", "")] = None
-    id: Annotated[str | None, api_field("of a call: what its result names", "call_1")] = None
-    name: Annotated[str | None, api_field("of a call: the tool's", "calculator")] = None
-    input: Annotated[dict[str, Any] | None, api_field("of a call: its arguments", {"expression": "12 + 30"})] = None
-    tool_use_id: Annotated[str | None, api_field("of a result: the call's", "call_1")] = None
-    content: Annotated[_Content | None, api_field("of a result: a text, or blocks of it", "42")] = None
-    is_error: Annotated[bool | None, api_field("of a result; read by nobody", False)] = None
-    caller: Annotated[Any, api_field("read by nobody", None)] = None
-    citations: Annotated[Any, api_field("read by nobody", None)] = None
-    cache_control: Annotated[Any, api_field("changes nothing: every prefix is cached", None)] = None
+    signature: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
+    data: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
+    id: Annotated[str | None, api_field("of a tool call: its id", "call_1")] = None
+    name: Annotated[str | None, api_field("of a tool call: name of the tool", "calculator")] = None
+    input: Annotated[dict[str, Any] | None, api_field("of a tool call: its arguments", {"expression": "12 + 30"})] = (
+        None
+    )
+    tool_use_id: Annotated[str | None, api_field("of a tool result: id of the call", "call_1")] = None
+    content: Annotated[_Content | None, api_field("of a tool result: text, or a list of blocks", "42")] = None
+    is_error: Annotated[bool | None, api_field("of a tool result; accepted for compatibility; ignored", False)] = None
+    caller: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
+    citations: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
+    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
 
     @model_validator(mode="after")
     def _is_known(self) -> Block:
@@ -116,8 +118,8 @@ BlockText = Annotated[Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list"
 
 
 class InputMessage(RequestModel):
-    role: Annotated[Literal["user", "assistant", "system"], api_field("whose it is", "user")]
-    content: Annotated[BlockText, api_field("a text, or blocks", "Hello!")]
+    role: Annotated[Literal["user", "assistant", "system"], api_field("role of the author", "user")]
+    content: Annotated[BlockText, api_field("text, or a list of blocks", "Hello!")]
 
 
 class Thinking(RequestModel):
@@ -125,19 +127,19 @@ class Thinking(RequestModel):
 
     type: Annotated[
         Literal["enabled", "disabled", "adaptive"],
-        api_field("templates that know `enable_thinking` are told to think unless `disabled`", "enabled"),
+        api_field("sets `enable_thinking` of the chat template to false if `disabled`, else true", "enabled"),
     ]
-    budget_tokens: Annotated[Integer | None, api_field("changes nothing", 1024)] = None
-    display: Annotated[str | None, api_field("changes nothing", "summarized")] = None
+    budget_tokens: Annotated[Integer | None, api_field("accepted for compatibility; ignored", 1024)] = None
+    display: Annotated[str | None, api_field("accepted for compatibility; ignored", "summarized")] = None
 
 
 class OutputConfig(RequestModel):
     """The form of the answer's text; `effort` is a matter of templates that know `reasoning_effort`."""
 
     format: Annotated[
-        Any, api_field("json_schema with a schema", {"type": "json_schema", "schema": {"type": "object"}})
+        Any, api_field("`json_schema` with a schema", {"type": "json_schema", "schema": {"type": "object"}})
     ] = None
-    effort: Annotated[str | None, api_field("for templates that know `reasoning_effort`", "low")] = None
+    effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
 
 
 class MessagesTool(RequestModel):
@@ -146,19 +148,18 @@ class MessagesTool(RequestModel):
     type: Annotated[
         str | None,
         api_field(
-            "`custom`, the default; a tool of another type is not offered to the model, and `X-Unmask-Ignored` "
-            "names it",
+            "`custom`, the default; tools of other types are ignored and named in `X-Unmask-Ignored`",
             "custom",
         ),
     ] = None
-    name: Annotated[str | None, api_field("what a call names", "calculator")] = None
-    description: Annotated[str | None, api_field("when and how to use it", "Works out sums.")] = None
+    name: Annotated[str | None, api_field("name of the function", "calculator")] = None
+    description: Annotated[str | None, api_field("description for the model", "Works out sums.")] = None
     input_schema: Annotated[
         dict[str, Any] | None,
         api_field("JSON schema of the input", {"type": "object", "properties": {"expression": {"type": "string"}}}),
     ] = None
-    strict: Annotated[bool | None, api_field("the input always fits the schema", False)] = None
-    cache_control: Annotated[Any, api_field("changes nothing: every prefix is cached", None)] = None
+    strict: Annotated[bool | None, api_field("constrain the input to the schema", False)] = None
+    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
 
     def unsupported_kind(self) -> str | None:
         return None if self.type in (None, "custom") else self.type
@@ -169,10 +170,10 @@ class MessagesToolChoice(RequestModel):
 
     type: Annotated[
         Literal["auto", "any", "tool", "none"],
-        api_field("`auto`: the model decides, `any`: some tool, `tool`: the one of this `name`, `none`", "auto"),
+        api_field("`auto`: the model decides; `any`: any tool; `tool`: the tool `name`; `none`", "auto"),
     ]
-    name: Annotated[str | None, api_field("of the tool that is to be used", "calculator")] = None
-    disable_parallel_tool_use: Annotated[bool | None, api_field("one call at most", False)] = None
+    name: Annotated[str | None, api_field("name of the tool for `tool`", "calculator")] = None
+    disable_parallel_tool_use: Annotated[bool | None, api_field("allow at most one call", False)] = None
 
 
 class CountRequest(RequestModel):
@@ -181,23 +182,23 @@ class CountRequest(RequestModel):
     model: ModelName = None
     messages: Annotated[
         Annotated[list[InputMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)],
-        api_field("the conversation so far; a last turn of the assistant's is continued", EXAMPLE_CHAT),
+        api_field("messages of the chat; a last message of the assistant is continued", EXAMPLE_CHAT),
     ]
-    system: Annotated[
-        BlockText | None, api_field("what stands before it: a text, or blocks of it", "You are terse.")
-    ] = None
+    system: Annotated[BlockText | None, api_field("system prompt: text, or a list of blocks", "You are terse.")] = None
     tools: Annotated[
         Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        api_field("that the model may use", [{"name": "calculator", "input_schema": {"type": "object"}}]),
+        api_field("tools that the model may call", [{"name": "calculator", "input_schema": {"type": "object"}}]),
     ] = None
     tool_choice: Annotated[
-        MessagesToolChoice | None, api_field("whether and which tools are to be used", {"type": "auto"})
+        MessagesToolChoice | None, api_field("whether and which tools are called", {"type": "auto"})
     ] = None
-    thinking: Annotated[Thinking | None, api_field("whether the model is to think first", {"type": "disabled"})] = None
-    output_config: Annotated[OutputConfig | None, api_field("the form of the answer", {"effort": "low"})] = None
+    thinking: Annotated[Thinking | None, api_field("whether the model reasons first", {"type": "disabled"})] = None
+    output_config: Annotated[OutputConfig | None, api_field("format and effort of the output", {"effort": "low"})] = (
+        None
+    )
     chat_template_kwargs: TemplateArguments = None
-    cache_control: Annotated[Any, api_field("changes nothing: every prefix is cached", None)] = None
-    speed: Annotated[str | None, api_field("changes nothing", "standard")] = None
+    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
+    speed: Annotated[str | None, api_field("accepted for compatibility; ignored", "standard")] = None
 
     def template_kwargs(self) -> dict[str, Any]:
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
@@ -244,21 +245,19 @@ class CountRequest(RequestModel):
 
 class MessagesRequest(CountRequest, SingleChoiceRequest):
     max_tokens: Annotated[
-        Integer | None, api_field("most tokens of the answer; what the model's length leaves without it", 64)
+        Integer | None, api_field("maximum output tokens; default: the rest of max_model_len", 64)
     ] = None
     stop_sequences: Annotated[
-        list[str] | None, api_field("texts before the first of which the answer ends", ["\n\n"])
+        list[str] | None, api_field("stop strings; the output ends before the first one", ["\n\n"])
     ] = None
-    metadata: Annotated[Entries | None, api_field("read by nobody", {"user_id": "someone"})] = None
-    service_tier: Annotated[str | None, api_field("changes nothing", "auto")] = None
-    inference_geo: Annotated[str | None, api_field("changes nothing", "eu")] = None
+    metadata: Annotated[Entries | None, api_field("accepted for compatibility; ignored", {"user_id": "someone"})] = None
+    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+    inference_geo: Annotated[str | None, api_field("accepted for compatibility; ignored", "eu")] = None
     response_format: Annotated[Any, UnsupportedField(why="is not supported; use output_config.format")] = None
     container: Annotated[Any, UnsupportedField()] = None
     mcp_servers: Annotated[
         list[Any] | None,
-        api_field(
-            "ignored beside an `mcp_toolset` among `tools`, else refused unless empty: the server calls no tools", []
-        ),
+        api_field("ignored with an `mcp_toolset` in `tools`, otherwise rejected unless empty", []),
     ] = None
 
     field_aliases: ClassVar[dict[str, str]] = {"prompt": "messages"}
@@ -352,33 +351,33 @@ Json = dict[str, Any]
 
 
 class MessagesErrorDetail(TypedDict):
-    type: Annotated[str, api_field("the kind of error, by the status")]
-    message: Annotated[str, api_field("what is wrong, and what to do about it")]
+    type: Annotated[str, api_field("type of the error, by status")]
+    message: Annotated[str, api_field("what is wrong, and the fix")]
 
 
 class MessagesError(TypedDict):
     """A refusal or failure of `/v1/messages`, in an answer or a stream."""
 
     type: Annotated[Literal["error"], api_field("always `error`")]
-    error: Annotated[MessagesErrorDetail, api_field("what happened")]
+    error: Annotated[MessagesErrorDetail, api_field("details")]
 
 
 class TextBlock(TypedDict):
     type: Annotated[Literal["text"], api_field("always `text`")]
-    text: Annotated[str, api_field("what the model says")]
+    text: Annotated[str, api_field("generated text")]
 
 
 class ThinkingBlock(TypedDict):
     type: Annotated[Literal["thinking"], api_field("always `thinking`")]
-    thinking: Annotated[str, api_field("what the model thought, of families that mark it")]
+    thinking: Annotated[str, api_field("reasoning, if the model marks it")]
     signature: Annotated[str, api_field("always empty")]
 
 
 class ToolUseBlock(TypedDict):
     type: Annotated[Literal["tool_use"], api_field("always `tool_use`")]
-    id: Annotated[str, api_field("for the block with its result")]
-    name: Annotated[str, api_field("the tool's")]
-    input: Annotated[Json, api_field("its arguments; in a stream they come behind, as pieces of JSON")]
+    id: Annotated[str, api_field("id for the block with the result")]
+    name: Annotated[str, api_field("name of the tool")]
+    input: Annotated[Json, api_field("arguments; in a stream they follow as deltas of JSON")]
 
 
 AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
@@ -387,80 +386,82 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 class MessagesUsage(TypedDict):
     """Tokens."""
 
-    input_tokens: Annotated[int, api_field("of the prompt, without those in the cache")]
-    output_tokens: Annotated[int, api_field("of the answer")]
+    input_tokens: Annotated[int, api_field("prompt tokens, without cached ones")]
+    output_tokens: Annotated[int, api_field("output tokens")]
     cache_creation_input_tokens: Annotated[int, api_field("always 0")]
-    cache_read_input_tokens: Annotated[int, api_field("of the prompt, that were in the cache")]
+    cache_read_input_tokens: Annotated[int, api_field("prompt tokens found in the prefix cache")]
 
 
 class MessagesAnswer(TypedDict):
     """The answer of `/v1/messages`."""
 
-    id: Annotated[str, api_field("of this request")]
+    id: Annotated[str, api_field("id of this request")]
     type: Annotated[Literal["message"], api_field("always `message`")]
     role: Annotated[Literal["assistant"], api_field("always `assistant`")]
-    model: Annotated[str, api_field("the name that was asked for")]
-    content: Annotated[list[AnswerBlock], api_field("what the model thinks and says, and which tools it wants used")]
+    model: Annotated[str, api_field("requested model name")]
+    content: Annotated[list[AnswerBlock], api_field("reasoning, text and tool calls")]
     stop_reason: Annotated[
         Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"] | None,
-        api_field("why it ended; null in the first event of a stream"),
+        api_field("reason for the end; null in the first event of a stream"),
     ]
-    stop_sequence: Annotated[str | None, api_field("which of `stop_sequences` ended it, if one did")]
-    usage: Annotated[MessagesUsage, api_field("tokens")]
+    stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
+    usage: Annotated[MessagesUsage, api_field("token counts")]
 
 
 class TokenCount(TypedDict):
-    input_tokens: Annotated[int, api_field("of the prompt that the conversation makes")]
+    input_tokens: Annotated[int, api_field("tokens of the prompt")]
 
 
 class MessageStart(TypedDict):
     """The first event of a stream."""
 
     type: Annotated[Literal["message_start"], api_field("always `message_start`")]
-    message: Annotated[MessagesAnswer, api_field("without content yet")]
+    message: Annotated[MessagesAnswer, api_field("the message, without content")]
 
 
 class BlockStart(TypedDict):
     type: Annotated[Literal["content_block_start"], api_field("always `content_block_start`")]
-    index: Annotated[int, api_field("of the block")]
-    content_block: Annotated[AnswerBlock, api_field("empty yet")]
+    index: Annotated[int, api_field("index of the block")]
+    content_block: Annotated[AnswerBlock, api_field("the block, empty")]
 
 
 class TextDelta(TypedDict):
     type: Annotated[Literal["text_delta"], api_field("always `text_delta`")]
-    text: Annotated[str, api_field("more of it")]
+    text: Annotated[str, api_field("new text")]
 
 
 class ThinkingDelta(TypedDict):
     type: Annotated[Literal["thinking_delta"], api_field("always `thinking_delta`")]
-    thinking: Annotated[str, api_field("more of it")]
+    thinking: Annotated[str, api_field("new text")]
 
 
 class InputDelta(TypedDict):
     type: Annotated[Literal["input_json_delta"], api_field("always `input_json_delta`")]
-    partial_json: Annotated[str, api_field("more of the input's JSON")]
+    partial_json: Annotated[str, api_field("new part of the JSON of `input`")]
 
 
 class BlockDelta(TypedDict):
     type: Annotated[Literal["content_block_delta"], api_field("always `content_block_delta`")]
-    index: Annotated[int, api_field("of the block")]
-    delta: Annotated[TextDelta | ThinkingDelta | InputDelta, api_field("what it grew by")]
+    index: Annotated[int, api_field("index of the block")]
+    delta: Annotated[TextDelta | ThinkingDelta | InputDelta, api_field("new part")]
 
 
 class BlockStop(TypedDict):
     type: Annotated[Literal["content_block_stop"], api_field("always `content_block_stop`")]
-    index: Annotated[int, api_field("of the block")]
+    index: Annotated[int, api_field("index of the block")]
 
 
 class MessageEnd(TypedDict):
-    stop_reason: Annotated[Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"], api_field("why it ended")]
-    stop_sequence: Annotated[str | None, api_field("which of `stop_sequences` ended it, if one did")]
+    stop_reason: Annotated[
+        Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"], api_field("reason for the end")
+    ]
+    stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
 
 
 class MessageDelta(TypedDict):
     type: Annotated[Literal["message_delta"], api_field("always `message_delta`")]
     delta: Annotated[MessageEnd, api_field("how the message ended")]
-    usage: Annotated[MessagesUsage, api_field("tokens")]
+    usage: Annotated[MessagesUsage, api_field("token counts")]
 
 
 class MessageStop(TypedDict):

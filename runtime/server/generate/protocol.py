@@ -29,8 +29,8 @@ class GenerateRequest(GenerationRequest):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
     model: ModelName = None
-    prompt: Annotated[Prompt | None, api_field("what is continued: a text, or token ids", "Solve: 12 + 30.")] = None
-    messages: Annotated[Messages | None, api_field("a chat that is answered, instead of a prompt", EXAMPLE_CHAT)] = None
+    prompt: Annotated[Prompt | None, api_field("prompt to continue: text or token ids", "Solve: 12 + 30.")] = None
+    messages: Annotated[Messages | None, api_field("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)] = None
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: FinalMessage = None
@@ -38,7 +38,7 @@ class GenerateRequest(GenerationRequest):
     stream_mode: Annotated[
         Literal["denoise", "block_append"] | None,
         api_field(
-            "events of a stream: `denoise`, the open blocks after each step; or `block_append`, text as it grows",
+            "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text",
             "denoise",
         ),
     ] = None
@@ -47,20 +47,24 @@ class GenerateRequest(GenerationRequest):
 class Segment(RequestModel):
     """A piece of a text with holes: a text that stays, or a hole."""
 
-    text: Annotated[str | None, api_field("that stays", "The sky is ")] = None
-    mask: Annotated[Integer | None, api_field("tokens of the hole", 8)] = None
+    text: Annotated[str | None, api_field("fixed text", "The sky is ")] = None
+    mask: Annotated[Integer | None, api_field("length of a gap in tokens", 8)] = None
 
 
 class InfillRequest(GenerationRequest):
     model: ModelName = None
-    text: Annotated[str | None, api_field("with holes: <mask:8> is one of eight tokens", "2, 4, <mask:2>8, 10")] = None
+    text: Annotated[
+        str | None, api_field("text with gaps: `<mask:8>` is a gap of eight tokens", "2, 4, <mask:2>8, 10")
+    ] = None
     segments: Annotated[
         Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None,
-        api_field("texts and holes in turn, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]),
+        api_field(
+            "sequence of texts and gaps, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]
+        ),
     ] = None
-    messages: Annotated[Messages | None, api_field("the conversation that the text is the answer to", EXAMPLE_CHAT)] = (
-        None
-    )
+    messages: Annotated[
+        Messages | None, api_field("messages of a chat; the text is the assistant's response", EXAMPLE_CHAT)
+    ] = None
     chat_template_kwargs: TemplateArguments = None
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Annotated[
@@ -69,34 +73,36 @@ class InfillRequest(GenerationRequest):
 
 
 class OwnTopLogprob(TypedDict):
-    id: Annotated[int, api_field("of the token")]
-    token: Annotated[str, api_field("its text; `bytes:` and escapes where it is no whole characters")]
-    logprob: Annotated[float, api_field("natural logarithm of its probability")]
+    id: Annotated[int, api_field("id of the token")]
+    token: Annotated[str, api_field("text of the token; `bytes:` and escapes for incomplete characters")]
+    logprob: Annotated[float, api_field("log-probability (natural logarithm)")]
 
 
 class OwnLogprob(OwnTopLogprob):
     """One of `token_ids`."""
 
-    top_logprobs: Annotated[list[OwnTopLogprob], api_field("the likeliest in its place, in the step that wrote it")]
+    top_logprobs: Annotated[
+        list[OwnTopLogprob], api_field("most probable tokens of the position in the step that filled it")
+    ]
 
 
 class GenerateAnswer(TypedDict):
     """The answer of `/generate`."""
 
-    id: Annotated[str, api_field("of this request")]
-    text: Annotated[str, api_field("the answer, without ends of sequence and stop texts")]
-    token_ids: Annotated[list[int], api_field("its tokens")]
-    nfe: Annotated[int, api_field("denoising steps, of all its blocks")]
+    id: Annotated[str, api_field("id of this request")]
+    text: Annotated[str, api_field("output without end-of-sequence tokens and stop strings")]
+    token_ids: Annotated[list[int], api_field("token ids of the output")]
+    nfe: Annotated[int, api_field("denoising steps of all blocks")]
     finish_reason: Annotated[
         Literal["stop", "length", "max_nfe", "repetition"],
-        api_field("the model's own end or a stop text, or which limit"),
+        api_field("`stop`: end of sequence or a stop string; otherwise the limit"),
     ]
-    logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("of `token_ids`, where they were asked for")]
-    full_text: Annotated[str, api_field("the prompt and the answer")]
-    full_token_ids: Annotated[list[int], api_field("the prompt's tokens and the answer's")]
-    usage: Annotated[Usage, api_field("tokens")]
+    logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]
+    full_text: Annotated[str, api_field("prompt and output")]
+    full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]
+    usage: Annotated[Usage, api_field("token counts")]
     timings: Annotated[Timings, api_field("seconds")]
-    warning: Annotated[NotRequired[str], api_field("what is likely wrong with the prompt")]
+    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
 
 
 class GenerateFinal(GenerateAnswer):
@@ -109,10 +115,10 @@ class DenoiseEvent(DenoiseStep):
     """A step, with `stream_mode` `denoise`."""
 
     event: Annotated[Literal["denoise"], api_field("always `denoise`")]
-    id: Annotated[str, api_field("of this request")]
-    text: Annotated[str, api_field("that became stable: it stays, and the answer is all of these")]
+    id: Annotated[str, api_field("id of this request")]
+    text: Annotated[str, api_field("text that became final; the output is the concatenation")]
     logprobs: Annotated[
-        NotRequired[list[OwnLogprob]], api_field("of the tokens whose text is out now, where they were asked for")
+        NotRequired[list[OwnLogprob]], api_field("log-probabilities of the tokens of this text, if requested")
     ]
 
 
@@ -120,11 +126,11 @@ class AppendEvent(TypedDict):
     """More text, with `stream_mode` `block_append`."""
 
     event: Annotated[Literal["block_append"], api_field("always `block_append`")]
-    id: Annotated[str, api_field("of this request")]
-    text: Annotated[str, api_field("more of the answer")]
+    id: Annotated[str, api_field("id of this request")]
+    text: Annotated[str, api_field("appended text")]
     nfe: Annotated[int, api_field("denoising steps so far")]
     logprobs: Annotated[
-        NotRequired[list[OwnLogprob]], api_field("of the tokens whose text is out now, where they were asked for")
+        NotRequired[list[OwnLogprob]], api_field("log-probabilities of the tokens of this text, if requested")
     ]
 
 
@@ -132,24 +138,24 @@ class ErrorEvent(ErrorResponse):
     """In place of the rest of a stream."""
 
     event: Annotated[Literal["error"], api_field("always `error`")]
-    id: Annotated[str, api_field("of this request")]
+    id: Annotated[str, api_field("id of this request")]
 
 
 class FilledHole(TypedDict):
-    text: Annotated[str, api_field("what stands in it now")]
-    token_ids: Annotated[list[int], api_field("the same as tokens, as many as it had")]
+    text: Annotated[str, api_field("text of the gap")]
+    token_ids: Annotated[list[int], api_field("token ids of the gap")]
 
 
 class InfillAnswer(TypedDict):
     """The answer of `/v1/infill`."""
 
-    id: Annotated[str, api_field("of this request")]
+    id: Annotated[str, api_field("id of this request")]
     object: Annotated[Literal["infill"], api_field("always `infill`")]
-    model: Annotated[str, api_field("the name that was asked for")]
-    text: Annotated[str, api_field("the whole text, its holes filled")]
-    holes: Annotated[list[FilledHole], api_field("each of them, in order")]
+    model: Annotated[str, api_field("requested model name")]
+    text: Annotated[str, api_field("text with filled gaps")]
+    holes: Annotated[list[FilledHole], api_field("gaps in order")]
     nfe: Annotated[int, api_field("denoising steps, of all blocks")]
-    usage: Annotated[Usage, api_field("tokens")]
+    usage: Annotated[Usage, api_field("token counts")]
     timings: Annotated[Timings, api_field("seconds")]
 
 

@@ -75,7 +75,7 @@ EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
 
 @router.post("/generate", **json_route(GenerateRequest, GenerateAnswer, EVENTS))
 async def generate(request: Request) -> Response:
-    """Continue a prompt (text or token ids), or answer a chat."""
+    """Completes a prompt (text or token ids) or responds to a chat."""
     return await handle_generation(request, _start_generate)
 
 
@@ -187,7 +187,7 @@ class InfillLayout(NamedTuple):
 
 @router.post("/v1/infill", **json_route(InfillRequest, InfillAnswer, (DenoiseEvent, InfillFinal, ErrorEvent)))
 async def infill(request: Request) -> Response:
-    """Fill the holes of a text: ``<mask:8>`` is one of eight tokens."""
+    """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
     return await handle_generation(request, _start_infill)
 
 

@@ -35,7 +35,7 @@ router = APIRouter(route_class=RawBodyRoute)
 @router.post("/chat/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
 @router.post("/v1/chat/completions", **json_route(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)))
 async def chat_completions(request: Request) -> Response:
-    """Answer a conversation."""
+    """Creates a chat completion."""
     return await handle_generation(request, _start)
 
 

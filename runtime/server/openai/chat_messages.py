@@ -28,11 +28,11 @@ _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older
 class Part(RequestModel):
     """A piece of a message: its text is in the field that is named like its kind, or in `text`."""
 
-    type: Annotated[str, api_field("`text`; others are refused by name", "text")]
-    text: Annotated[str | None, api_field("of a text", "Hello!")] = None
-    refusal: Annotated[str | None, api_field("of a refusal, as earlier answers may hold one", "I will not.")] = None
-    cache_control: Annotated[Any, api_field("changes nothing: every prefix is cached", None)] = None
-    annotations: Annotated[Any, api_field("read by nobody", [])] = None
+    type: Annotated[str, api_field("`text`; other types are rejected", "text")]
+    text: Annotated[str | None, api_field("text of a `text` part", "Hello!")] = None
+    refusal: Annotated[str | None, api_field("text of a refusal", "I will not.")] = None
+    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
+    annotations: Annotated[Any, api_field("accepted for compatibility; ignored", [])] = None
 
     text_types: ClassVar[frozenset[str]] = TEXT_TYPES
 
@@ -50,27 +50,27 @@ class Part(RequestModel):
 
 
 class Function(RequestModel):
-    name: Annotated[str, api_field("the tool's", "calculator")]
-    arguments: Annotated[Any, api_field("JSON as text, or an object", '{"expression": "12 + 30"}')] = None
+    name: Annotated[str, api_field("name of the tool", "calculator")]
+    arguments: Annotated[Any, api_field("JSON text, or an object", '{"expression": "12 + 30"}')] = None
 
 
 class CustomCall(RequestModel):
     """A call of a tool whose input is text."""
 
-    name: Annotated[str, api_field("the tool's", "shell")]
-    input: Annotated[str | None, api_field("its text", "ls")] = None
+    name: Annotated[str, api_field("name of the tool", "shell")]
+    input: Annotated[str | None, api_field("input text", "ls")] = None
 
 
 class Call(RequestModel):
-    id: Annotated[str | None, api_field("what its result names", "call_1")] = None
+    id: Annotated[str | None, api_field("id of the call", "call_1")] = None
     type: Annotated[
-        str | None, api_field("`function`, or `custom` in the history of a client with such tools", "function")
+        str | None, api_field("`function`, or `custom` in the history of clients with custom tools", "function")
     ] = None
     function: Annotated[
         Function | None,
-        api_field("which one, and with what", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}),
+        api_field("name and arguments", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}),
     ] = None
-    custom: Annotated[CustomCall | None, api_field("of a custom call: which tool, and with what", None)] = None
+    custom: Annotated[CustomCall | None, api_field("of a custom call: tool and input", None)] = None
 
     @model_validator(mode="after")
     def _has_function(self) -> Call:
@@ -157,30 +157,28 @@ Content = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")],
 class Message(RequestModel):
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool", "function"],
-        api_field("whose turn it is; `developer` is `system`, `function` is `tool`", "user"),
+        api_field("role of the author; `developer` means `system`, `function` means `tool`", "user"),
     ]
-    content: Annotated[Content | None, api_field("a text, or parts of it; null beside calls", "Hello!")] = None
-    name: Annotated[str | None, api_field("of who speaks, for templates that show it", "Ann")] = None
+    content: Annotated[Content | None, api_field("text, or a list of parts; null with tool calls", "Hello!")] = None
+    name: Annotated[str | None, api_field("name of the author, for templates that use it", "Ann")] = None
     tool_calls: Annotated[
         Annotated[list[Call], Field(max_length=MAX_PARTS, fail_fast=True)] | None,
         api_field(
-            "of an assistant's turn",
+            "tool calls of an assistant message",
             [{"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": "{}"}}],
         ),
     ] = None
-    tool_call_id: Annotated[str | None, api_field("of a tool's turn: the call that it is the result of", "call_1")] = (
-        None
-    )
+    tool_call_id: Annotated[str | None, api_field("of a tool result: id of the call", "call_1")] = None
     function_call: Annotated[
-        Function | None, api_field("a call as old clients write it", {"name": "calculator", "arguments": "{}"})
+        Function | None, api_field("deprecated form of `tool_calls`", {"name": "calculator", "arguments": "{}"})
     ] = None
     reasoning_content: Annotated[
-        str | None, api_field("what the assistant thought, for templates that show it", "12 and 30 are 42.")
+        str | None, api_field("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
     ] = None
-    reasoning: Annotated[str | None, api_field("`reasoning_content`", "12 and 30 are 42.")] = None
-    refusal: Annotated[str | None, api_field("of an assistant's turn; text", None)] = None
-    audio: Annotated[Any, api_field("read by nobody", None)] = None
-    annotations: Annotated[Any, api_field("read by nobody", [])] = None
+    reasoning: Annotated[str | None, api_field("alias of `reasoning_content`", "12 and 30 are 42.")] = None
+    refusal: Annotated[str | None, api_field("refusal text of an assistant message", None)] = None
+    audio: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
+    annotations: Annotated[Any, api_field("accepted for compatibility; ignored", [])] = None
 
     def text(self) -> str | None:
         if isinstance(self.content, list):

@@ -37,7 +37,7 @@ DEFAULT_GAP = 16  # tokens between prompt and suffix that a request asks for whi
 @router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
 @router.post("/v1/completions", **json_route(CompletionRequest, CompletionAnswer, (CompletionChunk, ErrorResponse)))
 async def completions(request: Request) -> Response:
-    """Continue prompts."""
+    """Completes prompts."""
     return await handle_generation(request, _start)
 
 

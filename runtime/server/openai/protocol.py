@@ -64,15 +64,17 @@ Prompts = Annotated[
     WithJsonSchema({"anyOf": [_STRING, _IDS, _STRINGS, {"type": "array", "items": _IDS}]}),
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
-ModelName = Annotated[str | None, api_field("a served name or an adapter's; the first name without it", "unmask-demo")]
+ModelName = Annotated[
+    str | None, api_field("name of the model or of an adapter; default: the first model name", "unmask-demo")
+]
 GenerationPrompt = Annotated[
-    bool | None, api_field("whether the prompt ends with what begins an assistant's message; default true", True)
+    bool | None, api_field("end the prompt with the start of an assistant message; default true", True)
 ]
 FinalMessage = Annotated[
-    bool | None, api_field("the answer continues the last message, which is an assistant's; default false", False)
+    bool | None, api_field("continue the last message, which must be an assistant message; default false", False)
 ]
-Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("changes nothing", "low")]
-TemplateArguments = Annotated[Entries | None, api_field("for the chat template", {"enable_thinking": False})]
+Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("accepted for compatibility; ignored", "low")]
+TemplateArguments = Annotated[Entries | None, api_field("variables of the chat template", {"enable_thinking": False})]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
 
 
@@ -129,7 +131,7 @@ else:
 class GenerationRequest(Asked):
     """What every route that generates understands."""
 
-    stream: Annotated[bool | None, api_field("whether the answer comes as server-sent events", True)] = None
+    stream: Annotated[bool | None, api_field("return server-sent events", True)] = None
     skip_special_tokens: Annotated[Any, UnsupportedField(True)] = None
     spaces_between_special_tokens: Annotated[Any, UnsupportedField(True)] = None
     include_stop_str_in_output: Annotated[Any, UnsupportedField(False)] = None
@@ -141,15 +143,15 @@ class GenerationRequest(Asked):
     logits_processors: Annotated[Any, UnsupportedField([])] = None
     prompt_logprobs: Annotated[Any, UnsupportedField()] = None
     truncate_prompt_tokens: Annotated[Any, UnsupportedField()] = None
-    guided_json: Annotated[Any, api_field("`structured_outputs.json`", '{"type": "object"}')] = None
-    guided_regex: Annotated[Any, api_field("`structured_outputs.regex`", "[a-z]+")] = None
-    guided_choice: Annotated[Any, api_field("`structured_outputs.choice`", ["yes", "no"])] = None
-    guided_grammar: Annotated[Any, api_field("`structured_outputs.grammar`", 'start: "yes" | "no"')] = None
-    regex: Annotated[Any, api_field("`structured_outputs.regex`", "[a-z]+")] = None
-    json_schema: Annotated[Any, api_field("`structured_outputs.json`", '{"type": "object"}')] = None
-    ebnf: Annotated[Any, api_field("`structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
+    guided_json: Annotated[Any, api_field("alias of `structured_outputs.json`", '{"type": "object"}')] = None
+    guided_regex: Annotated[Any, api_field("alias of `structured_outputs.regex`", "[a-z]+")] = None
+    guided_choice: Annotated[Any, api_field("alias of `structured_outputs.choice`", ["yes", "no"])] = None
+    guided_grammar: Annotated[Any, api_field("alias of `structured_outputs.grammar`", 'start: "yes" | "no"')] = None
+    regex: Annotated[Any, api_field("alias of `structured_outputs.regex`", "[a-z]+")] = None
+    json_schema: Annotated[Any, api_field("alias of `structured_outputs.json`", '{"type": "object"}')] = None
+    ebnf: Annotated[Any, api_field("alias of `structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
     response_format: Annotated[
-        Any, api_field("text, or JSON: json_object (with or without a schema), json_schema", {"type": "json_object"})
+        Any, api_field("`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"})
     ] = None
 
     def set_fields(self) -> dict[str, Any]:
@@ -179,8 +181,8 @@ class SingleChoiceRequest(GenerationRequest):
 
 
 class StreamOptions(RequestModel):
-    include_usage: Annotated[bool | None, api_field("the stream's last chunk tells the usage", True)] = None
-    continuous_usage_stats: Annotated[bool | None, api_field("with it, every chunk does", False)] = None
+    include_usage: Annotated[bool | None, api_field("add the usage to the last chunk", True)] = None
+    continuous_usage_stats: Annotated[bool | None, api_field("with it: add the usage to each chunk", False)] = None
     include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
 
 
@@ -188,58 +190,52 @@ class OpenAIRequest(GenerationRequest):
     """The fields that chat and completions share."""
 
     model: ModelName = None
-    stream_options: Annotated[StreamOptions | None, api_field("what else a stream tells", {"include_usage": True})] = (
-        None
-    )
+    stream_options: Annotated[StreamOptions | None, api_field("options of the stream", {"include_usage": True})] = None
     stream_mode: Annotated[
         Literal["denoise", "block_append"] | None,
-        api_field("`denoise` tells the open blocks after each step too; `block_append` changes nothing", "denoise"),
+        api_field("`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"),
     ] = None
-    user: Annotated[str | None, api_field("read by nobody", "someone")] = None
-    metadata: Annotated[Entries | None, api_field("read by nobody", {"topic": "sums"})] = None
-    store: Annotated[bool | None, api_field("changes nothing: no answers are kept", False)] = None
-    service_tier: Annotated[str | None, api_field("changes nothing", "auto")] = None
-    safety_identifier: Annotated[str | None, api_field("read by nobody", "someone")] = None
-    prompt_cache_key: Annotated[str | None, api_field("changes nothing: prefixes are cached without it", "sums")] = None
+    user: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
+    metadata: Annotated[Entries | None, api_field("accepted for compatibility; ignored", {"topic": "sums"})] = None
+    store: Annotated[bool | None, api_field("ignored; responses are not stored", False)] = None
+    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+    safety_identifier: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
+    prompt_cache_key: Annotated[str | None, api_field("ignored; prefixes are cached without it", "sums")] = None
 
 
 class ChatRequest(OpenAIRequest):
-    messages: Annotated[
-        Messages, api_field("the conversation so far; the answer is a new message behind it", EXAMPLE_CHAT)
-    ]
-    max_completion_tokens: Annotated[Integer | None, api_field("`max_tokens`", 64)] = None
+    messages: Annotated[Messages, api_field("messages of the chat", EXAMPLE_CHAT)]
+    max_completion_tokens: Annotated[Integer | None, api_field("alias of `max_tokens`", 64)] = None
     chat_template_kwargs: TemplateArguments = None
-    parallel_tool_calls: Annotated[
-        bool | None, api_field("whether the answer may have several calls; default true", True)
-    ] = None
-    logprobs: Annotated[bool | None, api_field("tell each token's log-probability", True)] = None
+    parallel_tool_calls: Annotated[bool | None, api_field("allow several tool calls; default true", True)] = None
+    logprobs: Annotated[bool | None, api_field("return the log-probability of each token", True)] = None
     top_logprobs: Annotated[
-        Integer | None, api_field("and those of so many alternatives in its place, up to 20", 2)
+        Integer | None, api_field("alternatives per position with log-probabilities, at most 20", 2)
     ] = None
     tools: Annotated[ToolItems | None, api_field("functions that the model may call", EXAMPLE_TOOLS)] = None
     tool_choice: ToolChoice = None
-    functions: Annotated[list[dict[str, Any]] | None, api_field("an old name of `tools`, refused unless empty", [])] = (
-        None
-    )
+    functions: Annotated[
+        list[dict[str, Any]] | None, api_field("deprecated form of `tools`; rejected unless empty", [])
+    ] = None
     echo: Annotated[Any, UnsupportedField(False)] = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: FinalMessage = None
     chat_template: Annotated[Any, UnsupportedField()] = None
     documents: Annotated[Any, UnsupportedField([])] = None
     function_call: Annotated[
-        Any, api_field("an old name of `tool_choice`, refused unless `none` or `auto`", "none")
+        Any, api_field("deprecated form of `tool_choice`; rejected unless `none` or `auto`", "none")
     ] = None
     modalities: Annotated[Any, UnsupportedField(["text"])] = None
     audio: Annotated[Any, UnsupportedField()] = None
     prediction: Annotated[
         dict[str, Any] | None,
-        api_field("changes nothing: it makes others' answers faster", {"type": "content", "content": "12 + 30 = 42."}),
+        api_field("accepted for compatibility; ignored", {"type": "content", "content": "12 + 30 = 42."}),
     ] = None
-    reasoning_effort: Annotated[str | None, api_field("for templates that know it", "low")] = None
+    reasoning_effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
     verbosity: Verbosity = None
-    web_search_options: Annotated[
-        dict[str, Any] | None, api_field("ignored, and named in `X-Unmask-Ignored`: the server searches nothing", {})
-    ] = None
+    web_search_options: Annotated[dict[str, Any] | None, api_field("ignored and named in `X-Unmask-Ignored`", {})] = (
+        None
+    )
 
     def ignored_paths(self) -> Iterator[str]:
         yield from super().ignored_paths()
@@ -259,50 +255,50 @@ class ChatRequest(OpenAIRequest):
 
 class CompletionRequest(OpenAIRequest):
     prompt: Annotated[
-        Prompts, api_field("what is continued: a text, token ids, or several of either", "Solve: 12 + 30.")
+        Prompts, api_field("prompts to continue: text, token ids, or a list of either", "Solve: 12 + 30.")
     ]
     best_of: Annotated[Any, UnsupportedField(1)] = None
-    echo: Annotated[bool | None, api_field("the prompt before the answer, in its text and logprobs", False)] = None
+    echo: Annotated[bool | None, api_field("return the prompt before the output, in `text` and `logprobs`", False)] = (
+        None
+    )
     prompt_logprobs_stride: Annotated[
-        Integer | None, api_field("tokens of an echoed prompt that a forward scores", 1, ge=1, le=MAX_TOKENS_PER_STEP)
+        Integer | None, api_field("tokens of an echoed prompt scored per forward", 1, ge=1, le=MAX_TOKENS_PER_STEP)
     ] = None
-    suffix: Annotated[str | None, api_field("what stands behind the answer", " 8, 10")] = None
+    suffix: Annotated[str | None, api_field("text after the output", " 8, 10")] = None
 
 
 class PromptDetails(TypedDict):
-    cached_tokens: Annotated[int, api_field("of the prompts, that were in the cache")]
+    cached_tokens: Annotated[int, api_field("prompt tokens found in the prefix cache")]
 
 
 class CompletionDetails(TypedDict):
-    reasoning_tokens: Annotated[int, api_field("of the answers, that are reasoning")]
+    reasoning_tokens: Annotated[int, api_field("output tokens that are reasoning")]
 
 
 class Usage(TypedDict):
     """Tokens of a request."""
 
-    prompt_tokens: Annotated[int, api_field("of the prompts, each counted once, the template's own included")]
-    completion_tokens: Annotated[int, api_field("of the answers, without ends of sequence")]
-    total_tokens: Annotated[int, api_field("both together")]
-    prompt_tokens_details: Annotated[PromptDetails, api_field("of these")]
-    completion_tokens_details: Annotated[
-        NotRequired[CompletionDetails], api_field("of these, where answers have parts")
-    ]
+    prompt_tokens: Annotated[int, api_field("prompt tokens, each prompt counted once, including the chat template")]
+    completion_tokens: Annotated[int, api_field("output tokens, without end-of-sequence tokens")]
+    total_tokens: Annotated[int, api_field("sum of both")]
+    prompt_tokens_details: Annotated[PromptDetails, api_field("details")]
+    completion_tokens_details: Annotated[NotRequired[CompletionDetails], api_field("details, if the output has parts")]
 
 
 class Timings(TypedDict):
     """Seconds from the request's arrival."""
 
-    queue_seconds: Annotated[float, api_field("until its first forward")]
-    first_text_seconds: Annotated[float | None, api_field("until its first text, of streams")]
-    total_seconds: Annotated[float, api_field("until its end")]
+    queue_seconds: Annotated[float, api_field("seconds until the first forward")]
+    first_text_seconds: Annotated[float | None, api_field("seconds until the first text, for streams")]
+    total_seconds: Annotated[float, api_field("seconds until the end")]
 
 
 class DenoiseStep(TypedDict):
     """The open blocks after a step."""
 
-    start: Annotated[int, api_field("offset in the answer of the first token below")]
-    tokens: Annotated[list[int], api_field("ids, the mask's where masked")]
-    masked: Annotated[list[int], api_field("offsets from `start` of masked positions")]
+    start: Annotated[int, api_field("offset of the first token in the output")]
+    tokens: Annotated[list[int], api_field("token ids; the mask id at masked positions")]
+    masked: Annotated[list[int], api_field("offsets of masked positions from `start`")]
     nfe: Annotated[int, api_field("denoising steps so far")]
 
 
@@ -310,65 +306,67 @@ Reason = Literal["stop", "length", "tool_calls"]
 
 
 class _Head(TypedDict):
-    id: Annotated[str, api_field("of this request")]
-    created: Annotated[int, api_field("when, in seconds since 1970")]
-    model: Annotated[str, api_field("the name that was asked for")]
+    id: Annotated[str, api_field("id of this request")]
+    created: Annotated[int, api_field("creation time, Unix seconds")]
+    model: Annotated[str, api_field("requested model name")]
 
 
 class _Chunk(_Head):
     usage: Annotated[
         NotRequired[Usage | None],
-        api_field("with `include_usage`: in the last chunk, and null before, or in all with `continuous_usage_stats`"),
+        api_field("with `include_usage`: in the last chunk, null before; with `continuous_usage_stats` in all"),
     ]
-    denoise: Annotated[NotRequired[DenoiseStep], api_field("with `stream_mode` `denoise`")]
+    denoise: Annotated[NotRequired[DenoiseStep], api_field("the step, with `stream_mode` `denoise`")]
 
 
 class TopLogprob(TypedDict):
-    token: Annotated[str, api_field("its text; `bytes:` and escapes where it is no whole characters")]
-    logprob: Annotated[float, api_field("natural logarithm of its probability")]
-    bytes: Annotated[list[int], api_field("its text as UTF-8")]
+    token: Annotated[str, api_field("text of the token; `bytes:` and escapes for incomplete characters")]
+    logprob: Annotated[float, api_field("log-probability (natural logarithm)")]
+    bytes: Annotated[list[int], api_field("text of the token as UTF-8")]
 
 
 class TokenLogprob(TopLogprob):
     """A token of an answer."""
 
-    top_logprobs: Annotated[list[TopLogprob], api_field("the likeliest in its place, in the step that wrote it")]
+    top_logprobs: Annotated[
+        list[TopLogprob], api_field("most probable tokens of the position in the step that filled it")
+    ]
 
 
 class ChatLogprobs(TypedDict):
-    content: Annotated[list[TokenLogprob], api_field("each token, in order")]
+    content: Annotated[list[TokenLogprob], api_field("tokens in order")]
     refusal: Annotated[None, api_field("always null")]
 
 
 class CalledFunction(TypedDict):
-    name: Annotated[str, api_field("the tool's")]
-    arguments: Annotated[str, api_field("JSON")]
+    name: Annotated[str, api_field("name of the tool")]
+    arguments: Annotated[str, api_field("arguments as JSON")]
 
 
 class AnswerCall(TypedDict):
     """A call of a tool."""
 
-    id: Annotated[str, api_field("for the message with its result")]
+    id: Annotated[str, api_field("id for the message with the result")]
     type: Annotated[Literal["function"], api_field("always `function`")]
-    function: Annotated[CalledFunction, api_field("which one, and with what")]
+    function: Annotated[CalledFunction, api_field("name and arguments")]
 
 
 class AnswerMessage(TypedDict):
     role: Annotated[Literal["assistant"], api_field("always `assistant`")]
-    content: Annotated[str | None, api_field("the text; null where there are calls and no text")]
+    content: Annotated[str | None, api_field("text; null with tool calls and no text")]
     refusal: Annotated[None, api_field("always null")]
-    reasoning_content: Annotated[NotRequired[str], api_field("what the model thought first, of families that mark it")]
-    tool_calls: Annotated[NotRequired[list[AnswerCall]], api_field("tools that it wants called")]
+    reasoning_content: Annotated[NotRequired[str], api_field("reasoning, if the model marks it")]
+    tool_calls: Annotated[NotRequired[list[AnswerCall]], api_field("tool calls")]
 
 
 class ChatChoice(TypedDict):
     """One of `n` answers."""
 
-    index: Annotated[int, api_field("which one")]
-    message: Annotated[AnswerMessage, api_field("what the model says")]
-    logprobs: Annotated[ChatLogprobs | None, api_field("of its tokens, where they were asked for")]
+    index: Annotated[int, api_field("index of the completion")]
+    message: Annotated[AnswerMessage, api_field("generated text")]
+    logprobs: Annotated[ChatLogprobs | None, api_field("log-probabilities of the tokens, if requested")]
     finish_reason: Annotated[
-        Reason, api_field("`stop`: the model's own end or a stop text; `length`: a limit; `tool_calls`: it calls tools")
+        Reason, api_field("`stop`: end of sequence or a stop string; `length`: a limit; `tool_calls`: tool calls")
     ]
 
 
@@ -376,91 +374,91 @@ class ChatAnswer(_Head):
     """The answer of `/v1/chat/completions`."""
 
     object: Annotated[Literal["chat.completion"], api_field("always `chat.completion`")]
-    choices: Annotated[list[ChatChoice], api_field("`n` of them")]
-    usage: Annotated[Usage, api_field("tokens")]
+    choices: Annotated[list[ChatChoice], api_field("`n` completions")]
+    usage: Annotated[Usage, api_field("token counts")]
 
 
 class FunctionDelta(TypedDict):
-    name: Annotated[NotRequired[str], api_field("the tool's, in the first piece")]
-    arguments: Annotated[str, api_field("more of the JSON")]
+    name: Annotated[NotRequired[str], api_field("name of the tool, in the first delta")]
+    arguments: Annotated[str, api_field("new part of the JSON")]
 
 
 class CallDelta(TypedDict):
     """More of a call: its id and name come first."""
 
-    index: Annotated[int, api_field("which of the calls")]
-    id: Annotated[NotRequired[str], api_field("for the message with its result")]
+    index: Annotated[int, api_field("index of the call")]
+    id: Annotated[NotRequired[str], api_field("id for the message with the result")]
     type: Annotated[NotRequired[Literal["function"]], api_field("always `function`")]
-    function: Annotated[FunctionDelta, api_field("what is new of it")]
+    function: Annotated[FunctionDelta, api_field("new part of the call")]
 
 
 class ChatDelta(TypedDict):
     """What a message grew by; the empty object with a `finish_reason`."""
 
-    role: Annotated[NotRequired[Literal["assistant"]], api_field("in the first chunk")]
-    content: Annotated[NotRequired[str], api_field("more text")]
+    role: Annotated[NotRequired[Literal["assistant"]], api_field("role, in the first chunk")]
+    content: Annotated[NotRequired[str], api_field("new text")]
     refusal: Annotated[NotRequired[None], api_field("always null")]
-    reasoning_content: Annotated[NotRequired[str], api_field("more reasoning")]
-    tool_calls: Annotated[NotRequired[list[CallDelta]], api_field("more of a call")]
+    reasoning_content: Annotated[NotRequired[str], api_field("new reasoning")]
+    tool_calls: Annotated[NotRequired[list[CallDelta]], api_field("new part of a tool call")]
 
 
 class ChatChunkChoice(TypedDict):
-    index: Annotated[int, api_field("which of the `n` answers")]
-    delta: Annotated[ChatDelta, api_field("what it grew by")]
-    logprobs: Annotated[
-        ChatLogprobs | None, api_field("of the tokens whose text is out now, where they were asked for")
-    ]
-    finish_reason: Annotated[Reason | None, api_field("why it ended, once it has")]
+    index: Annotated[int, api_field("index of the completion")]
+    delta: Annotated[ChatDelta, api_field("new part")]
+    logprobs: Annotated[ChatLogprobs | None, api_field("log-probabilities of the tokens of this text, if requested")]
+    finish_reason: Annotated[Reason | None, api_field("reason for the end; null before")]
 
 
 class ChatChunk(_Chunk):
     """An event of a chat's stream."""
 
     object: Annotated[Literal["chat.completion.chunk"], api_field("always `chat.completion.chunk`")]
-    choices: Annotated[list[ChatChunkChoice], api_field("one; none beside the usage at the end")]
+    choices: Annotated[list[ChatChunkChoice], api_field("one completion; none in the last chunk with the usage")]
 
 
 class CompletionLogprobs(TypedDict):
     """Four lists, with an entry for each token."""
 
-    tokens: Annotated[list[str], api_field("their texts")]
+    tokens: Annotated[list[str], api_field("text of each token")]
     token_logprobs: Annotated[
-        list[float | None], api_field("natural logarithms of their probabilities; null of a prompt's first")
+        list[float | None], api_field("log-probability of each token; null for the first token of a prompt")
     ]
-    top_logprobs: Annotated[list[dict[str, float] | None], api_field("the likeliest in their places, and themselves")]
-    text_offset: Annotated[list[int], api_field("where their texts begin in `text`, in characters")]
+    top_logprobs: Annotated[
+        list[dict[str, float] | None], api_field("most probable tokens of each position, and the token itself")
+    ]
+    text_offset: Annotated[list[int], api_field("offset of each token in `text`, in characters")]
 
 
 class CompletionChoice(TypedDict):
     """One answer of a prompt."""
 
-    index: Annotated[int, api_field("answers of one prompt follow each other")]
-    text: Annotated[str, api_field("the answer, behind the prompt with `echo`")]
-    logprobs: Annotated[CompletionLogprobs | None, api_field("of its tokens, where they were asked for")]
-    finish_reason: Annotated[Reason, api_field("`stop`: the model's own end or a stop text; `length`: a limit")]
+    index: Annotated[int, api_field("index of the completion; those of one prompt are consecutive")]
+    text: Annotated[str, api_field("output, after the prompt with `echo`")]
+    logprobs: Annotated[CompletionLogprobs | None, api_field("log-probabilities of the tokens, if requested")]
+    finish_reason: Annotated[Reason, api_field("`stop`: end of sequence or a stop string; `length`: a limit")]
 
 
 class CompletionAnswer(_Head):
     """The answer of `/v1/completions`."""
 
     object: Annotated[Literal["text_completion"], api_field("always `text_completion`")]
-    choices: Annotated[list[CompletionChoice], api_field("`n` for each prompt")]
-    usage: Annotated[Usage, api_field("tokens")]
-    warning: Annotated[NotRequired[str], api_field("what is likely wrong with the prompt")]
+    choices: Annotated[list[CompletionChoice], api_field("`n` completions per prompt")]
+    usage: Annotated[Usage, api_field("token counts")]
+    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
 
 
 class CompletionChunkChoice(TypedDict):
-    index: Annotated[int, api_field("which of the answers")]
-    text: Annotated[str, api_field("what it grew by")]
+    index: Annotated[int, api_field("index of the completion")]
+    text: Annotated[str, api_field("new part")]
     logprobs: Annotated[
-        CompletionLogprobs | None, api_field("of the tokens whose text is out now, where they were asked for")
+        CompletionLogprobs | None, api_field("log-probabilities of the tokens of this text, if requested")
     ]
-    finish_reason: Annotated[Reason | None, api_field("why it ended, once it has")]
+    finish_reason: Annotated[Reason | None, api_field("reason for the end; null before")]
 
 
 class CompletionChunk(_Chunk):
     """An event of a completion's stream."""
 
     object: Annotated[Literal["text_completion"], api_field("always `text_completion`")]
-    choices: Annotated[list[CompletionChunkChoice], api_field("one; none beside the usage at the end")]
-    warning: Annotated[NotRequired[str], api_field("what is likely wrong with the prompt")]
+    choices: Annotated[list[CompletionChunkChoice], api_field("one completion; none in the last chunk with the usage")]
+    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]

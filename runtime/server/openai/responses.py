@@ -29,7 +29,7 @@ router = APIRouter(route_class=RawBodyRoute)
 @router.post("/responses", include_in_schema=False, response_model=None)  # a base URL without /v1
 @router.post("/v1/responses", **json_route(ResponsesRequest, ResponsesAnswer, RESPONSE_EVENTS, done=False))
 async def responses(request: Request) -> Response:
-    """Answer a conversation of items."""
+    """Creates a response to a conversation of items."""
     return await handle_generation(request, _start)
 
 

@@ -99,33 +99,35 @@ class Item(RequestModel):
     type: Annotated[
         str | None,
         api_field(
-            f"message (the default), {', '.join(list(_REQUIRED_FIELDS)[1:])}; items of other tools are ignored, and "
-            "`X-Unmask-Ignored` names them",
+            f"message (the default), {', '.join(list(_REQUIRED_FIELDS)[1:])}; items of other tools are ignored and "
+            "named in `X-Unmask-Ignored`",
             "message",
         ),
     ] = None
     role: Annotated[
         Literal["system", "developer", "user", "assistant"] | None,
-        api_field("of a message: whose it is; `developer` is `system`", "user"),
+        api_field("of a message: role of the author; `developer` means `system`", "user"),
     ] = None
-    content: Annotated[_Text | None, api_field("of a message or a reasoning: a text, or parts of it", "Hello!")] = None
-    id: Annotated[str | None, api_field("as an answer gave it; read by nobody", "msg_1")] = None
-    status: Annotated[str | None, api_field("as an answer gave it; read by nobody", "completed")] = None
-    phase: Annotated[str | None, api_field("read by nobody", "final_answer")] = None
-    call_id: Annotated[str | None, api_field("of a call: what its result names; of a result: the call's", "call_1")] = (
+    content: Annotated[
+        _Text | None, api_field("of a message or reasoning item: text, or a list of parts", "Hello!")
+    ] = None
+    id: Annotated[str | None, api_field("accepted for compatibility; ignored", "msg_1")] = None
+    status: Annotated[str | None, api_field("accepted for compatibility; ignored", "completed")] = None
+    phase: Annotated[str | None, api_field("accepted for compatibility; ignored", "final_answer")] = None
+    call_id: Annotated[str | None, api_field("id of the call, in calls and results", "call_1")] = None
+    name: Annotated[str | None, api_field("of a call: name of the function", "calculator")] = None
+    namespace: Annotated[str | None, api_field("of a call: namespace of the function", "mcp__files")] = None
+    arguments: Annotated[Any, api_field("of a function call: arguments as JSON text", '{"expression": "12 + 30"}')] = (
         None
     )
-    name: Annotated[str | None, api_field("of a call: the function's", "calculator")] = None
-    namespace: Annotated[str | None, api_field("of a call: the function's namespace", "mcp__files")] = None
-    arguments: Annotated[Any, api_field("of a function's call: JSON as text", '{"expression": "12 + 30"}')] = None
-    input: Annotated[str | None, api_field("of a custom tool's call: its text", "ls")] = None
-    action: Annotated[Any, api_field("of a shell's call: an object", {"command": ["ls"]})] = None
-    operation: Annotated[Any, api_field("of a patch's call: an object", {"type": "delete_file", "path": "a.txt"})] = (
-        None
-    )
-    output: Annotated[_Output | None, api_field("of a result: a text, or parts of it", "42")] = None
-    summary: Annotated[_Parts | None, api_field("of a reasoning without content: parts of text", [])] = None
-    encrypted_content: Annotated[str | None, api_field("read by nobody", "")] = None
+    input: Annotated[str | None, api_field("of a custom tool call: its input", "ls")] = None
+    action: Annotated[Any, api_field("of a shell call: an object", {"command": ["ls"]})] = None
+    operation: Annotated[
+        Any, api_field("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
+    ] = None
+    output: Annotated[_Output | None, api_field("of a result: text, or a list of parts", "42")] = None
+    summary: Annotated[_Parts | None, api_field("of a reasoning item without content: list of parts", [])] = None
+    encrypted_content: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
 
     @property
     def kind(self) -> str:
@@ -175,16 +177,18 @@ class Item(RequestModel):
 class TextConfig(RequestModel):
     """The form of the answer's text."""
 
-    format: Annotated[Any, api_field("text, json_object, or json_schema with a schema", {"type": "json_object"})] = None
+    format: Annotated[
+        Any, api_field("`text`, `json_object`, or `json_schema` with a schema", {"type": "json_object"})
+    ] = None
     verbosity: Verbosity = None
 
 
 class Reasoning(RequestModel):
     """`effort` is a matter of templates that know it."""
 
-    effort: Annotated[str | None, api_field("for templates that know `reasoning_effort`", "low")] = None
-    summary: Annotated[str | None, api_field("changes nothing", "auto")] = None
-    generate_summary: Annotated[str | None, api_field("changes nothing", "auto")] = None
+    effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
+    summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+    generate_summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
 
 
 class ResponsesTool(FunctionDescription):
@@ -193,12 +197,12 @@ class ResponsesTool(FunctionDescription):
     type: Annotated[
         str,
         api_field(
-            "`function`, or `namespace`, whose functions are offered; a tool of another type is not offered to the "
-            "model, and `X-Unmask-Ignored` names it",
+            "`function` or `namespace` (a group of functions); tools of other types "
+            "are ignored and named in `X-Unmask-Ignored`",
             "function",
         ),
     ]
-    name: Annotated[str | None, api_field("what a call names", "calculator")] = None
+    name: Annotated[str | None, api_field("name of the function", "calculator")] = None
     tools: Annotated[
         Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
         api_field("of a namespace: its functions", [{"type": "function", "name": "read"}]),
@@ -228,14 +232,14 @@ class ResponsesRequest(SingleChoiceRequest):
             | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("list")],
             Discriminator(union_tag),
         ],
-        api_field("a user's text, or the items of the conversation so far", "Solve: 12 + 30."),
+        api_field("text of the user, or the items of the conversation", "Solve: 12 + 30."),
     ]
-    instructions: Annotated[str | None, api_field("what stands before it", "You are terse.")] = None
+    instructions: Annotated[str | None, api_field("system prompt", "You are terse.")] = None
     max_output_tokens: Annotated[
-        Integer | None, api_field("most tokens of the answer; what the model's length leaves without it", 64)
+        Integer | None, api_field("maximum output tokens; default: the rest of max_model_len", 64)
     ] = None
-    text: Annotated[TextConfig | None, api_field("the form of the answer's text", {"format": {"type": "text"}})] = None
-    reasoning: Annotated[Reasoning | None, api_field("how the model is to think", {"effort": "low"})] = None
+    text: Annotated[TextConfig | None, api_field("format of the output text", {"format": {"type": "text"}})] = None
+    reasoning: Annotated[Reasoning | None, api_field("options of reasoning", {"effort": "low"})] = None
     tools: Annotated[
         Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
         api_field(
@@ -244,31 +248,27 @@ class ResponsesRequest(SingleChoiceRequest):
         ),
     ] = None
     tool_choice: ToolChoice = None
-    parallel_tool_calls: Annotated[
-        bool | None, api_field("whether the answer may have several calls; default true", True)
-    ] = None
-    max_tool_calls: Annotated[Integer | None, api_field("changes nothing: it is about tools that a server runs", 1)] = (
-        None
-    )
+    parallel_tool_calls: Annotated[bool | None, api_field("allow several tool calls; default true", True)] = None
+    max_tool_calls: Annotated[Integer | None, api_field("accepted for compatibility; ignored", 1)] = None
     chat_template_kwargs: TemplateArguments = None
-    metadata: Annotated[Entries | None, api_field("told back", {"topic": "sums"})] = None
-    store: Annotated[bool | None, api_field("changes nothing: no answers are kept, as each says", False)] = None
-    stream_options: Annotated[ResponsesStreamOptions | None, api_field("what else a stream tells", {})] = None
-    user: Annotated[str | None, api_field("told back", "someone")] = None
-    service_tier: Annotated[str | None, api_field("changes nothing", "auto")] = None
-    safety_identifier: Annotated[str | None, api_field("read by nobody", "someone")] = None
-    prompt_cache_key: Annotated[str | None, api_field("changes nothing: prefixes are cached without it", "sums")] = None
-    prompt_cache_retention: Annotated[str | None, api_field("changes nothing", "24h")] = None
+    metadata: Annotated[Entries | None, api_field("returned in the response", {"topic": "sums"})] = None
+    store: Annotated[bool | None, api_field("ignored; responses are not stored", False)] = None
+    stream_options: Annotated[ResponsesStreamOptions | None, api_field("options of the stream", {})] = None
+    user: Annotated[str | None, api_field("returned in the response", "someone")] = None
+    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+    safety_identifier: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
+    prompt_cache_key: Annotated[str | None, api_field("ignored; prefixes are cached without it", "sums")] = None
+    prompt_cache_retention: Annotated[str | None, api_field("accepted for compatibility; ignored", "24h")] = None
     include: Annotated[
         list[str] | None,
         api_field(
-            f"`{_ENCRYPTED}`, which changes nothing, and what belongs to calls of the hosted tools among `tools`",
+            f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools in `tools`",
             [_ENCRYPTED],
         ),
     ] = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None,
-        api_field("changes nothing: a conversation that is too long is refused", "auto"),
+        api_field("ignored; a conversation that is too long is rejected", "auto"),
     ] = None
     previous_response_id: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
     conversation: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
@@ -391,120 +391,118 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 class OutputText(TypedDict):
     type: Annotated[Literal["output_text"], api_field("always `output_text`")]
-    text: Annotated[str, api_field("what the model says")]
+    text: Annotated[str, api_field("generated text")]
     annotations: Annotated[list[Json], api_field("always empty")]
     logprobs: Annotated[list[Json], api_field("always empty")]
 
 
 class ReasoningText(TypedDict):
     type: Annotated[Literal["reasoning_text"], api_field("always `reasoning_text`")]
-    text: Annotated[str, api_field("what the model thought")]
+    text: Annotated[str, api_field("reasoning text")]
 
 
 class MessageItem(TypedDict):
-    id: Annotated[str, api_field("of the item")]
+    id: Annotated[str, api_field("id of the item")]
     type: Annotated[Literal["message"], api_field("always `message`")]
-    status: Annotated[ItemStatus, api_field("how far it is")]
+    status: Annotated[ItemStatus, api_field("status of the item")]
     role: Annotated[Literal["assistant"], api_field("always `assistant`")]
-    content: Annotated[list[OutputText], api_field("one text; none in the event that begins it")]
+    content: Annotated[list[OutputText], api_field("one text; empty in the first event of the item")]
 
 
 class CallItem(TypedDict):
     """A call of a function."""
 
-    id: Annotated[str, api_field("of the item")]
+    id: Annotated[str, api_field("id of the item")]
     type: Annotated[Literal["function_call"], api_field("always `function_call`")]
-    status: Annotated[ItemStatus, api_field("how far it is")]
-    call_id: Annotated[str, api_field("for the item with its result")]
-    name: Annotated[str, api_field("the function's")]
-    namespace: NotRequired[Annotated[str, api_field("that the request defines the function in")]]
-    arguments: Annotated[str, api_field("JSON")]
+    status: Annotated[ItemStatus, api_field("status of the item")]
+    call_id: Annotated[str, api_field("id for the item with the result")]
+    name: Annotated[str, api_field("name of the function")]
+    namespace: NotRequired[Annotated[str, api_field("namespace of the function in the request")]]
+    arguments: Annotated[str, api_field("arguments as JSON")]
 
 
 class ReasoningItem(TypedDict):
-    id: Annotated[str, api_field("of the item")]
+    id: Annotated[str, api_field("id of the item")]
     type: Annotated[Literal["reasoning"], api_field("always `reasoning`")]
-    status: Annotated[ItemStatus, api_field("how far it is")]
+    status: Annotated[ItemStatus, api_field("status of the item")]
     summary: Annotated[list[Json], api_field("always empty")]
-    content: Annotated[list[ReasoningText], api_field("one text; none in the event that begins it")]
+    content: Annotated[list[ReasoningText], api_field("one text; empty in the first event of the item")]
 
 
 OutputItem = MessageItem | CallItem | ReasoningItem
 
 
 class Incomplete(TypedDict):
-    reason: Annotated[Literal["max_output_tokens"], api_field("a limit ended it")]
+    reason: Annotated[Literal["max_output_tokens"], api_field("reached a limit")]
 
 
 class ResponseError(TypedDict):
-    code: Annotated[str, api_field("the kind of error")]
-    message: Annotated[str, api_field("what happened")]
+    code: Annotated[str, api_field("error code")]
+    message: Annotated[str, api_field("details")]
 
 
 class InputDetails(TypedDict):
-    cached_tokens: Annotated[int, api_field("of the prompt, that were in the cache")]
+    cached_tokens: Annotated[int, api_field("prompt tokens found in the prefix cache")]
     cache_write_tokens: Annotated[int, api_field("always 0")]
 
 
 class OutputDetails(TypedDict):
-    reasoning_tokens: Annotated[int, api_field("of the answer, that are reasoning")]
+    reasoning_tokens: Annotated[int, api_field("output tokens that are reasoning")]
 
 
 class ResponsesUsage(TypedDict):
     """Tokens."""
 
-    input_tokens: Annotated[int, api_field("of the prompt")]
-    input_tokens_details: Annotated[InputDetails, api_field("of these")]
-    output_tokens: Annotated[int, api_field("of the answer")]
-    output_tokens_details: Annotated[OutputDetails, api_field("of these")]
-    total_tokens: Annotated[int, api_field("both together")]
+    input_tokens: Annotated[int, api_field("prompt tokens")]
+    input_tokens_details: Annotated[InputDetails, api_field("details")]
+    output_tokens: Annotated[int, api_field("output tokens")]
+    output_tokens_details: Annotated[OutputDetails, api_field("details")]
+    total_tokens: Annotated[int, api_field("sum of both")]
 
 
 class ReasoningSettings(TypedDict):
-    effort: Annotated[str | None, api_field("as it was asked for")]
+    effort: Annotated[str | None, api_field("as requested")]
     summary: Annotated[None, api_field("always null")]
 
 
 class TextSettings(TypedDict):
-    format: Annotated[Json, api_field("as it was asked for; else of type `text`")]
+    format: Annotated[Json, api_field("as requested; default: type `text`")]
 
 
 class ResponsesAnswer(TypedDict):
     """The answer of `/v1/responses`."""
 
-    id: Annotated[str, api_field("of this request")]
+    id: Annotated[str, api_field("id of this request")]
     object: Annotated[Literal["response"], api_field("always `response`")]
-    created_at: Annotated[int, api_field("when, in seconds since 1970")]
+    created_at: Annotated[int, api_field("creation time, Unix seconds")]
     status: Annotated[
         Literal["in_progress", "completed", "incomplete", "failed"],
-        api_field("`in_progress` and `failed` in streams alone"),
+        api_field("`in_progress` and `failed` occur in streams only"),
     ]
-    model: Annotated[str, api_field("the name that was asked for")]
-    output: Annotated[
-        list[OutputItem], api_field("what the model thinks and says, and which functions it wants called")
-    ]
-    usage: Annotated[ResponsesUsage | None, api_field("tokens, once it has ended")]
-    error: Annotated[ResponseError | None, api_field("why it failed")]
-    incomplete_details: Annotated[Incomplete | None, api_field("why it is not whole")]
-    instructions: Annotated[str | None, api_field("as they were given")]
-    metadata: Annotated[Json, api_field("as it was given")]
-    max_output_tokens: Annotated[int | None, api_field("as it was given")]
-    temperature: Annotated[float, api_field("that it was made with")]
-    top_p: Annotated[float, api_field("that it was made with")]
-    reasoning: Annotated[ReasoningSettings, api_field("that it was made with")]
-    text: Annotated[TextSettings, api_field("that it was made with")]
-    tools: Annotated[list[Json], api_field("as they were given")]
-    tool_choice: Annotated[Any, api_field("as it was given; else `auto`")]
-    parallel_tool_calls: Annotated[bool, api_field("whether it may have several calls")]
-    previous_response_id: Annotated[None, api_field("always null: nothing is kept")]
+    model: Annotated[str, api_field("requested model name")]
+    output: Annotated[list[OutputItem], api_field("reasoning, text and function calls")]
+    usage: Annotated[ResponsesUsage | None, api_field("token counts, after the end")]
+    error: Annotated[ResponseError | None, api_field("reason of a failure")]
+    incomplete_details: Annotated[Incomplete | None, api_field("reason for an incomplete response")]
+    instructions: Annotated[str | None, api_field("as requested")]
+    metadata: Annotated[Json, api_field("as requested")]
+    max_output_tokens: Annotated[int | None, api_field("as requested")]
+    temperature: Annotated[float, api_field("value that was used")]
+    top_p: Annotated[float, api_field("value that was used")]
+    reasoning: Annotated[ReasoningSettings, api_field("value that was used")]
+    text: Annotated[TextSettings, api_field("value that was used")]
+    tools: Annotated[list[Json], api_field("as requested")]
+    tool_choice: Annotated[Any, api_field("as requested; default `auto`")]
+    parallel_tool_calls: Annotated[bool, api_field("whether several calls are allowed")]
+    previous_response_id: Annotated[None, api_field("always null; responses are not stored")]
     background: Annotated[bool, api_field("always false")]
-    store: Annotated[bool, api_field("always false: nothing is kept")]
-    truncation: Annotated[Literal["auto", "disabled"], api_field("as it was given; else `disabled`")]
-    user: Annotated[str | None, api_field("as it was given")]
+    store: Annotated[bool, api_field("always false; responses are not stored")]
+    truncation: Annotated[Literal["auto", "disabled"], api_field("as requested; default `disabled`")]
+    user: Annotated[str | None, api_field("as requested")]
 
 
 class _Numbered(TypedDict):
-    sequence_number: Annotated[int, api_field("of the event in its stream, from 0")]
+    sequence_number: Annotated[int, api_field("number of the event in its stream, from 0")]
 
 
 class ResponseEvent(_Numbered):
@@ -514,22 +512,22 @@ class ResponseEvent(_Numbered):
         Literal[
             "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
         ],
-        api_field("what happened"),
+        api_field("details"),
     ]
-    response: Annotated[ResponsesAnswer, api_field("as it is now")]
+    response: Annotated[ResponsesAnswer, api_field("current state")]
 
 
 class ItemEvent(_Numbered):
     """An item begins or has ended."""
 
-    type: Annotated[Literal["response.output_item.added", "response.output_item.done"], api_field("which of both")]
-    output_index: Annotated[int, api_field("place of the item in `output`")]
-    item: Annotated[OutputItem, api_field("as it is now")]
+    type: Annotated[Literal["response.output_item.added", "response.output_item.done"], api_field("type of the event")]
+    output_index: Annotated[int, api_field("index of the item in `output`")]
+    item: Annotated[OutputItem, api_field("current state")]
 
 
 class _Placed(_Numbered):
-    item_id: Annotated[str, api_field("of the item")]
-    output_index: Annotated[int, api_field("its place in `output`")]
+    item_id: Annotated[str, api_field("id of the item")]
+    output_index: Annotated[int, api_field("index of the item in `output`")]
 
 
 class _Within(_Placed):
@@ -539,15 +537,17 @@ class _Within(_Placed):
 class PartEvent(_Within):
     """A message's or a reasoning's text begins or has ended."""
 
-    type: Annotated[Literal["response.content_part.added", "response.content_part.done"], api_field("which of both")]
-    part: Annotated[OutputText | ReasoningText, api_field("as it is now")]
+    type: Annotated[
+        Literal["response.content_part.added", "response.content_part.done"], api_field("type of the event")
+    ]
+    part: Annotated[OutputText | ReasoningText, api_field("current state")]
 
 
 class TextEvent(_Within):
     """More text."""
 
     type: Annotated[Literal["response.output_text.delta"], api_field("always `response.output_text.delta`")]
-    delta: Annotated[str, api_field("what it grew by")]
+    delta: Annotated[str, api_field("new part")]
     logprobs: Annotated[list[Json], api_field("always empty")]
 
 
@@ -555,7 +555,7 @@ class TextDone(_Within):
     """All of a text."""
 
     type: Annotated[Literal["response.output_text.done"], api_field("always `response.output_text.done`")]
-    text: Annotated[str, api_field("all of it")]
+    text: Annotated[str, api_field("complete text")]
     logprobs: Annotated[list[Json], api_field("always empty")]
 
 
@@ -563,14 +563,14 @@ class ReasoningEvent(_Within):
     """More reasoning."""
 
     type: Annotated[Literal["response.reasoning_text.delta"], api_field("always `response.reasoning_text.delta`")]
-    delta: Annotated[str, api_field("what it grew by")]
+    delta: Annotated[str, api_field("new part")]
 
 
 class ReasoningDone(_Within):
     """All of a reasoning."""
 
     type: Annotated[Literal["response.reasoning_text.done"], api_field("always `response.reasoning_text.done`")]
-    text: Annotated[str, api_field("all of it")]
+    text: Annotated[str, api_field("complete text")]
 
 
 class ArgumentsEvent(_Placed):
@@ -579,7 +579,7 @@ class ArgumentsEvent(_Placed):
     type: Annotated[
         Literal["response.function_call_arguments.delta"], api_field("always `response.function_call_arguments.delta`")
     ]
-    delta: Annotated[str, api_field("more of the JSON")]
+    delta: Annotated[str, api_field("new part of the JSON")]
 
 
 class ArgumentsDone(_Placed):
@@ -588,8 +588,8 @@ class ArgumentsDone(_Placed):
     type: Annotated[
         Literal["response.function_call_arguments.done"], api_field("always `response.function_call_arguments.done`")
     ]
-    arguments: Annotated[str, api_field("all of the JSON")]
-    name: Annotated[str, api_field("the function's")]
+    arguments: Annotated[str, api_field("complete JSON")]
+    name: Annotated[str, api_field("name of the function")]
 
 
 RESPONSE_EVENTS = (

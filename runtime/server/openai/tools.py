@@ -25,26 +25,26 @@ EXAMPLE_TOOLS = [{"type": "function", "function": {"name": "calculator", "parame
 class FunctionDescription(RequestModel):
     """What a function does, whatever else it comes with."""
 
-    description: Annotated[str | None, api_field("when and how to use it", "Works out sums.")] = None
+    description: Annotated[str | None, api_field("description for the model", "Works out sums.")] = None
     parameters: Annotated[
         dict[str, Any] | None,
         api_field("JSON schema of the arguments", _CALCULATOR),
     ] = None
-    strict: Annotated[bool | None, api_field("arguments always fit the schema", False)] = None
+    strict: Annotated[bool | None, api_field("constrain the arguments to the schema", False)] = None
 
 
 class FunctionItem(FunctionDescription):
-    name: Annotated[str, api_field("what a call names", "calculator")]
+    name: Annotated[str, api_field("name of the function", "calculator")]
 
 
-_KINDS = "`function`; a tool of another type is not offered to the model, and `X-Unmask-Ignored` names it"
+_TYPE_HELP = "`function`; tools of other types are ignored and named in `X-Unmask-Ignored`"
 
 
 class ToolItem(RequestModel):
     """A function that the model may call."""
 
-    type: Annotated[str, api_field(_KINDS, "function")]
-    function: Annotated[FunctionItem | None, api_field("which one", {"name": "calculator"})] = None
+    type: Annotated[str, api_field(_TYPE_HELP, "function")]
+    function: Annotated[FunctionItem | None, api_field("index of the completion", {"name": "calculator"})] = None
 
     def unsupported_kind(self) -> str | None:
         return None if self.type == "function" else self.type
@@ -55,7 +55,7 @@ _NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "funct
 ToolItems = Annotated[list[ToolItem], Field(max_length=MAX_TOOLS, fail_fast=True)]
 ToolChoice = Annotated[
     Any,
-    api_field("none, auto, required, or a function's name in an object", "auto"),
+    api_field("`none`, `auto`, `required`, or an object with the name of a function", "auto"),
     WithJsonSchema({"anyOf": [{"type": "string", "enum": list(_CHOICES)}, _NAMED, {"type": "null"}]}),
 ]
 
