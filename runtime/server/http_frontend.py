@@ -1,4 +1,4 @@
-"""What a process does that speaks HTTP: it serves routes over a frontend, loads the tokenizer they need, and drains."""
+"""The HTTP side of a process: serves routes, loads the tokenizer, and drains."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""What all routes that generate share: a request is set going, and its answer told whole or as events, until its client
-has gone. How a body becomes the request, and the answer bytes, is a `Dialect`'s, one in each file of ``routes``."""
+"""Common part of all generation routes: starts a request and returns its response, in one piece or as a stream."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo
@@ -20,11 +19,11 @@ from runtime.tokenizer import Tokenizer
 
 
 class ServingHandler(ABC):
-    """How one request's answer is told.
+    """Converts the outputs of one request into the response of an API.
 
     Attributes:
-        job: the engine requests that it takes, under way.
-        streams: whether it is told as events.
+        job: the running engine requests.
+        streams: whether the response is a stream.
     """
 
     def __init__(self, job: GenerationJob, *, streams: bool) -> None:
@@ -32,31 +31,30 @@ class ServingHandler(ABC):
         self.streams = streams
 
     @abstractmethod
-    def full_response(self) -> dict[str, Any]:
-        """The answer in one piece, once the job has ended."""
+    def full_response(self) -> Mapping[str, object]:
+        """Returns the response in one piece, after the end of the job."""
 
     def accumulate(self, update: OutputDelta) -> None:  # noqa: B027
-        """An engine output of an answer in one piece, where that is made of more than how the job ended."""
+        """Processes an output, for responses in one piece that depend on more than the final state."""
 
     async def finalize(self) -> None:  # noqa: B027
-        """What is made of an answer that has ended, and may be long, before it is told: in steps, between which others
-        have their turn."""
+        """Prepares a long response after its end, in steps between which other requests are served."""
 
     def on_start(self) -> bytes:
-        """The events before anything was generated."""
+        """Returns the first events, before any output."""
         return b""
 
     @abstractmethod
     def on_output(self, update: OutputDelta) -> bytes:
-        """The events that an engine output brings; b"" where it brings none."""
+        """Returns the events of an output; b"" if none."""
 
     @abstractmethod
     def on_finish(self) -> bytes:
-        """The events once the job has ended."""
+        """Returns the last events, after the end of the job."""
 
     @abstractmethod
     def on_error(self, error: RequestError) -> bytes:
-        """The events in place of the rest."""
+        """Returns the events that replace the rest of the stream."""
 
     async def events(self) -> AsyncIterator[bytes]:
         try:
@@ -74,7 +72,7 @@ class ServingHandler(ABC):
 async def handle_generation(
     request: Request, start: Callable[[ServerContext, Request], Awaitable[ServingHandler]]
 ) -> Response:
-    """The response to a request that `start` reads, checks and sets going; its body, which may be large, ends there."""
+    """Returns the response to a request that `start` parses, validates and submits. The body is freed then."""
     context: ServerContext = request.app.state.context
     with context.admission():
         handler = await start(context, request)
@@ -92,7 +90,13 @@ WARNING = (
 )
 
 
-def template_warning(choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer) -> dict[str, str]:
+class PromptWarning(TypedDict, total=False):
+    """Optional field of a response."""
+
+    warning: str
+
+
+def template_warning(choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer) -> PromptWarning:
     """`warning`, where one of `choices` has ended without a word and the template had no part in its prompt: that
     writes special tokens, and text never does."""
     if not tokenizer.has_template:

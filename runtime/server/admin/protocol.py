@@ -1,4 +1,4 @@
-"""What the server says of itself: its state, models, adapters, profiles, and what becomes of tokens."""
+"""Models of the routes for operation: state, models, adapters, profiles, tokenization."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -34,7 +32,7 @@ router = APIRouter()
 @router.get("/health", **response_doc(Health, refusals=error_docs(403)))
 async def health() -> Response:
     """Liveness: 200 while the process runs."""
-    return json_response({"status": "ok"})
+    return json_response(Health(status="ok"))
 
 
 @router.get("/ready", **response_doc(Readiness, refusals=error_docs(403) | error_docs(503, kind=Readiness)))
@@ -42,8 +40,8 @@ async def ready(request: Request) -> Response:
     """Readiness: 200 if the model is loaded and the server is not draining, otherwise 503."""
     context: ServerContext = request.app.state.context
     if context.ready:
-        return json_response({"status": "ready"})
-    return json_response({"status": "draining" if context.draining else "not ready"}, 503)
+        return json_response(Readiness(status="ready"))
+    return json_response(Readiness(status="draining" if context.draining else "not ready"), 503)
 
 
 @router.get("/startup", **response_doc(Started, refusals=error_docs(403) | error_docs(503, kind=Starting)))
@@ -56,9 +54,7 @@ async def startup(request: Request) -> Response:
         return json_response({"status": "started", **revision, **({"adapters": adapters} if adapters else {})})
     phase, done, total = context.engine_client.progress()
     percent = round(100 * done / total, 1) if total else 0.0
-    return json_response(
-        {"status": "loading", "phase": phase, "bytes": done, "total_bytes": total, "percent": percent}, 503
-    )
+    return json_response(Starting(status="loading", phase=phase, bytes=done, total_bytes=total, percent=percent), 503)
 
 
 @router.get("/metrics", response_class=PlainTextResponse, response_model=None, responses=error_docs(403))
@@ -74,7 +70,7 @@ async def models(request: Request) -> Response:
     """Lists the names of the model, and the adapters."""
     context: ServerContext = request.app.state.context
     names = [*context.names, *context.adapters.available]
-    return json_response({"object": "list", "data": [_model(context, name) for name in names]})
+    return json_response(ModelList(object="list", data=[_model(context, name) for name in names]))
 
 
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)
@@ -85,17 +81,17 @@ async def model(request: Request, name: str) -> Response:
     return json_response(_model(context, context.model_name(name)))
 
 
-def _model(context: ServerContext, name: str) -> dict[str, Any]:
-    info = context.engine_client.require()
-    adapter = {} if name in context.names else {"parent": context.names[0], "root": context.adapters.entries[name].uri}
-    return {
+def _model(context: ServerContext, name: str) -> Model:
+    found: Model = {
         "id": name,
         "object": "model",
         "created": context.created,
         "owned_by": "unmask",
-        "max_model_len": info.max_model_len,
-        **adapter,
+        "max_model_len": context.engine_client.require().max_model_len,
     }
+    if name not in context.names:
+        found["parent"], found["root"] = context.names[0], context.adapters.entries[name].uri
+    return found
 
 
 def _context(request: Request) -> ServerContext:
@@ -116,7 +112,7 @@ async def load_lora_adapter(request: Request) -> Response:
     body = await context.body(request, LoadAdapterRequest)
     context.require()
     await context.adapters.load(body.lora_name, body.lora_path, "route")
-    return json_response({"status": "loaded", "lora_name": body.lora_name})
+    return json_response(AdapterLoaded(status="loaded", lora_name=body.lora_name))
 
 
 @router.post("/v1/unload_lora_adapter", **json_route(UnloadAdapterRequest, AdapterUnloaded))
@@ -126,7 +122,7 @@ async def unload_lora_adapter(request: Request) -> Response:
     body = await context.body(request, UnloadAdapterRequest)
     context.require()
     await context.adapters.unload(body.lora_name)
-    return json_response({"status": "unloaded", "lora_name": body.lora_name})
+    return json_response(AdapterUnloaded(status="unloaded", lora_name=body.lora_name))
 
 
 def _profiler(request: Request) -> Profiler:
@@ -137,10 +133,10 @@ def _profiler(request: Request) -> Profiler:
 @router.post("/start_profile", **response_doc(ProfileStarted, refusals=error_docs(401, 403, 409, 500, 503)))
 async def start_profile(request: Request) -> Response:
     """Starts a profile of the steps of all ready backends."""
-    return json_response({"status": "started", "backends": await _profiler(request).start()})
+    return json_response(ProfileStarted(status="started", backends=await _profiler(request).start()))
 
 
 @router.post("/stop_profile", **response_doc(ProfileStopped, refusals=error_docs(401, 403, 409, 500)))
 async def stop_profile(request: Request) -> Response:
     """Stops the profile and returns the paths of the written files."""
-    return json_response({"status": "stopped", "files": await _profiler(request).stop()})
+    return json_response(ProfileStopped(status="stopped", files=await _profiler(request).stop()))

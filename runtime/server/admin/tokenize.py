@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``: exactly what the generating routes would feed the model."""
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``: token ids exactly as generation routes use them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def tokenize(request: Request) -> Response:
         ids = await context.preprocessor.encode(
             request, body.prompt or "", add_bos=body.add_special_tokens is not False
         )
-    return json_response({"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len})
+    return json_response(Tokenized(tokens=ids, count=len(ids), max_model_len=info.max_model_len))
 
 
 @router.get("/tokenizer_info", **response_doc(TokenizerInfo, refusals=error_docs(401, 403, 503)))

@@ -1,9 +1,9 @@
-"""``POST /v1/messages`` as the unmodified ``anthropic`` client speaks it, and how many tokens a conversation has."""
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``, compatible with Anthropic clients."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -15,9 +15,11 @@ from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 from runtime.server.anthropic.protocol import (
     MESSAGE_EVENTS,
     CountRequest,
+    MessageEnd,
     MessagesAnswer,
     MessagesError,
     MessagesRequest,
+    MessagesUsage,
     TokenCount,
 )
 from runtime.server.context import ServerContext
@@ -47,7 +49,7 @@ async def count_tokens(request: Request) -> Response:
     body = await context.body(request, CountRequest)
     context.model_name(body.model)
     chat = ChatContext(context.config, *context.require(), body.tool_config())
-    return json_response({"input_tokens": len(await _encode(context, request, body, chat))})
+    return json_response(TokenCount(input_tokens=len(await _encode(context, request, body, chat))))
 
 
 async def _start(context: ServerContext, request: Request) -> MessagesHandler:
@@ -79,20 +81,27 @@ async def _encode(context: ServerContext, request: Request, body: CountRequest, 
     return await chat.prompt(request, context.preprocessor, messages, body.template_kwargs(), continued=continued)
 
 
+_STOP_REASONS: dict[str, Literal["end_turn", "tool_use", "max_tokens"]] = {
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+    "length": "max_tokens",
+}
+
+
 class MessagesHandler(ServingHandler):
-    """Anthropic's message, and the events with which its blocks come about."""
+    """Response of ``/v1/messages``, and the events of its blocks."""
 
     def __init__(self, job: GenerationJob, model: str, *, streams: bool) -> None:
         super().__init__(job, streams=streams)
         self._model = model
-        self._blocks: list[dict[str, Any]] = []  # that have ended
-        self._open: dict[str, Any] = {}  # the one that grows; empty where none does
+        self._blocks: list[Any] = []  # finished ones (AnswerBlock)
+        self._open: dict[str, Any] = {}  # the current block; empty if none
         self._pieces: list[str] = []
         self._begun = False
 
-    def full_response(self) -> dict[str, Any]:
+    def full_response(self) -> MessagesAnswer:
         self._end()
-        return self._message(self._blocks, **self._stop_fields(), usage=self._usage())
+        return self._message(self._blocks, self._stop_fields(), self._usage())
 
     def accumulate(self, update: OutputDelta) -> None:
         self.on_output(update)
@@ -109,16 +118,15 @@ class MessagesHandler(ServingHandler):
         return named_event("error", error=anthropic_error(error)["error"])
 
     def _start(self) -> bytes:
-        """Once, when the first output has said how much of the prompt was in the cache."""
+        """Returns the first event once the number of cached prompt tokens is known."""
         if self._begun:
             return b""
         self._begun = True
-        nothing = {"stop_reason": None, "stop_sequence": None}
-        usage = {**self._usage(), "output_tokens": 0}
-        return named_event("message_start", message=self._message([], **nothing, usage=usage))
+        usage: MessagesUsage = {**self._usage(), "output_tokens": 0}
+        return named_event("message_start", message=self._message([], None, usage))
 
     def _append(self, delta: Delta) -> bytes:
-        """More of the block that grows, or the first of another."""
+        """Extends the current block, or starts another one."""
         if isinstance(delta, CallStart):
             return self._begin({"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}})
         if isinstance(delta, Arguments):
@@ -141,7 +149,7 @@ class MessagesHandler(ServingHandler):
         if not self._open:
             return b""
         text, kind = "".join(self._pieces), self._open["type"]
-        # a call's stay as written: not all that is JSON is UTF-8 once it is read, and numbers are of any length
+        # the JSON of a call is returned as generated: parsing may change numbers or fail for invalid Unicode
         ended = {"input": msgspec.Raw((text or "{}").encode())} if kind == "tool_use" else {kind: text}
         data = self._block("content_block_stop")
         self._blocks.append({**self._open, **ended})
@@ -149,15 +157,14 @@ class MessagesHandler(ServingHandler):
         self._pieces = []
         return data
 
-    def _stop_fields(self) -> dict[str, Any]:
+    def _stop_fields(self) -> MessageEnd:
         choice = self.job.choices[0]
         if choice.stopped_by is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
-        reason = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}[choice.openai_reason]
-        return {"stop_reason": reason, "stop_sequence": None}
+        return {"stop_reason": _STOP_REASONS[choice.openai_reason], "stop_sequence": None}
 
-    def _usage(self) -> dict[str, int]:
-        """Of the prompt, what was in the cache is counted apart."""
+    def _usage(self) -> MessagesUsage:
+        """Returns token counts. Cached prompt tokens are counted separately."""
         usage = self.job.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -167,9 +174,17 @@ class MessagesHandler(ServingHandler):
             "cache_read_input_tokens": cached,
         }
 
-    def _message(self, content: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        head = {"id": self.job.id, "type": "message", "role": "assistant", "model": self._model}
-        return {**head, "content": content, **more}
+    def _message(self, content: list[Any], end: MessageEnd | None, usage: MessagesUsage) -> MessagesAnswer:
+        return {
+            "id": self.job.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None if end is None else end["stop_reason"],
+            "stop_sequence": None if end is None else end["stop_sequence"],
+            "usage": usage,
+        }
 
     def _block(self, kind: str, **fields: Any) -> bytes:
         return named_event(kind, index=len(self._blocks), **fields)

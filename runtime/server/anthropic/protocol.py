@@ -1,4 +1,4 @@
-"""The body of ``/v1/messages``: Anthropic's turns and blocks, and what they are as a chat's messages."""
+"""Models of ``/v1/messages``: requests, responses and events; and conversion of blocks to messages of a chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which adapters a server offers: loaded into every replica, or told why not; from flags, a file, or by clients."""
+"""LoRA adapters of the server, from flags, --lora-config or routes: their state, and loading into all replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One HTTP request's answers on their way: engine outputs in, stable text and finished answers out."""
+"""The completions of one HTTP request: engine outputs are turned into text deltas and finished completions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
@@ -14,6 +14,9 @@ from runtime.request.output import CompletionState
 from runtime.request.structured import FIELD
 from runtime.server.engine_client.client import EngineClient
 from runtime.structured_output.grammar_cache import GrammarError
+
+if TYPE_CHECKING:  # the process that accepts connections for others needs no models
+    from runtime.server.openai.protocol import Timings, Usage
 
 MAX_BATCH = 128  # outputs that one request has handled before others have their turn
 _OUTCOMES = {499: "aborted", 504: "timeout"}
@@ -145,13 +148,13 @@ class GenerationJob:
 
     # -- what answers say
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         """OpenAI's usage object; choices of one prompt follow each other and count it once."""
         per_prompt = len(self.choices) // self.prompts
         firsts = self.choices[::per_prompt]
         prompt_tokens = sum(choice.prompt_tokens for choice in firsts)
         completion_tokens = sum(choice.completion_tokens for choice in self.choices)
-        usage: dict[str, Any] = {
+        usage: Usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
@@ -162,7 +165,7 @@ class GenerationJob:
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
 
-    def timings(self) -> dict[str, Any]:
+    def timings(self) -> Timings:
         """Seconds: in the queue, until the first text (streams only), in all."""
         return {
             "queue_seconds": round(self.choices[0].queue_seconds, 6),

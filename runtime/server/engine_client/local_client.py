@@ -1,4 +1,4 @@
-"""The table of live requests: admits them, sends them to a backend, hands each its news."""
+"""Client of the engine processes of this server: admission, routing to replicas, and delivery of outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of every replica's steps, started and stopped by a client where --profiler allows it."""
+"""Profiles of the steps of all replicas, started and stopped by clients if --profiler allows it."""
 
 from __future__ import annotations
 

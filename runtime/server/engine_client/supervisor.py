@@ -1,6 +1,6 @@
-"""Backend processes: started, spoken to, watched, restarted with back-off, stopped.
+"""Supervision of the backend processes: start, messages, heartbeats, restart with back-off, stop.
 
-The supervisor knows processes and messages; what a request is, it leaves to its ``Listener`` (the frontend).
+The supervisor knows processes and messages. Requests are the concern of its `ReplicaObserver`.
 """
 
 from __future__ import annotations

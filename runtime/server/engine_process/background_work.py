@@ -1,4 +1,4 @@
-"""Work of a backend beside its steps: adapters are read and profiles written in threads."""
+"""Work of a backend beside its steps: threads read adapters and write profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend's end of the two sockets between it and its frontend."""
+"""The sockets of a backend process to its frontend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of ``/generate`` and ``/v1/infill``, and the events of their streams."""
+"""Models of ``/generate`` and ``/v1/infill``: requests, responses and events."""
 
 from __future__ import annotations
 
@@ -72,6 +72,9 @@ class InfillRequest(GenerationRequest):
     ] = None
 
 
+FinishReason = Literal["stop", "length", "max_nfe", "repetition"]
+
+
 class OwnTopLogprob(TypedDict):
     id: Annotated[int, api_field("id of the token")]
     token: Annotated[str, api_field("text of the token; `bytes:` and escapes for incomplete characters")]
@@ -94,7 +97,7 @@ class GenerateAnswer(TypedDict):
     token_ids: Annotated[list[int], api_field("token ids of the output")]
     nfe: Annotated[int, api_field("denoising steps of all blocks")]
     finish_reason: Annotated[
-        Literal["stop", "length", "max_nfe", "repetition"],
+        FinishReason,
         api_field("`stop`: end of sequence or a stop string; otherwise the limit"),
     ]
     logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]

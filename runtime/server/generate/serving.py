@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
 from runtime.request.output import append_event, denoise_event
@@ -19,12 +20,14 @@ from runtime.server.generate.protocol import (
     AppendEvent,
     DenoiseEvent,
     ErrorEvent,
+    FinishReason,
     GenerateAnswer,
     GenerateFinal,
     GenerateRequest,
     InfillAnswer,
     InfillFinal,
     InfillRequest,
+    OwnLogprob,
 )
 from runtime.server.http_responses import DONE, event, openai_error
 from runtime.server.openai.chat_messages import (
@@ -51,7 +54,7 @@ class GenerateEvents(ServingHandler):
         self._make = denoise_event if mode == "denoise" else append_event
 
     @abstractmethod
-    def full_response(self) -> dict[str, Any]: ...
+    def full_response(self) -> GenerateAnswer | InfillAnswer: ...
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
         """Of the event of a step; None where it has none."""
@@ -115,18 +118,22 @@ async def _start_generate(context: ServerContext, request: Request) -> GenerateH
     return GenerateHandler(job, mode, context, body.prompt if isinstance(body.prompt, str) else None)
 
 
+class _Logprobs(TypedDict, total=False):
+    logprobs: Any  # encoded list of OwnLogprob
+
+
 class GenerateHandler(GenerateEvents):
-    """`text`: the prompt's, where it came as one."""
+    """Response of ``/generate``. `text`: the prompt, if the request had it as text."""
 
     def __init__(self, job: GenerationJob, mode: str | None, context: ServerContext, text: str | None) -> None:
         super().__init__(job, mode)
         self._info, self._tokenizer = context.require()
         self._text = text
         self._logprobs = LogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
-        self._full_logprobs: dict[str, Any] = {}
+        self._full_logprobs: _Logprobs = {}
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
-        """With the log-probabilities of tokens whose text is out, where they are asked for."""
+        """Adds log-probabilities of the tokens of the new text, if requested."""
         fields = super().event_fields(update)
         if update.choice.spec.logprobs is None or fields is None:
             return fields
@@ -137,21 +144,21 @@ class GenerateHandler(GenerateEvents):
         choice = self.job.choices[0]
         if choice.spec.logprobs is None:
             return
-        entries: list[dict[str, Any]] = []
+        entries: list[OwnLogprob] = []
         async for some in in_chunks(choice.token_logprobs or [], 1 + choice.spec.logprobs):
             entries += generate_logprobs(some, self._tokenizer.byte_decoder)
         self._full_logprobs = {"logprobs": encoded(entries)}
 
-    def full_response(self) -> dict[str, Any]:
+    def full_response(self) -> GenerateAnswer:
         choice = self.job.choices[0]
         ids = choice.spec.prompt
         prompt = self._tokenizer.decode(ids) if self._text is None else self._text
         return {
             "id": self.job.id,
-            "text": choice.text,
+            "text": choice.text or "",
             "token_ids": choice.token_ids,
             "nfe": choice.nfe,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": cast(FinishReason, choice.finish_reason),
             **self._full_logprobs,
             "full_text": prompt + (choice.text or ""),
             "full_token_ids": ids + choice.token_ids,
@@ -284,7 +291,7 @@ def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
 
 
 class InfillHandler(GenerateEvents):
-    """The whole text, and what stands in each of its holes."""
+    """Response of ``/v1/infill``: the full text and the text of each gap."""
 
     def __init__(
         self, job: GenerationJob, mode: str | None, tokenizer: Tokenizer, model: str, layout: InfillLayout
@@ -294,7 +301,7 @@ class InfillHandler(GenerateEvents):
         self._model = model
         self._layout = layout
 
-    def full_response(self) -> dict[str, Any]:
+    def full_response(self) -> InfillAnswer:
         choice = self.job.choices[0]
         each = [choice.token_ids[first:end] for first, end in self._layout.holes]
         special = self._tokenizer.special  # these have no text

@@ -1,4 +1,4 @@
-"""What the log tells of every request, a line each, and of the load every ten seconds; never what was asked or said."""
+"""Access log, with one line per request, and throughput every ten seconds. It contains no prompts and outputs."""
 
 from __future__ import annotations
 

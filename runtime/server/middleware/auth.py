@@ -1,4 +1,4 @@
-"""API keys: several at once so that they can be rotated, compared in constant time, re-read when their file changes."""
+"""API keys: several at once for rotation, compared in constant time, reloaded when their file changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every HTTP request passes first: its id, its origin, its key, the count in flight."""
+"""Middleware of all HTTP requests: request id, origin, API key, count of requests in flight, errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces, where OTEL_* variables ask for them: a span a request, written when it has ended.
+"""OpenTelemetry traces, enabled by OTEL_* variables: one span per request, created after its end.
 
-So nothing is done for one that runs, and nothing is imported where no traces are wanted. The provider is the server's
-own: no other library of this process finds it.
+So a running request has no overhead, and nothing is imported without traces. The provider belongs to the server: other
+libraries of this process do not use it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions`` as the unmodified ``openai`` client speaks it."""
+"""``POST /v1/chat/completions``, compatible with OpenAI clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ from runtime.server.openai.chat_messages import (
     template_variables,
 )
 from runtime.server.openai.logprobs import logprob_streamers
-from runtime.server.openai.protocol import ChatAnswer, ChatChunk, ChatRequest
+from runtime.server.openai.protocol import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatRequest,
+    Reason,
+)
 from runtime.server.openai.streaming import OpenAIHandler, StreamSettings, assistant_message, chat_delta, output_parser
 from runtime.server.openai.tools import check_legacy_functions, parse_tools
 from runtime.server.openapi import RawBodyRoute, json_route
@@ -86,7 +94,6 @@ def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
 class ChatHandler(OpenAIHandler):
     """OpenAI's chat.completion objects."""
 
-    object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, job: GenerationJob, settings: StreamSettings, pieces: TokenByteDecoder) -> None:
@@ -98,8 +105,8 @@ class ChatHandler(OpenAIHandler):
         if not self.streams:
             self._full_logprobs = [await revealed.full_chat() for revealed in self._logprobs]
 
-    def choices(self) -> list[dict[str, Any]]:
-        return [
+    def full_response(self) -> ChatAnswer:
+        choices: list[ChatChoice] = [
             {
                 "index": choice.index,
                 "message": assistant_message(output_parser(choice)),
@@ -108,14 +115,15 @@ class ChatHandler(OpenAIHandler):
             }
             for choice in self.job.choices
         ]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.job.usage()}
 
     def on_start(self) -> bytes:
-        role = {"role": "assistant", "content": "", "refusal": None}
+        role: ChatDelta = {"role": "assistant", "content": "", "refusal": None}
         return b"".join(self._chunk(choice.index, role) for choice in self.job.choices)
 
     def on_output(self, update: OutputDelta) -> bytes:
         index = update.choice.index
-        deltas = [chat_delta(grown) for grown in update.deltas]
+        deltas: list[ChatDelta] = [chat_delta(grown) for grown in update.deltas]
         logprobs = self._logprobs[index].chat_delta(update)
         if logprobs is not None and logprobs["content"] and not deltas:
             deltas.append({"content": ""})  # tokens that no text belongs to
@@ -129,12 +137,18 @@ class ChatHandler(OpenAIHandler):
             logprobs = None
         for each in deltas:
             data.append(self._chunk(index, each, logprobs=logprobs))
-            logprobs = None  # each token is told once
+            logprobs = None  # once per token
         if update.ended:
             data.append(self._chunk(index, {}, update.choice.openai_reason))
         return b"".join(data)
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], reason: str | None = None, *, logprobs: Any = None, **more: Any
+        self,
+        index: int,
+        delta: ChatDelta,
+        reason: Reason | None = None,
+        *,
+        logprobs: ChatLogprobs | None = None,
+        **more: Any,
     ) -> bytes:
         return self.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}, **more)

@@ -1,5 +1,4 @@
-"""How one chat is told to the model and its answer told apart again: the tools in its prompt, the grammar that holds
-calls to them, and what reads the answer's parts."""
+"""Context of one chat: tools in its prompt, grammar of its tool calls, and the parser of its output."""
 
 from __future__ import annotations
 

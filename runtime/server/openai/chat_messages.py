@@ -1,4 +1,4 @@
-"""A chat's messages, as the OpenAI SDKs write them, with their own answers among them, and as templates know them."""
+"""Messages of a chat: models of the OpenAI API, and conversion to messages for chat templates."""
 
 from __future__ import annotations
 

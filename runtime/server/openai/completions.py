@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: one prompt or a list of them, as text or as token ids."""
+"""``POST /v1/completions``, compatible with OpenAI clients: one prompt or a list, as text or as token ids."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ErrorResponse
 from runtime.server.openai.logprobs import (
+    append_logprobs,
     completion_logprobs,
     encoded,
     end_token_entry,
@@ -23,11 +24,18 @@ from runtime.server.openai.logprobs import (
     logprob_streamers,
 )
 from runtime.server.openai.prompt_echo import PromptEcho, parse_echo
-from runtime.server.openai.protocol import CompletionAnswer, CompletionChunk, CompletionRequest
+from runtime.server.openai.protocol import (
+    CompletionAnswer,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
 from runtime.server.openai.streaming import OpenAIHandler, StreamSettings
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.server.serving_base import handle_generation, template_warning
+from runtime.server.serving_base import PromptWarning, handle_generation, template_warning
 
 router = APIRouter(route_class=RawBodyRoute)
 MAX_PROMPTS = 1024
@@ -102,7 +110,7 @@ def _list(prompt: Any) -> list[str | list[int]]:
 class CompletionHandler(OpenAIHandler):
     """OpenAI's text_completion objects."""
 
-    object = chunk_object = "text_completion"
+    chunk_object = "text_completion"
 
     def __init__(
         self, job: GenerationJob, settings: StreamSettings, context: ServerContext, echo: PromptEcho | None
@@ -113,23 +121,26 @@ class CompletionHandler(OpenAIHandler):
         self._streamers = logprob_streamers(job.choices, self._tokenizer.byte_decoder)
         self._full_logprobs: list[Any] = []
 
-    def full_response(self) -> dict[str, Any]:
-        return {**super().full_response(), **template_warning(self.job.choices, self._info, self._tokenizer)}
+    def full_response(self) -> CompletionAnswer:
+        return {
+            **self._head,
+            "object": "text_completion",
+            "choices": [self._choice(choice) for choice in self.job.choices],
+            "usage": self.job.usage(),
+            **template_warning(self.job.choices, self._info, self._tokenizer),
+        }
 
     async def finalize(self) -> None:
         if not self.streams:
             self._full_logprobs = [await self._all_logprobs(choice) for choice in self.job.choices]
 
-    def choices(self) -> list[dict[str, Any]]:
-        return [self._choice(choice) for choice in self.job.choices]
-
-    def _choice(self, choice: CompletionState) -> dict[str, Any]:
+    def _choice(self, choice: CompletionState) -> CompletionChoice:
         logprobs = self._full_logprobs[choice.index]
         text = self._echoed_text(choice) + (choice.text or "")
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.openai_reason}
 
     async def _all_logprobs(self, choice: CompletionState) -> Any:
-        """Of the prompt's tokens, where they are told too, and the answer's; None where nobody asks."""
+        """Returns log-probabilities of the echoed prompt and the output; None if not requested."""
         if choice.spec.logprobs is None:
             return None
         prompt = [] if self._echo is None else self._echo.entries(choice)
@@ -137,16 +148,15 @@ class CompletionHandler(OpenAIHandler):
         logprobs = completion_logprobs([], self._tokenizer.byte_decoder)
         for entries, base in ((prompt, 0), (answer, len(self._echoed_text(choice)))):
             async for some in in_chunks(entries, 1 + choice.spec.logprobs):
-                for name, values in completion_logprobs(some, self._tokenizer.byte_decoder, base).items():
-                    logprobs[name] += values
+                append_logprobs(logprobs, some, self._tokenizer.byte_decoder, base)
         return encoded(logprobs)
 
     def _echoed_text(self, choice: CompletionState) -> str:
-        """What stands before its answer in its text."""
+        """Returns the echoed prompt, "" without echo."""
         return "" if self._echo is None else self._echo.text(choice)
 
-    def _new_logprobs(self, update: OutputDelta) -> dict[str, Any] | None:
-        """Of what is new of the answer's tokens; None where nobody asks."""
+    def _new_logprobs(self, update: OutputDelta) -> CompletionLogprobs | None:
+        """Returns log-probabilities of new tokens; None if not requested."""
         choice = update.choice
         if choice.spec.logprobs is None:
             return None
@@ -156,7 +166,7 @@ class CompletionHandler(OpenAIHandler):
         return completion_logprobs(logprobs, self._tokenizer.byte_decoder, len(self._echoed_text(choice)))
 
     def on_start(self) -> bytes:
-        """The prompts, and the ends of answers that nobody wants."""
+        """Returns chunks with the echoed prompts, and the ends of completions of no tokens."""
         if self._echo is None:
             return b""
         return b"".join(
@@ -178,7 +188,12 @@ class CompletionHandler(OpenAIHandler):
         if not (update.text or reason or self.settings.denoise or (logprobs and logprobs["tokens"])):
             return b""
         fields = denoise_fields(update.output, update.text)
-        piece = {"index": choice.index, "text": fields.pop("text"), "logprobs": logprobs, "finish_reason": reason}
+        piece: CompletionChunkChoice = {
+            "index": choice.index,
+            "text": fields.pop("text"),
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
         more = {"denoise": fields} if self.settings.denoise else {}
-        warning = template_warning([choice], self._info, self._tokenizer) if reason else {}
+        warning: PromptWarning = template_warning([choice], self._info, self._tokenizer) if reason else {}
         return self.chunk(piece, **more, **warning)

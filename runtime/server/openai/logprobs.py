@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's chat and completions tell them."""
+"""Log-probabilities in the forms of chat completions, completions and ``/generate``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from runtime.tokenizer.token_offsets import OffsetTracker, TokenOffset
 
 if TYPE_CHECKING:
     from runtime.server.engine_client.generation_job import OutputDelta
+    from runtime.server.generate.protocol import OwnLogprob
+    from runtime.server.openai.protocol import ChatLogprobs, CompletionLogprobs
+    from runtime.server.openai.protocol import TokenLogprob as ChatTokenLogprob
 
 
 MAX_LOGPROBS = 2**18  # log-probabilities in one answer
@@ -87,15 +90,15 @@ class LogprobStreamer:
         self._sent = last
         return list(zip(entries[first:last], positions[first:last], strict=True))
 
-    def chat_delta(self, update: OutputDelta) -> dict[str, Any] | None:
-        """`fresh` as chat tells it; None where nobody asks."""
+    def chat_delta(self, update: OutputDelta) -> ChatLogprobs | None:
+        """Returns `take_new` for a chunk of a chat; None if not requested."""
         return None if self._choice.spec.logprobs is None else chat_logprobs(self.take_new(update), self._pieces)
 
     async def full_chat(self) -> msgspec.Raw | None:
-        """`told` of a long answer, in steps."""
+        """Returns the field `logprobs` of the full chat completion, built in chunks; None if not requested."""
         if self._choice.spec.logprobs is None:
             return None
-        content: list[dict[str, Any]] = []
+        content: list[ChatTokenLogprob] = []
         async for some in in_chunks(self.take_new(), 1 + self._choice.spec.logprobs):
             content += chat_logprobs(some, self._pieces)["content"]
         return encoded({"content": content, "refusal": None})
@@ -106,13 +109,14 @@ def logprob_streamers(choices: Iterable[CompletionState], pieces: TokenByteDecod
     return [LogprobStreamer(choice, pieces) for choice in choices]
 
 
-def generate_logprobs(entries: Iterable[TokenLogprob], pieces: TokenByteDecoder) -> list[dict[str, Any]]:
-    """`logprobs` of the project's own routes: an entry for each of `token_ids`."""
+def generate_logprobs(entries: Iterable[TokenLogprob], pieces: TokenByteDecoder) -> list[OwnLogprob]:
+    """Returns the field `logprobs` of ``/generate``, one entry per token id."""
 
     def one(token: int, logprob: float | None) -> dict[str, Any]:
         return {"id": token, "token": token_text(pieces(token)), "logprob": logprob}
 
-    return _entries(entries, one)
+    found: list[OwnLogprob] = _entries(entries, one)
+    return found
 
 
 def end_token_entry(choice: CompletionState) -> list[TokenEntry]:
@@ -123,8 +127,8 @@ def end_token_entry(choice: CompletionState) -> list[TokenEntry]:
     return [(choice.end_logprob, TokenOffset(length, length))]
 
 
-def chat_logprobs(entries: Iterable[TokenEntry], pieces: TokenByteDecoder) -> dict[str, Any]:
-    """Chat's `logprobs`."""
+def chat_logprobs(entries: Iterable[TokenEntry], pieces: TokenByteDecoder) -> ChatLogprobs:
+    """Returns the field `logprobs` of chat completions."""
 
     def one(token: int, logprob: float | None) -> dict[str, Any]:
         data = pieces(token)
@@ -133,28 +137,32 @@ def chat_logprobs(entries: Iterable[TokenEntry], pieces: TokenByteDecoder) -> di
     return {"content": _entries((entry for entry, _ in entries), one), "refusal": None}
 
 
-def _entries(
-    entries: Iterable[TokenLogprob], one: Callable[[int, float | None], dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Each token as `one` writes it, and with it the likeliest of its place."""
+def _entries(entries: Iterable[TokenLogprob], one: Callable[[int, float | None], dict[str, Any]]) -> list[Any]:
+    """Returns each token in the form of `one`, with the most probable tokens of its position."""
     return [
         {**one(entry.id, entry.logprob), "top_logprobs": [one(token, value) for token, value in entry.top]}
         for entry in entries
     ]
 
 
-def completion_logprobs(entries: Iterable[TokenEntry], pieces: TokenByteDecoder, base: int = 0) -> dict[str, Any]:
-    """Completions' `logprobs`; `base`: characters before the text of these. What is told of a position always holds the
-    token that stands there."""
-    made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+def completion_logprobs(entries: Iterable[TokenEntry], pieces: TokenByteDecoder, base: int = 0) -> CompletionLogprobs:
+    """Returns the field `logprobs` of completions. `base`: number of characters before the text of these tokens."""
+    made: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    append_logprobs(made, entries, pieces, base)
+    return made
+
+
+def append_logprobs(
+    logprobs: CompletionLogprobs, entries: Iterable[TokenEntry], pieces: TokenByteDecoder, base: int
+) -> None:
+    """Appends tokens to the field `logprobs` of completions. Top tokens always include the token of the position."""
     for entry, offset in entries:
         top: dict[str, float] | None = None
         if entry.logprob is not None:
             top = {}
             for token, value in (*entry.top, (entry.id, entry.logprob)):
                 top.setdefault(token_text(pieces(token)), value)
-        made["tokens"].append(token_text(pieces(entry.id)))
-        made["token_logprobs"].append(entry.logprob)
-        made["top_logprobs"].append(top)
-        made["text_offset"].append(base + offset.start)
-    return made
+        logprobs["tokens"].append(token_text(pieces(entry.id)))
+        logprobs["token_logprobs"].append(entry.logprob)
+        logprobs["top_logprobs"].append(top)
+        logprobs["text_offset"].append(base + offset.start)

@@ -1,4 +1,4 @@
-"""Prompts that completions tell before their answers, with the log-probabilities of their tokens if these are asked."""
+"""Echo of prompts in completions, with log-probabilities of their tokens if requested."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Request bodies: their fields and types. Those of an answer are in ``runtime.request.sampling_params``.
+"""Models of chat completions and completions: requests, responses, chunks, and what all generation requests have.
 
-Ranges and meanings are checked by ``runtime.request``, and stand here for the OpenAPI alone.
+Types of requests are strict (no "5" for 5, no true for 1). Ranges are validated by `runtime.request`; here they are for
+the OpenAPI document. Unsupported fields are declared with their neutral values, and any other value is rejected.
+Unknown fields are ignored and named in the header X-Unmask-Ignored.
 
-Types are strict (no "5" for 5, no true for 1). A field that this version does not build is listed with the values
-that ask for nothing; any other value is refused by name, never accepted and ignored. A field that nobody knows is
-ignored, and the answer's header names it (``fields.ignored``).
+Types of responses are those that routes return. mypy checks them; nothing is validated while the server runs. Fields
+that may be missing are `NotRequired`.
 """
 
 from __future__ import annotations
@@ -305,13 +306,15 @@ class DenoiseStep(TypedDict):
 Reason = Literal["stop", "length", "tool_calls"]
 
 
-class _Head(TypedDict):
+class ResponseHead(TypedDict):
+    """Fields of all responses."""
+
     id: Annotated[str, api_field("id of this request")]
     created: Annotated[int, api_field("creation time, Unix seconds")]
     model: Annotated[str, api_field("requested model name")]
 
 
-class _Chunk(_Head):
+class _Chunk(ResponseHead):
     usage: Annotated[
         NotRequired[Usage | None],
         api_field("with `include_usage`: in the last chunk, null before; with `continuous_usage_stats` in all"),
@@ -370,7 +373,7 @@ class ChatChoice(TypedDict):
     ]
 
 
-class ChatAnswer(_Head):
+class ChatAnswer(ResponseHead):
     """The answer of `/v1/chat/completions`."""
 
     object: Annotated[Literal["chat.completion"], api_field("always `chat.completion`")]
@@ -438,7 +441,7 @@ class CompletionChoice(TypedDict):
     finish_reason: Annotated[Reason, api_field("`stop`: end of sequence or a stop string; `length`: a limit")]
 
 
-class CompletionAnswer(_Head):
+class CompletionAnswer(ResponseHead):
     """The answer of `/v1/completions`."""
 
     object: Annotated[Literal["text_completion"], api_field("always `text_completion`")]

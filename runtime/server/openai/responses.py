@@ -1,11 +1,11 @@
-"""``POST /v1/responses`` as the unmodified ``openai`` client and its agents speak it; nothing is kept between calls."""
+"""``POST /v1/responses``, compatible with OpenAI clients. No state is kept between requests."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -17,7 +17,14 @@ from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import named_event
 from runtime.server.openai.chat_context import ChatContext
-from runtime.server.openai.responses_protocol import RESPONSE_EVENTS, ResponsesAnswer, ResponsesRequest
+from runtime.server.openai.responses_protocol import (
+    RESPONSE_EVENTS,
+    ResponseError,
+    ResponsesAnswer,
+    ResponseSettings,
+    ResponsesRequest,
+    ResponseStatus,
+)
 from runtime.server.openai.tools import ToolConfig
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
@@ -71,11 +78,8 @@ class ResponsesHandler(ServingHandler):
         self._items = ResponseItems(job.id.removeprefix("resp_"), self._event, tools.origins)
         spec = job.choices[0].spec
         reasoning = body.reasoning
-        self._head = {
-            "id": job.id,
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": model,
+        self._created, self._model = int(time.time()), model
+        self._settings: ResponseSettings = {
             "instructions": body.instructions,
             "metadata": body.metadata or {},
             "max_output_tokens": body.set_fields().get("max_tokens"),
@@ -93,7 +97,7 @@ class ResponsesHandler(ServingHandler):
             "user": body.user,
         }
 
-    def full_response(self) -> dict[str, Any]:
+    def full_response(self) -> ResponsesAnswer:
         self._items.close(self._status())
         return self._final_object()
 
@@ -117,28 +121,38 @@ class ResponsesHandler(ServingHandler):
         failed = self._object("failed", error={"code": code, "message": error.message})
         return self._event("response.failed", response=failed)
 
-    def _status(self) -> str:
+    def _status(self) -> Literal["completed", "incomplete"]:
         return "completed" if self.job.choices[0].finish_reason == "stop" else "incomplete"
 
-    def _final_object(self) -> dict[str, Any]:
-        status = self._status()
-        usage = self.job.usage()
-        return self._object(
-            status,
-            incomplete_details=None if status == "completed" else {"reason": "max_output_tokens"},
-            output=self._items.items,
-            usage={
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": usage["completion_tokens_details"],
-                "total_tokens": usage["total_tokens"],
+    def _final_object(self) -> ResponsesAnswer:
+        usage, final = self.job.usage(), self._object(self._status())
+        final["incomplete_details"] = None if final["status"] == "completed" else {"reason": "max_output_tokens"}
+        final["output"] = self._items.items
+        final["usage"] = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {
+                "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                "cache_write_tokens": 0,
             },
-        )
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": usage["completion_tokens_details"],
+            "total_tokens": usage["total_tokens"],
+        }
+        return final
 
-    def _object(self, status: str, **more: Any) -> dict[str, Any]:
-        nothing: dict[str, Any] = {"error": None, "incomplete_details": None, "output": [], "usage": None}
-        return {**self._head, "status": status, **nothing, **more}
+    def _object(self, status: ResponseStatus, error: ResponseError | None = None) -> ResponsesAnswer:
+        return {
+            "id": self.job.id,
+            "object": "response",
+            "created_at": self._created,
+            "model": self._model,
+            **self._settings,
+            "status": status,
+            "error": error,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
         data = named_event(kind, sequence_number=self._sequence_number, **fields)
@@ -159,7 +173,7 @@ class ResponseItems:
 
     def __init__(self, name: str, event: Event, origins: Mapping[str, tuple[str, str]]) -> None:
         """`name`: what the items' ids are made of. `origins`: the functions of namespaces, as in `Tooling`."""
-        self.items: list[dict[str, Any]] = []
+        self.items: list[Any] = []  # OutputItem
         self._name = name
         self._event = event
         self._origins = origins

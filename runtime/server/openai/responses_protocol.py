@@ -1,4 +1,4 @@
-"""The body of ``/v1/responses``: OpenAI's items of a conversation, and what they are as a chat's messages."""
+"""Models of ``/v1/responses``: requests, responses and events; and conversion of items to messages of a chat."""
 
 from __future__ import annotations
 
@@ -469,21 +469,12 @@ class TextSettings(TypedDict):
     format: Annotated[Json, api_field("as requested; default: type `text`")]
 
 
-class ResponsesAnswer(TypedDict):
-    """The answer of `/v1/responses`."""
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
-    id: Annotated[str, api_field("id of this request")]
-    object: Annotated[Literal["response"], api_field("always `response`")]
-    created_at: Annotated[int, api_field("creation time, Unix seconds")]
-    status: Annotated[
-        Literal["in_progress", "completed", "incomplete", "failed"],
-        api_field("`in_progress` and `failed` occur in streams only"),
-    ]
-    model: Annotated[str, api_field("requested model name")]
-    output: Annotated[list[OutputItem], api_field("reasoning, text and function calls")]
-    usage: Annotated[ResponsesUsage | None, api_field("token counts, after the end")]
-    error: Annotated[ResponseError | None, api_field("reason of a failure")]
-    incomplete_details: Annotated[Incomplete | None, api_field("reason for an incomplete response")]
+
+class ResponseSettings(TypedDict):
+    """Fields of the request that the response repeats."""
+
     instructions: Annotated[str | None, api_field("as requested")]
     metadata: Annotated[Json, api_field("as requested")]
     max_output_tokens: Annotated[int | None, api_field("as requested")]
@@ -499,6 +490,23 @@ class ResponsesAnswer(TypedDict):
     store: Annotated[bool, api_field("always false; responses are not stored")]
     truncation: Annotated[Literal["auto", "disabled"], api_field("as requested; default `disabled`")]
     user: Annotated[str | None, api_field("as requested")]
+
+
+class ResponsesAnswer(ResponseSettings):
+    """The answer of `/v1/responses`."""
+
+    id: Annotated[str, api_field("id of this request")]
+    object: Annotated[Literal["response"], api_field("always `response`")]
+    created_at: Annotated[int, api_field("creation time, Unix seconds")]
+    status: Annotated[
+        ResponseStatus,
+        api_field("`in_progress` and `failed` occur in streams only"),
+    ]
+    model: Annotated[str, api_field("requested model name")]
+    output: Annotated[list[OutputItem], api_field("reasoning, text and function calls")]
+    usage: Annotated[ResponsesUsage | None, api_field("token counts, after the end")]
+    error: Annotated[ResponseError | None, api_field("reason of a failure")]
+    incomplete_details: Annotated[Incomplete | None, api_field("reason for an incomplete response")]
 
 
 class _Numbered(TypedDict):

@@ -1,9 +1,8 @@
-"""What OpenAI's chat and completions tell alike: an object of choices, chunks of it, and the usage."""
+"""Streaming of chat completions and completions: chunks, usage, and deltas of messages."""
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 from runtime.errors import RequestError
@@ -11,18 +10,26 @@ from runtime.parsers import Arguments, CallStart, ChatOutputParser, Delta, Reaso
 from runtime.request.output import CompletionState
 from runtime.server.engine_client.generation_job import GenerationJob
 from runtime.server.http_responses import DONE, event, openai_error
-from runtime.server.openai.protocol import OpenAIRequest
+from runtime.server.openai.protocol import (
+    AnswerMessage,
+    ChatChunkChoice,
+    ChatDelta,
+    CompletionChunkChoice,
+    FunctionDelta,
+    OpenAIRequest,
+    ResponseHead,
+)
 from runtime.server.serving_base import ServingHandler
 
 
 class StreamSettings(NamedTuple):
-    """What a request says of how its answer is told."""
+    """Stream options of a request."""
 
     model: str
     streams: bool
-    include_usage: bool  # a stream ends with it
-    continuous_usage: bool  # and every chunk of it tells how far it is: with that at its end alone, as others have it
-    denoise: bool  # a stream tells every step
+    include_usage: bool  # in the last chunk
+    continuous_usage: bool  # also in each chunk
+    denoise: bool  # a chunk per step
 
     @classmethod
     def of(cls, body: OpenAIRequest, model: str, mode: str | None) -> StreamSettings:
@@ -33,27 +40,19 @@ class StreamSettings(NamedTuple):
 
 
 class OpenAIHandler(ServingHandler):
-    """Chunks of choices, and the usage where it is wanted."""
+    """Chunks with choices, and the usage if requested."""
 
-    object: ClassVar[str]
     chunk_object: ClassVar[str]
 
     def __init__(self, job: GenerationJob, settings: StreamSettings) -> None:
         super().__init__(job, streams=settings.streams)
         self.settings = settings
-        self._head = {"id": job.id, "created": int(time.time()), "model": settings.model}
+        self._head: ResponseHead = {"id": job.id, "created": int(time.time()), "model": settings.model}
         self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
         if settings.include_usage:
             self._base["usage"] = None  # all chunks but the last, as OpenAI has it
 
-    @abstractmethod
-    def choices(self) -> list[dict[str, Any]]:
-        """Of the answer in one piece."""
-
-    def full_response(self) -> dict[str, Any]:
-        return {**self._head, "object": self.object, "choices": self.choices(), "usage": self.job.usage()}
-
-    def chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+    def chunk(self, choice: ChatChunkChoice | CompletionChunkChoice, **more: Any) -> bytes:
         if self.settings.continuous_usage:
             more["usage"] = self.job.usage()
         return event({**self._base, "choices": [choice], **more})
@@ -68,14 +67,14 @@ class OpenAIHandler(ServingHandler):
 
 
 def output_parser(choice: CompletionState) -> ChatOutputParser:
-    """Of a chat's answer."""
+    """Returns the parser of a chat completion."""
     assert isinstance(choice.parts, ChatOutputParser)
     return choice.parts
 
 
-def assistant_message(parts: ChatOutputParser) -> dict[str, Any]:
-    """Of a whole answer; without a text beside calls, its content is null."""
-    made: dict[str, Any] = {
+def assistant_message(parts: ChatOutputParser) -> AnswerMessage:
+    """Returns the full message. Its content is null with tool calls and no text."""
+    made: AnswerMessage = {
         "role": "assistant",
         "content": parts.content if parts.content or not parts.calls else None,
         "refusal": None,
@@ -90,12 +89,12 @@ def assistant_message(parts: ChatOutputParser) -> dict[str, Any]:
     return made
 
 
-def chat_delta(grown: Delta) -> dict[str, Any]:
-    """Of a chunk."""
+def chat_delta(grown: Delta) -> ChatDelta:
+    """Returns the delta of a chunk."""
     if isinstance(grown, Reasoning):
         return {"reasoning_content": grown.text}
     if isinstance(grown, CallStart):
-        function = {"name": grown.name, "arguments": ""}
+        function: FunctionDelta = {"name": grown.name, "arguments": ""}
         return {"tool_calls": [{"index": grown.index, "id": grown.id, "type": "function", "function": function}]}
     if isinstance(grown, Arguments):
         return {"tool_calls": [{"index": grown.index, "function": {"arguments": grown.text}}]}

@@ -1,4 +1,4 @@
-"""What a request says of tools: bodies, their checks, and what is offered to the model in the end."""
+"""Tools of a request: models, validation, and the tools that are offered to the model."""
 
 from __future__ import annotations
 

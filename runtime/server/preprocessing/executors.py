@@ -1,8 +1,12 @@
-"""A fair queue before something that serves one request at a time.
+"""Threads for work beside the event loop, and the fair queue in front of each.
 
-Owners (API keys) get equal seconds of service. Within an owner, and among owners that have used about the same, the
-shortest request is first. What waits is limited: a request that finds the queue full displaces the last one of the
-owner that holds most of it, unless that would leave the newcomer's owner with more.
+There are two threads, for short and for long work. Python threads share the GIL, so that work must release it, as batch
+calls of the tokenizers library do, or consist of small steps, as a template does. Work that is no longer needed leaves
+the queue, or ends at its next step.
+
+API keys get equal seconds of service. Within a key, and among keys with about the same use, the shortest request is
+first. The queue is limited: a request that finds it full displaces the last one of the key that waits for most, unless
+its own key would then wait for more.
 """
 
 from __future__ import annotations

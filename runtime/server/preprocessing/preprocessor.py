@@ -1,8 +1,8 @@
-"""From a body's bytes to a prompt's ids, with no request holding the event loop for long.
+"""Preprocessing of requests: parsing of bodies, chat templates and tokenization, without blocking the event loop.
 
-Small work is done at once, on the loop. What takes longer goes to a thread (`executors`): rendering a long chat,
-encoding a long text. Parsing cannot leave the loop, as it keeps Python's lock; large bodies are parsed one at a time,
-the shorter first, in steps, and the loop looks after everybody else in between.
+Small work runs on the loop. Long chats and texts are rendered and encoded in a thread (`executors`). Parsing holds the
+GIL and stays on the loop: large bodies are parsed one at a time, shortest first, in steps between which the loop serves
+other requests.
 """
 
 from __future__ import annotations

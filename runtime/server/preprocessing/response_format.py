@@ -1,4 +1,4 @@
-"""What a body asks of its answer's form, under whatever name, and the check that it can be kept to."""
+"""The requested format of the output, under all of its names, and validation of its grammar in the sandbox."""
 
 from __future__ import annotations
 
