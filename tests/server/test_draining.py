@@ -58,9 +58,9 @@ def test_a_request_that_waits_for_its_turn_is_unfinished(monkeypatch: pytest.Mon
             listener.setblocking(False)
             speaking = SimpleNamespace(
                 config=ServerConfig(drain_timeout=TIMEOUT),
-                entrance=listener,
+                listener=listener,
                 frontend=SimpleNamespace(fail_all=lambda error: 0),
-                service=SimpleNamespace(in_flight=0),  # the application has not seen it
+                context=SimpleNamespace(in_flight=0),  # the application has not seen it
                 http=http,
             )
             draining = asyncio.create_task(HttpFrontend.finish(cast(Any, speaking)))
