@@ -60,6 +60,7 @@ PROTOCOLS = (
     anthropic_protocol,
     admin_protocol,
 )
+BASES = (protocol.ResponseHead, responses_protocol.ResponseSettings)  # only part of other types
 DECODING = "#/components/schemas/Decoding"
 
 
@@ -93,7 +94,7 @@ def response_types() -> list[type]:
     """Returns the types that responses and their events have."""
     found = [value for module in PROTOCOLS for value in vars(module).values() if is_typeddict(value)]
     own = (kind for kind in dict.fromkeys(found) if kind.__module__.startswith("runtime.server."))
-    return [kind for kind in own if kind.__name__[0] != "_"]
+    return [kind for kind in own if kind.__name__[0] != "_" and kind not in BASES]
 
 
 def make_app(context: ServerContext) -> App:

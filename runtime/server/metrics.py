@@ -31,6 +31,26 @@ CLOSE_REASONS = (
 )
 
 
+# New name -> old name. This release exports both.
+DEPRECATED_NAMES = {
+    "unmask_max_running_requests": "unmask_requests_running_most",
+    "unmask_max_connections": "unmask_connections_most",
+    "unmask_connections_closed_by_server": "unmask_connections_given_up",
+}
+
+
+def with_deprecated_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """Yields the metrics, and renamed ones also under their old names."""
+    for metric in metrics:
+        yield metric
+        if (old := DEPRECATED_NAMES.get(metric.name)) is not None:
+            copy = Metric(old, f"Deprecated, use {metric.name}.", metric.type)
+            copy.samples = [
+                sample._replace(name=old + sample.name.removeprefix(metric.name)) for sample in metric.samples
+            ]
+            yield copy
+
+
 class RequestMetrics(Collector):
     """One process's."""
 
@@ -63,10 +83,10 @@ class RequestMetrics(Collector):
         )
         self.connections = Gauge("unmask_connections", "Open client connections.", registry=self.registry)
         self.max_connections = Gauge(
-            "unmask_connections_most", "Maximum client connections (--max-connections).", registry=self.registry
+            "unmask_max_connections", "Maximum client connections (--max-connections).", registry=self.registry
         )
         self.closed_by_server = Counter(
-            "unmask_connections_given_up",
+            "unmask_connections_closed_by_server",
             "Connections closed by the server, by reason (docs/server.md).",
             ["reason"],
             registry=self.registry,
@@ -78,7 +98,7 @@ class RequestMetrics(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        return self.registry.collect()
+        return with_deprecated_names(self.registry.collect())
 
 
 # totals of EngineStats -> (metric without prefix and suffix, help)
@@ -201,13 +221,16 @@ class EngineMetrics(Collector):
             yield family
 
     def collect(self) -> Iterator[Metric]:
+        return with_deprecated_names(self._metrics())
+
+    def _metrics(self) -> Iterator[Metric]:
         running, waiting = self.requests()
         yield GaugeMetricFamily("unmask_requests_running", "Requests being prefilled or decoded.", value=running)
         yield GaugeMetricFamily("unmask_requests_waiting", "Requests waiting for a slot in an engine.", value=waiting)
         yield from self._adapters()
         max_running = self.max_running_requests * len(self.live_by_replica)
         text = "Maximum running requests (--max-num-reqs of all engines)."
-        yield GaugeMetricFamily("unmask_requests_running_most", text, value=max_running)
+        yield GaugeMetricFamily("unmask_max_running_requests", text, value=max_running)
         yield from self._replicas()
         for field, (name, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))
@@ -236,6 +259,7 @@ UNLABELLED = frozenset(
     {
         "unmask_requests_running",
         "unmask_requests_waiting",
+        "unmask_max_running_requests",
         "unmask_requests_running_most",
         "unmask_kv_usage_ratio",
         "unmask_model_load_seconds",

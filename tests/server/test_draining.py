@@ -59,7 +59,7 @@ def test_a_request_that_waits_for_its_turn_is_unfinished(monkeypatch: pytest.Mon
             speaking = SimpleNamespace(
                 config=ServerConfig(drain_timeout=TIMEOUT),
                 listener=listener,
-                frontend=SimpleNamespace(fail_all=lambda error: 0),
+                engine_client=SimpleNamespace(fail_all=lambda error: 0),
                 context=SimpleNamespace(in_flight=0),  # the application has not seen it
                 http=http,
             )

@@ -152,7 +152,7 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "1"}]}, USER]},
          "messages[0].content[0]: only a user's turn has tool_result blocks"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
-         "messages[0].content[0]: tool_result blocks have tool_use_id"),
+         "messages[0].content[0]: tool_result blocks need tool_use_id"),
         ({"system": [{"type": "tool_result", "tool_use_id": "1"}]}, "system[0]: tool_result blocks cannot stand here"),
         ({"max_tokens": 0}, "max_tokens: 0 is out of range"),
         ({"stop_sequences": [""]}, "stop_sequences: an empty string"),

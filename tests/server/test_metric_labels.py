@@ -11,11 +11,11 @@ from runtime.request.engine_messages import EngineStats
 from runtime.server.metrics import UNLABELLED, Metrics, RequestMetrics
 from tests.server.harness import FAKE, serving
 from tests.wait import wait_until
-from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES
+from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES, OLD_GAUGES
 
 
 def test_what_the_operator_reads_is_bare_and_all_else_has_the_models_name() -> None:
-    assert {gauge for gauge, _ in (GAUGES | EXTRA_GAUGES).values()} == UNLABELLED
+    assert {*OLD_GAUGES.values(), *(gauge for gauge, _ in (GAUGES | EXTRA_GAUGES).values())} == UNLABELLED
     observed = RequestMetrics()
     metrics = Metrics('a "strange" name', observed)
     metrics.record_stats(0, EngineStats(step_seconds=[0.1]))

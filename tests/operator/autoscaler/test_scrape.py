@@ -52,6 +52,11 @@ def _answer(text: str, status: int = 200) -> Handler:
     return handler
 
 
+@pytest.mark.parametrize("gauge", ["unmask_max_running_requests", "unmask_requests_running_most"])
+def test_the_limit_of_running_requests_is_read_under_its_new_and_old_name(gauge: str) -> None:
+    assert parse(f"{TEXT}{gauge} 16.0\n", LOADS)["max_running"] == 16
+
+
 def test_the_runtimes_own_metrics_are_read() -> None:
     metrics = Metrics("m", RequestMetrics())
     metrics.engine_metrics.live_by_replica, metrics.engine_metrics.max_running_requests = [12], 8
