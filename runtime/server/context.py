@@ -47,7 +47,7 @@ class ServerContext:
         self.keys = keys
         self.names = config.model_names
         self.adapters = frontend.adapters
-        self.tokenizer: Tokenizer | None = None  # loaded beside the engine
+        self.tokenizer: Tokenizer | None = None  # loaded in parallel with the engine
         self.preprocessor = Preprocessor(self.require)
         self.grammar_validator = GrammarValidator(self.require)
         self.created = int(time.time())

@@ -46,15 +46,15 @@ def traces_endpoint() -> str | None:
 
 
 def traces_protocol() -> str:
-    """OTLP's protocol that is asked for; "": any."""
+    """Returns the configured OTLP protocol, "" by default."""
     return next((os.environ[name].strip() for name in _PROTOCOLS if os.environ.get(name)), "")
 
 
 def backend_environment(model: str | None, *, fetches: bool = False) -> dict[str, str]:
     """A backend's environment: ours without its secrets.
 
-    A backend is told its configuration in a message, so it needs none of the server's variables (keys among them), and
-    the hub's token only to fetch a model from there, or adapters (`fetches`). Traces are the frontend's.
+    A backend gets its configuration in a message. It needs no variables of the server, such as keys, and a hub token
+    only to download a model or adapters (`fetches`). The frontend exports traces.
     """
     hub = fetches or (model is not None and model.startswith("hf://"))
     inherited = {

@@ -64,7 +64,7 @@ class HttpFrontend:
         return self.context.in_flight
 
     def pids(self) -> dict[str, int]:
-        """Of processes beside this one, by name."""
+        """Returns pids of further processes by name."""
         return {}
 
     def kill(self) -> None:
@@ -101,7 +101,7 @@ class HttpFrontend:
                 await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """Serve nobody any more."""
+        """Stops serving."""
         self.http.should_exit = True
         http, tokenizer = self.tasks
         tokenizer.cancel()
@@ -123,7 +123,7 @@ class HttpFrontend:
             except Exception as error:
                 loaded.set_exception(error)
 
-        # a daemon, unlike the loop's own threads: a download must not keep a server alive that is told to end
+        # a daemon thread, unlike those of the loop: a download must not delay the exit
         threading.Thread(target=load, daemon=True).start()
         try:
             self.context.tokenizer = await asyncio.wrap_future(loaded)

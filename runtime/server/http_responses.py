@@ -70,7 +70,7 @@ def error_body(error: RequestError, path: str = "") -> bytes:
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """The headers that a status asks for."""
+    """Returns the headers that a status requires."""
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     if error.status == 415:
@@ -87,14 +87,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ClientGone(RequestError):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
     def __init__(self) -> None:
         super().__init__("the client closed the connection", status=499)
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns once the client has gone."""
+    """Returns once the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -104,7 +104,7 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 
 def error_response(error: RequestError, path: str = "", headers: Mapping[str, str] | None = None) -> Response:
-    """`path`: of the route that was asked, whose clients know one kind of error object."""
+    """Returns an error response. `path`: the route, which determines the form of the error object."""
     merged = {**error_headers(error), **(headers or {})}
     return Response(error_body(error, path), error.status, merged, media_type="application/json")
 
@@ -136,7 +136,7 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["job"] = self.job  # the log tells of it
+        scope.setdefault("state", {})["job"] = self.job  # for the access log
         sender, over, gone = asyncio.current_task(), False, False
         assert sender is not None
 
@@ -152,7 +152,7 @@ class EventStream(Response):
             try:
                 await self._send_all(send)
             except asyncio.CancelledError:
-                if not gone or sender.uncancel():  # somebody else ends it
+                if not gone or sender.uncancel():  # cancelled by the server
                     raise
             finally:
                 over = True

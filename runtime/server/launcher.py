@@ -39,7 +39,7 @@ log = logging.getLogger("unmask.server")
 
 
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
-    """Serve until told to stop; the process's exit code. Raises ConfigError when the server cannot start."""
+    """Serves until a signal. Returns the exit code. Raises ConfigError when the server cannot start."""
     env.configure_process()
     keep_together()
     check_parsers(config)
@@ -62,16 +62,16 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
 
 
 def _addresses(config: ServerConfig, directory: Path) -> tuple[str, str]:
-    """Where frontend and backends meet: as configured, else there."""
+    """Returns the addresses of the sockets between frontend and backends."""
     if config.zmq_command_addr is not None and config.zmq_event_addr is not None:
         return config.zmq_command_addr, config.zmq_event_addr
     return f"ipc://{directory}/commands", f"ipc://{directory}/events"
 
 
 class Server:
-    """The process that has the backends and the table of all requests: it speaks HTTP itself, or others do for it.
+    """The main process, with the backends and all live requests. It serves HTTP itself or through frontend processes.
 
-    `place`: a directory that nobody else may enter.
+    `socket_directory`: a directory that other users cannot access.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Server:
         self.drainer: asyncio.Task[None] | None = None
 
     def _others(self) -> dict[str, int]:
-        """Pids of the processes that live beside this one, by the name of their place."""
+        """Returns pids of backends and frontend processes by name."""
         found = ((r.index, r.process) for r in self.supervisor.replicas)
         backends = {f"backend-{i}": p.pid for i, p in found if p is not None and p.returncode is None}
         return {**backends, **(self.speaking.pids() if self.speaking is not None else {})}

@@ -28,7 +28,7 @@ class JsonFormatter(logging.Formatter):
             "process": self.process,
             "message": record.getMessage(),
         }
-        entry |= getattr(record, "fields", {})  # of lines that tell figures
+        entry |= getattr(record, "fields", {})  # structured fields of the line
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(entry).decode()
@@ -41,7 +41,7 @@ def fatal_line(sentence: str) -> str:
 
 
 def redact_queries(record: logging.LogRecord) -> bool:
-    """A filter that lets everything pass, without the queries of addresses that a hub's client tells."""
+    """Filter that removes queries from URLs in lines of the hub client, as they may have signatures."""
     if record.name.partition(".")[0] == "huggingface_hub":
         record.msg, record.args = without_queries(record.getMessage()), ()
     return True
@@ -64,7 +64,7 @@ class RateLimitFilter(logging.Filter):
         super().__init__()
         self.limit = limit  # records of a kind in `seconds`
         self.seconds = seconds
-        self.kinds = kinds  # told apart; further ones count as one
+        self.kinds = kinds  # counted separately; further kinds are counted together
         self.clock = clock
         self.since = 0.0
         self.seen: dict[tuple[str, str], int] = {}
@@ -109,7 +109,7 @@ def configure_logging(level: str, fmt: str, process: str) -> None:
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
-    # a download's requests are many, and told with their whole addresses
+    # downloads make many requests, which are logged with full URLs
     logging.getLogger("httpx").setLevel(logging.WARNING)
     for name in RATE_LIMITED_LOGGERS:
         logging.getLogger(name).addFilter(rate_limiter)

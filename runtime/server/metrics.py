@@ -125,13 +125,13 @@ _GAUGES = {
 
 
 class EngineMetrics(Collector):
-    """The engines' totals and gauges. Totals survive a backend's restart: those of the dead are kept.
+    """Totals and gauges of the engines. Totals include those of backends that have exited.
 
     Attributes:
-        live: requests of each replica that were sent to its engine and have not ended, right now.
-        work: tokens that these have still to be given, as far as one can tell.
-        room: how many of them an engine works on at once.
-        adapted: those of each adapter; adapters: the names of all.
+        live_by_replica: live requests of each replica.
+        work_by_replica: estimated tokens left in these requests.
+        max_running_requests: --max-num-reqs of an engine.
+        live_by_adapter: live requests of each adapter. adapters: names of all adapters.
     """
 
     def __init__(self) -> None:
@@ -165,9 +165,11 @@ class EngineMetrics(Collector):
         return self._sum("pages_used") / pages if pages else 0.0
 
     def requests(self) -> tuple[int, int]:
-        """Running and waiting ones. Engines report between steps, when the requests that the step ended are gone: an
-        engine that answers each request in one step would seem to have nothing to do. So they are counted here, and an
-        engine only tells how many of them wait."""
+        """Returns the numbers of running and waiting requests.
+
+        Engines report between steps, without the requests that the step finished: an engine that answers each request
+        in one step would seem idle. So requests are counted here, and an engine reports only how many of them wait.
+        """
         running = waiting = 0
         for replica, live in enumerate(self.live_by_replica):
             reported = self.current[replica].waiting if replica in self.current else 0
@@ -187,7 +189,7 @@ class EngineMetrics(Collector):
         yield wait
 
     def _replicas(self) -> Iterator[Metric]:
-        """What tells replicas from each other."""
+        """Yields metrics per replica."""
         every = [self.current.get(replica) for replica in range(len(self.live_by_replica))]
         tokens, hits = (
             [getattr(s, name) if s else 0 for s in every] for name in ("generated_tokens", "prefix_hit_tokens")
@@ -285,9 +287,9 @@ class ModelNameLabels(Collector):
 
 
 class ProcessMetrics(Collector):
-    """``process_*``, as clients of Prometheus have them, of several processes: the label ``process`` tells which.
+    """Metrics ``process_*`` of several processes, with the label ``process``.
 
-    `others`: pids by name of those that run beside this one, which is "frontend".
+    `others`: returns pids of further processes by name; this process is "frontend".
     """
 
     def __init__(self, others: Callable[[], Mapping[str, int]]) -> None:
@@ -359,7 +361,7 @@ class Metrics:
         self.build.info({"version": runtime.__version__, "python": platform.python_version()})
 
     def add_processes(self, processes: Callable[[], Mapping[str, int]]) -> None:
-        """Tell of this process, and of those that run beside it: their pids by name, asked for every time."""
+        """Adds metrics of this process and of further ones. `processes` is called at each scrape."""
         self.registry.register(ProcessMetrics(processes))
 
     def on_loaded(self, info: EngineInfo, seconds: float) -> None:

@@ -123,7 +123,7 @@ def fast_routes(routers: Iterable[APIRouter]) -> dict[tuple[str, str], RouteHand
 
 
 def schema_ref(kind: type) -> dict[str, str]:
-    """What stands for a type of ``App.openapi``'s."""
+    """Returns a reference to a schema of the document."""
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 

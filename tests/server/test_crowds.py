@@ -243,7 +243,7 @@ def test_connections_fit_the_limit_of_open_files() -> None:
     refused = limited(600, "(600, 1)")
     assert refused.returncode == 1
     assert "--max-connections: 600" in refused.stderr
-    assert f"take at most {600 - few}" in refused.stderr
+    assert f"set at most {600 - few}" in refused.stderr
     assert "ulimit -n" in limited(100, "(None, 1)").stderr
 
 

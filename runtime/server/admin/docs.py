@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-# Nothing but this server's own files, no inline script, in nobody's frame: hostile text that got past the page's own
+# Only files of this server, no inline scripts, no frames: hostile text that passed the page's own
 # care would still run nothing.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{inline}; img-src 'self' data:; font-src 'self' data:; "
@@ -60,7 +60,7 @@ def _headers(path: str, content: bytes) -> dict[str, str]:
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
-        "cache-control": "no-cache",  # asked again each time, and sent again when it has changed
+        "cache-control": "no-cache",  # revalidated each time
         "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
     }
 
@@ -70,7 +70,7 @@ router = APIRouter(include_in_schema=False)
 
 def _serve(page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
-        # the mark stands in quotes: alone, in a list, or marked as weak by a proxy that packs what passes
+        # the ETag may be alone, in a list, or marked as weak by a compressing proxy
         if page.headers["etag"] in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=page.headers)
         return Response(page.content, headers=page.headers)

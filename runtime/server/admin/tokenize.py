@@ -23,7 +23,7 @@ from runtime.server.openai.tools import parse_tools
 from runtime.server.openapi import error_docs, json_route, response_doc
 
 router = APIRouter()
-MAX_EACH = 4096  # tokens whose bytes are told one by one
+MAX_EACH = 4096  # tokens with `return_bytes`
 
 
 @router.post("/tokenize", **json_route(TokenizeRequest, Tokenized))

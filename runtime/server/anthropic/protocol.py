@@ -123,7 +123,7 @@ class InputMessage(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Whether templates that know `enable_thinking` are told to think first."""
+    """Controls `enable_thinking` of the chat template."""
 
     type: Annotated[
         Literal["enabled", "disabled", "adaptive"],
@@ -315,7 +315,7 @@ def _add_assistant(made: Conversation, content: BlockText, path: str) -> None:
             case "tool_use":
                 function = Function(name=block.name or "", arguments=block.input or {})
                 made.assistant(at, call=Call(id=block.id, type="function", function=function), begins=begins)
-            case "thinking" | "redacted_thinking":  # of the second nobody here can read a word
+            case "thinking" | "redacted_thinking":  # redacted_thinking has no readable text
                 made.assistant(at, reasoning=block.thinking or "", begins=begins)
             case "text":
                 made.assistant(at, text=block.text or "", begins=begins)

@@ -62,7 +62,7 @@ class AdapterRegistry(ABC):
         return entry is not None and entry.state == "ready"
 
     def status(self) -> dict[str, dict[str, str]]:
-        """How each stands, for /startup. Where it is from says which of two lists in a row is followed."""
+        """Returns the state of each adapter, for /startup. The URI shows which version of the list is active."""
         return {
             name: {"state": entry.state, "uri": entry.uri, **({"message": entry.message} if entry.message else {})}
             for name, entry in sorted(self.entries.items())
@@ -84,7 +84,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         super().__init__(config.lora_config is None)
         self.config = config
         self.supervisor: Supervisor | None = None
-        self.on_change: Callable[[], None] = lambda: None  # is told that one stands differently
+        self.on_change: Callable[[], None] = lambda: None  # called when the state of an adapter changes
         self.entries |= {name: AdapterEntry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a name at a time
         self._changes: set[asyncio.Task[None]] = set()
@@ -101,7 +101,7 @@ class LocalAdapterRegistry(AdapterRegistry):
 
     async def unload(self, name: str) -> None:
         if name not in self.entries:
-            return  # names that nobody has are kept nowhere
+            return  # unknown names get no lock
         async with self._locks[name]:
             await self._unload(name)
 
@@ -153,7 +153,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         log.info("LoRA adapter %s unloaded", name)
 
     async def _broadcast(self, name: str, message: LoadAdapter | UnloadAdapter) -> str | None:
-        """Have each replica that serves do it; the first error. One that goes meanwhile is told when it is back."""
+        """Sends a message to all ready replicas and returns the first error. Restarted replicas get it again."""
         assert self.supervisor is not None
         replicas = self.supervisor.ready
         if not replicas:
@@ -166,7 +166,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         errors = await asyncio.gather(*waiting.values())
         return next((error for error in errors if error is not None), None)
 
-    # -- what the supervisor tells
+    # -- calls of the supervisor
 
     def on_result(self, replica: int, result: AdapterResult) -> None:
         awaited = self._awaited.pop((replica, result.name), None)
@@ -201,7 +201,7 @@ class LocalAdapterRegistry(AdapterRegistry):
     # -- --lora-config
 
     async def watch_config(self) -> None:
-        """Serve what --lora-config names, for ever."""
+        """Loads and unloads adapters as --lora-config changes, until cancelled."""
         assert self.supervisor is not None
         path = self.config.lora_config
         while path is not None:
@@ -219,7 +219,7 @@ class LocalAdapterRegistry(AdapterRegistry):
             await asyncio.sleep(POLL_SECONDS if self.settled else POLL_SECONDS / 10)
 
     async def _reconcile(self, requested: dict[str, str]) -> None:
-        """Every change by itself: one may wait long for answers under way."""
+        """Starts one task per change: an unload waits for running requests."""
         mine = {name for name, entry in self.entries.items() if entry.source == "config"}
         for name in mine | requested.keys():
             if not self._locks[name].locked() and self._needs_change(name, requested.get(name)):
@@ -236,7 +236,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         return uri != entry.uri or (entry.state == "failed" and time.monotonic() - entry.last_attempt > RETRY_SECONDS)
 
     async def _apply(self, name: str, uri: str | None) -> None:
-        with contextlib.suppress(RequestError):  # told in the table and in the log
+        with contextlib.suppress(RequestError):  # recorded in the entry and in the log
             entry = self.entries.get(name)
             if entry is not None and entry.uri != uri:
                 await self.unload(name)

@@ -18,21 +18,22 @@ from runtime.structured_output.grammar_cache import GrammarError
 if TYPE_CHECKING:  # the process that accepts connections for others needs no models
     from runtime.server.openai.protocol import Timings, Usage
 
-MAX_BATCH = 128  # outputs that one request has handled before others have their turn
+MAX_BATCH = 128  # outputs of one request before other requests are served
 _OUTCOMES = {499: "aborted", 504: "timeout"}
 
 
 @dataclass(slots=True)
 class OutputDelta:
-    """What one engine output brought: the newly stable text and what the answer's parts grew by with it (each sent
-    once), and the output itself."""
+    """One engine output with the text that became final and the deltas of the parts of the message."""
 
     choice: CompletionState
     output: EngineOutput
     text: str
     deltas: list[Any]
     ended: bool  # this was the choice's last
-    length: int = 0  # characters of the answer with it, where log-probabilities are told: others may have come since
+    length: int = (
+        0  # characters of the output up to this delta, with log-probabilities: the completion may be longer by now
+    )
 
 
 class GenerationJob:
@@ -45,8 +46,13 @@ class GenerationJob:
         self, id: str, frontend: EngineClient, choices: list[CompletionState], streamed: bool, prompts: int = 1,
         scores: Sequence[CompletionState] = (), form: str = FIELD,
     ) -> None:  # fmt: skip
-        """`prompts`: how many the choices are to, as many to each; one that has ended is not run. `scores`: what else
-        has to be run, which is no answer to anything. `form`: the field that asks for the answers' grammar."""
+        """Submits the completions that have not finished.
+
+        Args:
+            prompts: number of prompts, each with the same number of completions.
+            scores: scoring requests of echoed prompts, which are submitted as well.
+            form: the field that the grammar is derived from, for error messages.
+        """
         self._form = form
         self.id = id
         self.prompts = prompts
@@ -78,7 +84,7 @@ class GenerationJob:
             self.frontend.request_metrics.requests.labels(self.outcome).inc()
 
     async def updates(self) -> AsyncIterator[list[OutputDelta]]:
-        """What came since the last look, at most `MAX_BATCH` at once, until all choices have ended.
+        """Yields new outputs, at most `MAX_BATCH` at once, until all completions have finished.
 
         Raises RequestError: 500 for a failed step, 503 for a lost backend, 504 at the time limit, 499 without client.
         """
@@ -146,10 +152,10 @@ class GenerationJob:
             metrics.tokens_per_forward.observe((tokens + choice.eos) / choice.nfe)
         metrics.requests.labels(choice.finish_reason).inc()
 
-    # -- what answers say
+    # -- fields of responses
 
     def usage(self) -> Usage:
-        """OpenAI's usage object; choices of one prompt follow each other and count it once."""
+        """Returns the usage. Each prompt counts once, and completions of one prompt are consecutive."""
         per_prompt = len(self.choices) // self.prompts
         firsts = self.choices[::per_prompt]
         prompt_tokens = sum(choice.prompt_tokens for choice in firsts)

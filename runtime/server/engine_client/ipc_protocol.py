@@ -1,4 +1,4 @@
-"""What frontend and backends say to each other: tagged structs as msgpack, opened by a versioned hello.
+"""Messages between frontend and backends: tagged structs as msgpack, after a versioned hello.
 
 A backend connects a DEALER to the frontend's command address and a PUSH to its event address, and greets on the
 first with ``Hello``. The frontend answers with ``Configure``; from then on commands go down the one socket and
@@ -23,12 +23,12 @@ BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
 HEARTBEAT_SECONDS = 1.0  # between two `Beat`
 # A backend that sent nothing for so long, not even a `Beat`, gets no requests and makes the server not ready.
 UNRESPONSIVE_SECONDS = 20.0
-FRONTEND_SILENCE_SECONDS = 30.0  # a backend that heard nothing for so long ends itself
-BACKEND_SILENCE_SECONDS = 120.0  # a loaded backend that said nothing for so long (a step hangs) is killed
+FRONTEND_SILENCE_SECONDS = 30.0  # a backend exits after so long without a message
+BACKEND_SILENCE_SECONDS = 120.0  # a loaded backend is killed after so long without a message: a step hangs
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """A backend's first words."""
+    """First message of a backend."""
 
     version: int
     pid: int
@@ -106,7 +106,7 @@ class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
 
 
 class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Forget it once no request has it; answered then."""
+    """Unloads an adapter once no request uses it; answered then."""
 
     name: str
 
@@ -118,7 +118,7 @@ class StartProfile(msgspec.Struct, tag=True, frozen=True):
 
 
 class StopProfile(msgspec.Struct, tag=True, frozen=True):
-    """Write what was recorded into the directory, or forget it; answered then."""
+    """Writes the profile into the directory, or discards it; answered then."""
 
     keep: bool = True
 
@@ -142,7 +142,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Outputs(msgspec.Struct, tag=True, frozen=True):
-    """The news of one step, all requests together."""
+    """Outputs of one step, of all requests."""
 
     outputs: list[EngineOutput]
 
@@ -152,7 +152,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True):
 
 
 class AdapterResult(msgspec.Struct, tag=True, frozen=True):
-    """What became of a wish: whether the adapter is there now, and why not."""
+    """Result of loading or unloading an adapter."""
 
     name: str
     loaded: bool
@@ -160,14 +160,14 @@ class AdapterResult(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProfileResult(msgspec.Struct, tag=True, frozen=True):
-    """What became of a wish for a profile: why nothing, or, once it is written, its file."""
+    """Result of a profile request: the error, or the file once it is written."""
 
     file: str = ""
     error: str | None = None
 
 
 class Fatal(msgspec.Struct, tag=True, frozen=True):
-    """The backend ends itself; `sentence` says why in words for the person who started the server."""
+    """The backend exits. `sentence` is the reason, for users."""
 
     sentence: str
 

@@ -60,7 +60,7 @@ def _make() -> tuple[Path, int]:
 def remove_abandoned() -> None:
     """Removes this user's directories of servers that no longer run."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # of another user, or gone meanwhile
+        with contextlib.suppress(OSError):  # of another user, or removed meanwhile
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
             if (lock := _locked(path / LOCK, create=False)) is not None:
@@ -81,7 +81,7 @@ def _locked(path: Path, *, create: bool) -> int | None:
 
 log = logging.getLogger("unmask.peers")
 
-ZAP = "inproc://zeromq.zap.01"  # where libzmq asks about those that connect (RFC 27)
+ZAP = "inproc://zeromq.zap.01"  # where libzmq sends authentication requests (RFC 27)
 LIMITS = {zmq.ROUTER: 64 << 10, zmq.PULL: 64 << 20}  # bytes of a frame: of a hello; of the events of one step
 _CREDENTIALS_BYTES = 4096
 _IPV4 = re.compile(r"[0-9.]+")
@@ -102,7 +102,7 @@ class CurveCredentials(msgspec.Struct, frozen=True):
 
 
 def uses_curve(addr: str) -> bool:
-    """Whether those that meet at this address prove who they are."""
+    """Whether peers at this address authenticate with CURVE."""
     return addr.startswith(("tcp://", "ipc://@"))  # an abstract socket has no owner and no mode
 
 
@@ -161,7 +161,7 @@ class ZapAuthenticator:
             socket.setsockopt(zmq.ZAP_DOMAIN, b"unmask")
 
     def issue(self, name: str) -> CurveCredentials:
-        """Let in a backend under `name`; what it must be told."""
+        """Returns new credentials for a backend, and accepts them."""
         if not self.public:
             return CurveCredentials()
         public, secret = zmq.curve_keypair()
@@ -169,7 +169,7 @@ class ZapAuthenticator:
         return CurveCredentials(self.public.decode(), public.decode(), secret.decode())
 
     def revoke(self, name: str) -> None:
-        """Let in nobody under `name` any more."""
+        """Rejects the credentials of a backend from now on."""
         self.names = {key: other for key, other in self.names.items() if other != name}
 
     def handle_requests(self) -> None:
@@ -193,7 +193,7 @@ def receive(socket: zmq.Socket[bytes], addr: str) -> tuple[bytes, bytes] | None:
     if not uses_curve(addr):
         message = socket.recv_multipart(zmq.NOBLOCK)
         return (message[0], message[1]) if len(message) == 2 else None
-    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)  # frames, because they know who sent them
+    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)  # frames have the id of the authenticated peer
     name = frames[0].bytes
     if len(frames) != 2 or frames[1].get("User-Id") != name.decode(errors="replace"):
         return None

@@ -36,14 +36,14 @@ class RequestState:
         self.index = index  # which choice of the HTTP request
         self.queue = inbox
         self.replica = replica
-        self.work = work  # tokens that its replica has still to do for it, as far as one can tell
+        self.work = work  # estimated tokens left
         self.tokens = 0  # of its answer so far
 
 
 class LocalEngineClient(EngineClient):
-    """Every live request of this server, and what is known of its engines.
+    """Live requests of this server and the state of its engines.
 
-    `supervisor` is set once it exists. `soon`: puts work off to the loop's next turn.
+    `supervisor` is set once it exists. `defer`: runs a call in the next iteration of the event loop.
     """
 
     adapters: LocalAdapterRegistry
@@ -55,7 +55,7 @@ class LocalEngineClient(EngineClient):
         super().__init__(config, request_metrics, LocalAdapterRegistry(config), LocalProfiler(config))
         self.metrics = metrics
         self.supervisor: Supervisor | None = None
-        self.on_change: Callable[[], None] = lambda: None  # is told that an engine has come or gone
+        self.on_change: Callable[[], None] = lambda: None  # called when an engine becomes ready or exits
         self.requests: dict[str, RequestState] = {}
         self.defer = defer or (lambda work: asyncio.get_running_loop().call_soon(work))
         self.pending: dict[int, list[RequestSpec]] = {}  # submitted in this turn of the loop, by the replica
@@ -101,7 +101,7 @@ class LocalEngineClient(EngineClient):
         return inbox
 
     def submit_to(self, specs: list[RequestSpec], inbox: OutputSink) -> None:
-        """`submit` with an inbox that is there."""
+        """Submits requests with an existing queue."""
         if not specs:
             return
         self.check_capacity(len(specs), specs[0].tenant)
@@ -122,14 +122,14 @@ class LocalEngineClient(EngineClient):
             self.defer(self.flush)
 
     def flush(self) -> None:
-        """What one turn of the loop submits goes to each backend as one message."""
+        """Sends the requests of one iteration of the event loop to each backend as one message."""
         due, self.pending = self.pending, {}
         for replica, specs in due.items():
             assert self.supervisor is not None
             self.supervisor.send(replica, Add.of(specs))
 
     def abort(self, ids: list[str]) -> None:
-        self.flush()  # no request comes after the word that it is not wanted
+        self.flush()  # requests must not arrive after their abort
         by_replica: dict[int, list[str]] = {}
         for request_id in ids:
             live = self._remove(request_id)
@@ -155,7 +155,7 @@ class LocalEngineClient(EngineClient):
                 del self.live_by_key[live.api_key_id]
         return live
 
-    # -- what the supervisor tells
+    # -- calls of the supervisor
 
     def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None:
         self.info = info
@@ -244,7 +244,7 @@ class Router:
         self.typical += WEIGHT * (tokens - self.typical)
 
     def on_lost(self, replica: int) -> None:
-        """Its cache is gone."""
+        """Forgets the prefixes of a replica that exited."""
         self._cached_prefixes[replica].clear()
 
     def _chain(self, spec: RequestSpec) -> list[int]:

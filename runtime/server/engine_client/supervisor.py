@@ -55,7 +55,7 @@ class Replica:
         self.process: asyncio.subprocess.Process | None = None
         self.spawned = asyncio.Event()
         self.loading = Loading("start", 0, 0)
-        self.fatal: str | None = None  # the current process's own last word
+        self.fatal: str | None = None  # reason that the current process sent
         self.last_message = 0.0  # when its engine's thread sent something
         self.last_beat = 0.0  # when its process sent anything
         self.unresponsive = False  # as last logged
@@ -95,7 +95,7 @@ class Supervisor:
         self.observer = observer
         self.addresses = (command_addr, event_addr)
         self.on_give_up, self.backend_command = on_give_up, backend_command
-        self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # of who starts
+        self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # for new processes
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
         self.ready: list[int] = []  # indices of the replicas that serve
         self.ever_ready = self.stopping = False
@@ -111,10 +111,10 @@ class Supervisor:
         socket = self.context.socket(kind)
         self.authenticator.secure(socket, addr)
         if kind == zmq.ROUTER:
-            socket.setsockopt(zmq.ROUTER_HANDOVER, 0)  # who is connected under a name keeps it
+            socket.setsockopt(zmq.ROUTER_HANDOVER, 0)  # a name belongs to the first peer that uses it
         for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
             socket.setsockopt(option, 0)
-        before = os.umask(0o077)  # of an ipc path: nobody else may connect
+        before = os.umask(0o077)  # ipc paths: other users cannot connect
         try:
             socket.bind(addr)
         except zmq.ZMQError as error:
@@ -195,7 +195,7 @@ class Supervisor:
         replica.process = await asyncio.create_subprocess_exec(
             *self.backend_command,
             *arguments,
-            stdin=asyncio.subprocess.PIPE,  # one line; then its end tells the backend that we are gone
+            stdin=asyncio.subprocess.PIPE,  # one line of credentials; end of file means that the frontend has exited
             env=backend_environment(self.config.engine.model, fetches=self.config.fetches_adapters),
             start_new_session=True,  # Ctrl-C is for the frontend, which drains first
         )
@@ -252,7 +252,7 @@ class Supervisor:
             else:
                 log.info("%s: heartbeats resumed", replica.name)
 
-    # -- words
+    # -- messages
 
     def _update_ready(self) -> None:
         """Recomputes `ready`. Requests read it several times each, so it is not computed on access."""

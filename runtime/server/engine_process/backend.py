@@ -55,12 +55,12 @@ class Backend:
         self.stats_due = True  # something changed since they were sent
         self.overlaps_outputs: bool = engine.set_overlap_callback(
             self.send_outputs, link.has_command
-        )  # news are told while the device works
+        )  # outputs are sent while the device computes
         self.adapters = AdapterWorker(engine, link.send, self.add)
         self.profile = ProfileWorker(link.name.decode(), link.send)
 
     def run(self) -> None:
-        """Serve until told to stop. Raises FrontendGone."""
+        """Serves until a Stop message. Raises FrontendGone."""
         while not self.stopped:
             busy = self.engine.has_work()
             if not busy and self.stats_due:
@@ -84,7 +84,7 @@ class Backend:
                     self.send_stats()
 
     def send_outputs(self) -> None:
-        """Send what steps brought."""
+        """Sends the outputs of finished steps."""
         outputs = self.engine.take_outputs()
         if outputs:
             self.link.send(Outputs(outputs))
@@ -178,7 +178,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[], object]) -> int:
-    """Load what the frontend asks for and serve it; the process's exit code."""
+    """Loads the configured engine and serves it. Returns the exit code."""
     link.send_hello()
     prepare()
     configure = link.configuration()
@@ -241,4 +241,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a group of ranks that are gone would be waited for
+    os._exit(code)  # a normal exit would wait for a process group whose ranks have exited

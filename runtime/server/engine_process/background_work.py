@@ -20,7 +20,7 @@ POLL_SECONDS = 0.02  # how soon an idle backend sees that a file has been read
 
 
 class AdapterWorker:
-    """`say` sends news to the frontend; `add` hands the engine a request that waited for its adapter."""
+    """Loads and unloads adapters. `send` sends results to the frontend; `add` adds requests that have waited."""
 
     def __init__(self, engine: Any, send: Callable[[AdapterResult], None], add: Callable[[RequestSpec], None]) -> None:
         self.engine = engine
@@ -50,7 +50,7 @@ class AdapterWorker:
         return True
 
     def poll(self) -> None:
-        """Between steps: take what has been read, and forget what nobody uses any more."""
+        """Called between steps: activates adapters that have been read, and removes unused ones."""
         while self._completed_reads:
             name, found = self._completed_reads.pop(0)
             error = found if isinstance(found, str) else self._activate(name, found)
@@ -86,10 +86,10 @@ STEP = "engine step"  # each one's name in the trace
 
 
 class ProfileWorker:
-    """`say` sends news to the frontend. All of it is for the thread of the steps, which the profiler watches.
+    """Records profiles in the thread of the steps, which the profiler observes. `send` sends results to the frontend.
 
     Attributes:
-        on: steps are being recorded. pending: a file is being written; `look` sees when it is there.
+        recording: steps are being recorded. pending: a file is being written.
     """
 
     def __init__(self, name: str, send: Callable[[ProfileResult], None]) -> None:
@@ -132,7 +132,7 @@ class ProfileWorker:
             engine.execute_step()
 
     def stop(self, keep: bool) -> None:
-        """The file is written beside the steps that follow."""
+        """Stops recording. A thread writes the file."""
         made, self._profile, self.recording = self._profile, None, False
         if made is None:
             self.send(ProfileResult(error="no profile is running"))
@@ -156,7 +156,7 @@ class ProfileWorker:
             self._written = ProfileResult(error=f"failed to write {file}: {type(error).__name__}: {error}")
 
     def poll(self) -> None:
-        """Between steps: tell of a file that has been written."""
+        """Called between steps: reports a file that has been written."""
         if self._written is not None:
             self.send(self._written)
             self._written = self._writer = None

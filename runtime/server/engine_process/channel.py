@@ -23,11 +23,11 @@ REASON_SECONDS = 2.0  # longest wait until the reason has been sent
 
 
 class FrontendGone(Exception):
-    """Nobody is left to serve."""
+    """The frontend has exited."""
 
 
 class EngineChannel:
-    """Bound to the life of the frontend, which holds the other end of standard input."""
+    """Ends with the frontend, which holds the other end of standard input."""
 
     def __init__(self, name: str, command_addr: str, event_addr: str, invitation: CurveCredentials) -> None:
         self.name = name.encode()

@@ -259,7 +259,7 @@ async def _tokenize_segments(context: ServerContext, request: Request, body: Inf
 
 
 def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
-    """Texts and holes in turn, and which field they stand in. Raises RequestError."""
+    """Returns texts and lengths of gaps in order, and the field that has them. Raises RequestError."""
     if (body.text is None) == (body.segments is None):
         raise RequestError("text: give either text or segments", param="text")
     if body.segments is not None:

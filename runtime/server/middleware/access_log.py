@@ -25,8 +25,12 @@ STATS_SECONDS = 10.0  # seconds between lines of the load
 def log_request(
     method: str, path: str, status: int, seconds: float, state: dict[str, Any], quiet: bool = False
 ) -> None:
-    """One request's line. `state`: of its scope, with the job and the refusal where there were any. `quiet`: of probes,
-    scrapers and the page, which anybody may ask for, and some do every few seconds: with --log-level debug alone."""
+    """Logs one request.
+
+    Args:
+        state: state of the ASGI scope, with the job and the rejection, if any.
+        quiet: log at level DEBUG, for probes, scrapers and the page, which are requested every few seconds.
+    """
     level = logging.DEBUG if quiet else logging.INFO
     if not log.isEnabledFor(level):
         return
@@ -69,7 +73,7 @@ def _printable(text: str) -> str:
 
 
 class StatsLogger:
-    """Tells what the engines did in the last ten seconds, as long as they do something."""
+    """Logs the throughput of the engines every ten seconds, unless they are idle."""
 
     def __init__(self, figures: EngineMetrics) -> None:
         self._figures = figures
@@ -112,7 +116,7 @@ class StatsLogger:
         )
 
 
-# A quoted text that does not begin inside a word, as an apostrophe does. One that is cut off ends with the message.
+# A quoted text, but no apostrophe within a word. A truncated one ends with the message.
 _QUOTED = re.compile(
     r"""(?<!\w)(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|`[^`]*(?:`|$))""",
     re.DOTALL,

@@ -21,8 +21,8 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/startup", "/metrics"})  # probes 
 class ApiKeys:
     """The keys that open the server: `fixed` ones, and those `in_file`, which change with it.
 
-    The file is looked at by a thread, because a slow file system must not hold up requests. Changed content counts
-    once two looks have found the same: of a file that is being written nothing is taken, and what was valid stays so.
+    A thread reads the file, as a slow file system must not delay requests. Changed content is used once it is the same
+    in two reads, so that a file that is being written has no effect.
     """
 
     def __init__(self, static: tuple[str, ...], file: str | None = None, in_file: tuple[str, ...] = ()) -> None:
@@ -34,7 +34,7 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
-        """Whether there are keys at all. An empty file opens to nobody."""
+        """Whether requests need a key. With an empty file all requests are rejected."""
         return self.file is not None or bool(self.static_digests)
 
     def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
@@ -84,7 +84,7 @@ class ApiKeys:
             log.error("%s; keeping the current keys. Fix the file", error)
             return
         if read != stamp:
-            return  # written just now: looked at again
+            return  # changed meanwhile: read again later
         self._taken = stamp
         digests = self.static_digests + [_digest(key.encode()) for key in keys]
         if digests == self.digests:
@@ -103,4 +103,4 @@ def api_key_id(request: Request) -> str:
 
 
 def _digest(key: bytes) -> bytes:
-    return sha256(key).digest()  # of one length, so that a comparison's time tells nothing of the key's
+    return sha256(key).digest()  # of equal length, so that the time of a comparison does not depend on the key

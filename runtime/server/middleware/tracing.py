@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("unmask.tracing")
 
 CLOSING_SECONDS = 5.0  # that the last spans have to get out when the server ends
-MAX_TRACED_CHOICES = 8  # of a request, whose phases are told as spans
+MAX_TRACED_CHOICES = 8  # completions of a request that have spans for their phases
 _PARENT = (b"traceparent", b"tracestate")
 # the conventions' name of what a route does; others that generate have no conversation and no roles
 _CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
@@ -123,7 +123,7 @@ class Tracing:
         return self._propagator.extract(carrier, Context())
 
     def close(self) -> None:
-        """Send what is left, for at most `CLOSING_SECONDS`: a collector may be gone."""
+        """Exports the remaining spans, for at most `CLOSING_SECONDS`: the collector may be down."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSING_SECONDS)
@@ -156,7 +156,7 @@ def _phases(job: GenerationJob, submitted: int, ended: int) -> Iterator[tuple[st
     """Name, begin and end in nanoseconds, and the choice, as far as each came."""
     for choice in job.choices[:MAX_TRACED_CHOICES]:
         if not choice.nfe:
-            continue  # the engine told nothing of it
+            continue  # no output of the engine
         admitted = min(submitted + int(choice.queue_seconds * 1e9), ended)
         filled = min(admitted + int(choice.prefill_seconds * 1e9), ended)
         yield "queue", submitted, admitted, choice.index

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from runtime.tokenizer import Tokenizer
 
 
-_TAIL_TOKENS = 32  # ids at a prompt's end in which the mark of reasoning is looked for
+_TAIL_TOKENS = 32  # last tokens of a prompt that are searched for the start of reasoning
 
 
 def check_parsers(config: ServerConfig) -> None:
@@ -57,7 +57,7 @@ class ChatContext:
     def __init__(
         self, config: ServerConfig, info: EngineInfo, tokenizer: Tokenizer, tools: ToolConfig = NO_TOOLS
     ) -> None:
-        """Raises RequestError for tools that this server has no way to tell the model of."""
+        """Raises RequestError for tools that cannot be described to the model."""
         self._tokenizer = tokenizer
         self._tools = tools
         self._format: ToolFormat | None = tool_format(config.tool_call_parser or info.tool_calls)
@@ -122,10 +122,10 @@ class ChatContext:
         return [{"role": "system", "content": instructions}, *messages]
 
     def grammar(self, asked: dict[str, Any] | None, at: str) -> tuple[str, str]:
-        """What the answer keeps to, "" for nothing, and the field that asks for it.
+        """Returns the grammar of the output, "" for none, and the field that requests it.
 
         Args:
-            asked: the form of the answer that is asked for, None for none. at: the field that says so.
+            asked: requested format of the output, None without one. at: the field that requests it.
 
         Raises:
             RequestError: it cannot be made.
@@ -161,7 +161,7 @@ class ChatContext:
         return None if self._reasoning is None else ReasoningParser(self._reasoning, self._in_reasoning)
 
     def leave_out_schemas(self, parts: Sequence[str]) -> list[str] | None:
-        """Leaves schemas that cannot be kept to out of the next `grammar`, where calls are the model's own choice.
+        """Leaves rejected schemas out of the next `grammar`, if calls are optional.
 
         Args:
             parts: The names of the grammar's parts that were refused.
@@ -178,7 +178,7 @@ class ChatContext:
         return [f"{path.rpartition('.')[0]}.strict" for path, _ in strict]
 
     def parts(self, *, exact: bool, streamed: bool) -> ChatOutputParser:
-        """What tells an answer's parts apart. `exact`: a grammar holds all of its calls to their form, and no stop
+        """Returns the parser of the output. `exact`: a grammar constrains all calls to their schema, and no stop
         string cuts one."""
         tools = self._tools
         return ChatOutputParser(
@@ -187,7 +187,7 @@ class ChatContext:
             tools=self._format,
             available_tools=[tool for _, tool in tools.callable],
             exact=exact,
-            early=streamed,  # else a call that is cut off would be told with half of its arguments
+            early=streamed,  # otherwise a truncated call would be returned with partial arguments
             forced=tools.forced,
             single=tools.single,
         )

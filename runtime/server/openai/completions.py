@@ -39,7 +39,7 @@ from runtime.server.serving_base import PromptWarning, handle_generation, templa
 
 router = APIRouter(route_class=RawBodyRoute)
 MAX_PROMPTS = 1024
-DEFAULT_GAP = 16  # tokens between prompt and suffix that a request asks for which does not say: OpenAI's
+DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as in the OpenAI API
 
 
 @router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1

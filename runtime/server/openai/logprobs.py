@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 MAX_LOGPROBS = 2**18  # log-probabilities in one answer
-LOGPROBS_PER_STEP = 2**11  # that are made ready before others have their turn
+LOGPROBS_PER_STEP = 2**11  # encoded before other requests are served
 
 TokenEntry = tuple[TokenLogprob, TokenOffset]
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def check_logprobs_limit(spec: RequestSpec, choices: int, param: str) -> None:
-    """Raises RequestError where so many choices may have more log-probabilities to tell than an answer holds."""
+    """Raises RequestError if the completions may have more log-probabilities than the limit of a response."""
     if spec.logprobs is None:
         return
     count = choices * spec.max_tokens * (1 + spec.logprobs)
@@ -45,7 +45,7 @@ def check_logprobs_limit(spec: RequestSpec, choices: int, param: str) -> None:
 
 
 async def in_chunks(entries: Sequence[T], each: int) -> AsyncIterator[Sequence[T]]:
-    """A few at a time, others have their turn in between. `each`: log-probabilities of one."""
+    """Yields slices, between which other requests are served. `each`: log-probabilities per entry."""
     few = max(LOGPROBS_PER_STEP // each, 1)
     for at in range(0, len(entries), few):
         yield entries[at : at + few]
@@ -53,12 +53,12 @@ async def in_chunks(entries: Sequence[T], each: int) -> AsyncIterator[Sequence[T
 
 
 def encoded(value: Any) -> msgspec.Raw:
-    """As it is sent, in a fraction of the memory."""
+    """Encodes a value now, which takes a fraction of its memory."""
     return msgspec.Raw(_encode(value))
 
 
 def token_text(data: bytes) -> str:
-    """A token's bytes as text; where they are no whole characters, as ``bytes:\\xe2\\x82``."""
+    """Returns the bytes of a token as text; incomplete characters as ``bytes:\\xe2\\x82``."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -66,7 +66,7 @@ def token_text(data: bytes) -> str:
 
 
 class LogprobStreamer:
-    """Which of an answer's tokens were not told yet though all of their text was."""
+    """Tracks which tokens of a completion still have to be returned with the text that has been returned."""
 
     def __init__(self, choice: CompletionState, pieces: TokenByteDecoder) -> None:
         self._choice = choice
@@ -79,7 +79,7 @@ class LogprobStreamer:
         return OffsetTracker(self._pieces.visible(part_marks()))
 
     def take_new(self, update: OutputDelta | None = None) -> list[TokenEntry]:
-        """Those, in order, as far as an update's text goes, or all there is. At the end all that the answer has."""
+        """Returns new tokens up to the text of `update`, or all new tokens without one."""
         entries, positions = self._choice.token_logprobs or [], self._positions
         positions += self._offsets.push(entry.id for entry in entries[len(positions) :])
         ended = self._choice.finish_reason is not None if update is None else update.ended
@@ -120,7 +120,7 @@ def generate_logprobs(entries: Iterable[TokenLogprob], pieces: TokenByteDecoder)
 
 
 def end_token_entry(choice: CompletionState) -> list[TokenEntry]:
-    """The token that ended the answer, if it is known: no part of it, and told by completions alone."""
+    """Returns the end-of-sequence token, if known. It is not part of the output; only completions return it."""
     if choice.end_logprob is None or not choice.eos:
         return []
     length = len(choice.text or "")

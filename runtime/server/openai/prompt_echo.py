@@ -15,7 +15,7 @@ from runtime.tokenizer.token_offsets import OffsetTracker, TokenOffset
 
 
 def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> PromptEcho | None:
-    """None where none is asked. Raises RequestError for what goes with an echo alone, or does not go with one."""
+    """Returns the echo, None if not requested. Raises RequestError for fields that conflict with it or require it."""
     scores = bool(body.echo) and body.set_fields().get("logprobs") is not None
     if body.prompt_logprobs_stride is not None and not scores:
         name = "prompt_logprobs_stride"

@@ -26,7 +26,7 @@ from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 from runtime.server.openapi import values_schema
 from runtime.server.schema_base import Integer, Integers, RequestModel, UnsupportedField, api_field
 
-MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; what a whole body may hold stands in shape.py
+MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; `request_body` has the limits of a body
 
 
 def _prompt(value: Any) -> Any:
@@ -116,20 +116,20 @@ def unknown_format_keys(requested: object) -> Iterator[str]:
 
 if TYPE_CHECKING:
 
-    class Asked(RequestModel):
-        """Of the declared fields, those that routes read by themselves."""
+    class SamplingFields(RequestModel):
+        """Declared fields that routes read directly."""
 
         n: int | None
         max_tokens: int | None
         stop: Any
 
 else:
-    Asked = pydantic.create_model(
-        "Asked", __base__=RequestModel, **{name: (declared_type(name), None) for name in _DECLARED}
+    SamplingFields = pydantic.create_model(
+        "SamplingFields", __base__=RequestModel, **{name: (declared_type(name), None) for name in _DECLARED}
     )
 
 
-class GenerationRequest(Asked):
+class GenerationRequest(SamplingFields):
     """What every route that generates understands."""
 
     stream: Annotated[bool | None, api_field("return server-sent events", True)] = None

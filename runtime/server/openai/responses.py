@@ -200,7 +200,7 @@ class ResponseItems:
         return data + delta_event
 
     def close(self, status: str) -> bytes:
-        """The end of all, the last item with what became of it: an answer without a word is an empty message."""
+        """Closes the last item with `status`. A response without text has an empty message."""
         data = self._end(status)
         if all(item["type"] == "reasoning" for item in self.items):
             data += self._begin("message", role="assistant", content=[]) + self._end(status)

@@ -68,7 +68,7 @@ class ToolConfig:
         tools: that are offered, with where the schema of each stood in the request; none where the model may call none.
         forced: the answer has to be calls. named: of this tool alone.
         single: of one call at most.
-        param: the field that asks for what is forced, or for the tools.
+        param: the field that forces the calls, or that has the tools.
         origins: The name and the namespace of each function that a namespace defines, by the name offered to the model.
     """
 
@@ -146,7 +146,7 @@ def check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
     """Raises RequestError where two tools have one name."""
     paths: dict[str, str] = {}
     for where, tool in tools:
-        path = where.rpartition(".")[0]  # of the object that holds the name beside the schema
+        path = where.rpartition(".")[0]  # of the object with name and schema
         if tool.name in paths:
             first = paths[tool.name].removesuffix(".function")
             raise refuse(f"{path}.name", f"{preview(tool.name)} is also that of {first}; give another")

@@ -44,7 +44,7 @@ class Waiter:
 
 
 class AdmissionQueue:
-    """Cancelled, a waiter is gone."""
+    """A fair queue in front of one worker. A cancelled waiter leaves it."""
 
     def __init__(self, capacity: int, what: str, per_owner: int | None = None) -> None:
         """Creates an empty queue.
@@ -150,7 +150,7 @@ LONG = 2**16  # characters from which work waits among the long
 MAX_WAITING_CHARS = 2**23  # characters that wait for a lane, together: they are memory
 
 T = TypeVar("T")
-Work = Callable[[Callable[[], bool]], T]  # is given what tells whether it is still wanted
+Work = Callable[[Callable[[], bool]], T]  # gets a function that returns whether the result is still needed
 
 
 class SingleThreadExecutor:
@@ -174,7 +174,7 @@ class SingleThreadExecutor:
 
     def _ended(self, done: asyncio.Future[Any]) -> None:
         if not done.cancelled():
-            done.exception()  # looked at, though its client may be gone
+            done.exception()  # retrieved, even if the client has disconnected
         self._line.release()
 
 
@@ -185,7 +185,7 @@ class PreprocessingExecutors:
         self._short, self._long = SingleThreadExecutor("short"), SingleThreadExecutor("long")
 
     async def run(self, request: Request, size: int, work: Work[T]) -> T:
-        """`work` of about `size` characters in its lane. Raises ClientGone once nobody waits for the answer."""
+        """Runs `work` of about `size` characters in a thread. Raises ClientGone if the client disconnects."""
         executor = self._long if size > LONG else self._short
         return await cancel_on_disconnect(request, executor.run(size, work, api_key_id(request)))
 

@@ -162,7 +162,7 @@ def check_shape(data: bytes) -> None:
 def check_shape_in_steps(data: bytes) -> Iterator[None]:
     """`check_shape` in steps of a few milliseconds.
 
-    Of a body that is no JSON, what stands before its first fault is counted right, and no parser goes further.
+    In invalid JSON, everything before the first fault is counted correctly, and no parser reads further.
     """
     at = quotes = containers = fields = commas = 0
     while at < len(data):
@@ -174,7 +174,7 @@ def check_shape_in_steps(data: bytes) -> Iterator[None]:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         here = piece.count(b'"')
         if here or quotes % 2:
-            piece = b'"'.join(piece.split(b'"')[quotes % 2 :: 2])  # what stands outside of strings
+            piece = b'"'.join(piece.split(b'"')[quotes % 2 :: 2])  # text outside of strings
         quotes += here
         containers += piece.count(b"{") + piece.count(b"[")
         fields += piece.count(b":")
@@ -204,8 +204,8 @@ MAX_BODY = 2 * 2**20  # bytes
 async def read_body(request: Request) -> bytes:
     """The whole body. Raises RequestError 413 past 2 MiB, ClientGone.
 
-    A body that says beforehand that it is too long is not asked for (``Expect: 100-continue``). Whatever of a refused
-    body still comes, the connection throws away.
+    A body with a too large Content-Length is not requested (``Expect: 100-continue``). The connection discards the rest
+    of a rejected body.
     """
     content_length = request.headers.get("content-length")
     if (

@@ -18,7 +18,7 @@ from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox import GrammarSandbox
 from runtime.tokenizer import Tokenizer
 
-# Keywords that decide the type of a value: beside one of them no type is added to a schema.
+# Keywords that determine the type of a value. Schemas with one of them get no type.
 _TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}
 MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients of a server without keys
 # Other servers' names for the same.
@@ -34,9 +34,9 @@ ALIASES = {
 
 
 def parse_response_format(body: GenerationRequest) -> tuple[dict[str, Any] | None, str]:
-    """As `structured_outputs` has it, and the name it was given under; None where nothing is asked.
+    """Returns the format in the form of `structured_outputs`, None without one, and the field that requests it.
 
-    Raises RequestError where two forms are asked for, or in a way that is none.
+    Raises RequestError for conflicting or invalid formats.
     """
     found = {name: {kind: value} for name, kind in ALIASES.items() if (value := getattr(body, name)) is not None}
     asked = getattr(body, FIELD)
@@ -75,7 +75,7 @@ def _parse_openai_format(name: str, requested: object) -> dict[str, Any] | None:
 
 
 def _object_schema(schema: Any) -> Any:
-    """The schema beside `json_object`, for objects alone where it leaves the type open."""
+    """Returns the schema of `json_object`, restricted to objects if it has no type."""
     if isinstance(schema, dict) and not _TYPED & schema.keys():
         return {"type": "object", **schema}
     return schema
