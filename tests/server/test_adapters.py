@@ -116,7 +116,7 @@ def test_the_file_is_followed_and_a_broken_one_is_told(server: ServerProcess, co
         wait_until(lambda: "broken" not in client.get("/startup").json()["adapters"])
         wait_until(lambda: "fromfile" in names(client) and ask(client, "fromfile") != before)
         wait_until(lambda: "base" in client.get("/startup").json()["adapters"])
-        assert "own name" in client.get("/startup").json()["adapters"]["base"]["message"]
+        assert "is the name of the model" in client.get("/startup").json()["adapters"]["base"]["message"]
         (config / "base").unlink()
         wait_until(lambda: "base" not in client.get("/startup").json()["adapters"])
         wait_until(lambda: names(client) == {"base", "one", "two", "fromfile"})
