@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from runtime.engine.request import MASKED
-from runtime.engine.step_plan import BlockResults, StepPlan
+from runtime.engine.step_plan import MASKED, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.moe import Router
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.model_runner import ModelRunner
-from runtime.worker.runner_stats import RunnerStats
+from runtime.worker.model_runner import ModelRunner, RunnerStats
 
 
 class AcceptNoneRunner:
@@ -37,15 +35,34 @@ class AcceptNoneRunner:
     def stats(self) -> RunnerStats:
         return self.runner.stats
 
-    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
-        return self.runner.set_overlap_callback(work)
+    @property
+    def overlaps(self) -> bool:
+        return self.runner.overlaps
 
-    def run(self, plan: StepPlan) -> BlockResults | None:
+    def step_context(self) -> AbstractContextManager[None]:
+        return self.runner.step_context()
+
+    def launch_forward(self, plan: StepPlan) -> None:
         self.plan = plan
         self.rows.append(len(plan.tokens))
-        results = self.runner.run(plan)
-        blocks = plan.blocks
-        if results is None or blocks is None:
+        self.runner.launch_forward(plan)
+
+    def must_split(self, blocks: DenoiseBlocks) -> bool:
+        return self.runner.must_split(blocks)
+
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        self.plan = replace(self.plan, blocks=blocks)
+        self.runner.launch_sampling(blocks)
+
+    def wait(self) -> bool:
+        return self.runner.wait()
+
+    def launch_next(self) -> None:
+        self.runner.launch_next()
+
+    def results(self) -> BlockResults:
+        results, blocks = self.runner.results(), self.plan.blocks
+        if blocks is None:
             if self.runner.device.type == "cuda":
                 torch.cuda.synchronize(self.runner.device)  # a step with results waits for them
             return results

@@ -25,7 +25,8 @@ from runtime.bench.roofline import work_of
 from runtime.bench.steady_state import SERVED, SteadyStep, begin, pages_of, steady_step
 from runtime.engine.engine import Engine
 from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.request import MASKED, UNMASKED, Request
+from runtime.engine.request import Request
+from runtime.engine.step_plan import MASKED, UNMASKED
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, ModelInfo
 from runtime.models.decoder import Decoder
@@ -33,10 +34,10 @@ from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.strategies import Strategy, max_request_len
 from runtime.strategies.full import CACHE
-from runtime.worker.cuda_graph import GraphCapturer
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.memory import capture_sizes_for
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 IDS = 1000, 150_000  # of what is not masked, as far as the vocabulary reaches
@@ -170,18 +171,18 @@ class Live:
         served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
         pages = -(-max_request_len(self.strategy, info.max_model_len) // info.page_size)
         sizes = capture_sizes_for(served, self.strategy, pages, self.adapters)
-        named: dict[str, Any] = {
-            "block_size": sizes.block_size,
-            "mask_id": self.mask_id,
-            "max_token_id": info.max_token_id,
-            "eos_ids": (0,),
-            "max_num_reqs": info.max_num_reqs,
-            "batch_invariant": self.args.deterministic,
-        }
+        config = SamplerConfig(
+            block_size=sizes.block_size,
+            mask_id=self.mask_id,
+            max_token_id=info.max_token_id,
+            eos_ids=(0,),
+            max_num_reqs=info.max_num_reqs,
+            batch_invariant=self.args.deterministic,
+        )
         if self.args.enforce_eager or self.pool.device.type != "cuda":
-            return ModelRunner(self.model, self.pool, **named)
-        recorder = GraphCapturer(self.pool.device)
-        return CudaGraphRunner(self.model, self.pool, **named, sizes=sizes, capture=recorder, capture_after=2)
+            return ModelRunner(self.model, self.pool, config)
+        capture = GraphCapturer(self.pool.device)
+        return CudaGraphRunner(self.model, self.pool, config, sizes, capture, capture_after=2)
 
     def _info(self, step: SteadyStep) -> EngineInfo:
         fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == self.strategy.uniform_noise]

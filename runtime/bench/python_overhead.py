@@ -10,7 +10,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -18,13 +18,12 @@ from runtime.algorithms import get_algorithm
 from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
-from runtime.engine.request import MASKED, UNMASKED
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import MASKED, NO_RESULTS, UNMASKED, BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.strategies import DecodingContext, make_strategy
-from runtime.worker.runner_stats import RunnerStats
+from runtime.worker.model_runner import RunnerStats
 
 MASK_ID, VOCAB = 1023, 1024
 
@@ -34,22 +33,37 @@ class FillingRunner:
 
     def __init__(self, per_step: int) -> None:
         self.per_step = per_step
+        self.overlaps = False
+        self.filled = NO_RESULTS
         self.stats = RunnerStats()
         self.seconds = 0.0  # spent here instead of in a model: not the host's cost
 
-    def run(self, plan: StepPlan) -> BlockResults | None:
-        blocks = plan.blocks  # worked out when it is asked for: that is the host's cost
-        started = time.perf_counter()
-        results = self._fill(blocks)
-        self.seconds += time.perf_counter() - started
-        return results
+    def step_context(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
+    def launch_forward(self, plan: StepPlan) -> None:
+        pass
+
+    def must_split(self, blocks: DenoiseBlocks) -> bool:
         return False
 
-    def _fill(self, blocks: DenoiseBlocks | None) -> BlockResults | None:
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        started = time.perf_counter()
+        self.filled = self._fill(blocks)
+        self.seconds += time.perf_counter() - started
+
+    def wait(self) -> bool:
+        return False
+
+    def launch_next(self) -> None:
+        raise NotImplementedError
+
+    def results(self) -> BlockResults:
+        return self.filled
+
+    def _fill(self, blocks: DenoiseBlocks | None) -> BlockResults:
         if blocks is None:
-            return None
+            return NO_RESULTS
         masked = blocks.state == MASKED
         taken = masked & (masked.cumsum(axis=1) <= self.per_step)
         left = masked & ~taken

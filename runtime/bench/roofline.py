@@ -134,13 +134,13 @@ def _name(path: str, weights: Container[str]) -> str:
 
 def _read(plan: StepPlan, window: int | None) -> tuple[int, int]:
     """Of a layer with this window: keys that the step's requests see, and pairs of a row and a key that it sees."""
-    back = 0 if window is None else plan.window_origin - window + 1
-    first = np.broadcast_to(np.maximum(back, 0), plan.visible_end.shape)
+    back = 0 if window is None else plan.layout.window_origin - window + 1
+    first = np.broadcast_to(np.maximum(back, 0), plan.layout.visible_end.shape)
     seen: dict[int, tuple[int, int]] = {}
-    for request, start, count in plan.tiles.tolist():
+    for request, start, count in plan.layout.tiles.tolist():
         if count:
             own = slice(start, start + count)
-            low, high = int(first[own].min()), int(plan.visible_end[own].max())
+            low, high = int(first[own].min()), int(plan.layout.visible_end[own].max())
             before = seen.get(request, (low, high))
             seen[request] = min(before[0], low), max(before[1], high)
-    return sum(high - low for low, high in seen.values()), int((plan.visible_end - first).sum())
+    return sum(high - low for low, high in seen.values()), int((plan.layout.visible_end - first).sum())

@@ -39,6 +39,7 @@ from runtime.quantization.checkpoint import quantization_of
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _REPORTED_ARGS = (
@@ -145,10 +146,11 @@ class _Setup:
         self.plans = StepPlans(
             strategy, args.block_size, mask_id, known.vocab_size, args.page_size, self.pool.num_pages
         )
-        self.runner = ModelRunner(
-            model, self.pool, block_size=args.block_size, mask_id=mask_id, max_token_id=last, eos_ids=(0,),
-            max_num_reqs=max(args.batch), batch_invariant=args.deterministic,
+        config = SamplerConfig(
+            args.block_size, mask_id, last, eos_ids=(0,), max_num_reqs=max(args.batch),
+            batch_invariant=args.deterministic,
         )  # fmt: skip
+        self.runner = ModelRunner(model, self.pool, config)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
         weights = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
         self.facts = {

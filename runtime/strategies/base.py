@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine.request import Block, Request
-from runtime.engine.scheduled_request import ForwardSpan
+from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.errors import ConfigError
 from runtime.request.block_layout import BlockLayout

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.rng import CANVAS, uniforms
-from runtime.engine.request import MASKED, UNMASKED, Block, Request
-from runtime.engine.scheduled_request import ForwardSpan
-from runtime.engine.step_plan import BlockResults, Ints
+from runtime.engine.request import Block, ForwardSpan, Request
+from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, register_strategy, require_single_block
 from runtime.strategies.block_strategy import BlockStrategy

@@ -6,8 +6,8 @@ ids of that forward pass, because they are forwarded again after a preemption.
 
 from __future__ import annotations
 
-from runtime.engine.request import MASKED, Block, KVSpan, Request
-from runtime.engine.step_plan import BlockResults
+from runtime.engine.request import Block, KVSpan, Request
+from runtime.engine.step_plan import MASKED, BlockResults
 from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
 from runtime.strategies.base import DecodingContext, register_strategy

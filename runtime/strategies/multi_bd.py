@@ -6,9 +6,8 @@ end of the output.
 
 from __future__ import annotations
 
-from runtime.engine.request import FIXED, Block, Request
-from runtime.engine.scheduled_request import ForwardSpan
-from runtime.engine.step_plan import BlockResults
+from runtime.engine.request import Block, ForwardSpan, Request
+from runtime.engine.step_plan import FIXED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
 from runtime.strategies.base import DecodingContext, register_strategy

@@ -6,9 +6,8 @@ strategy may decode a block in parts from left to right. Each part is a `Block` 
 
 from __future__ import annotations
 
-from runtime.engine.request import FIXED, MASKED, Block, Request
-from runtime.engine.scheduled_request import ForwardSpan
-from runtime.engine.step_plan import BlockResults
+from runtime.engine.request import Block, ForwardSpan, Request
+from runtime.engine.step_plan import FIXED, MASKED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, require_single_block
 from runtime.strategies.block_strategy import BlockStrategy

@@ -22,6 +22,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 from tests.bench.test_steps import NOISY, TINY
 from tests.golden import GOLDEN
 
@@ -94,7 +95,7 @@ def a_step(quantization=None):
     )
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, None, True, 96, vocab_size=1024))
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=32, dtype=torch.float32, device="cpu")
-    runner = ModelRunner(model, pool, block_size=32, mask_id=1023, max_token_id=1022, eos_ids=(0,), max_num_reqs=3)
+    runner = ModelRunner(model, pool, SamplerConfig(32, 1023, 1022, eos_ids=(0,), max_num_reqs=3))
     return runner, StepPlans(strategy, 32, 1023, 1024, 32, 20).decode(3, 64, filled=0.5)
 
 
@@ -189,7 +190,7 @@ def test_the_floor_is_bytes_or_arithmetic():
     flops += 2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in late.values())
     flops += (
         4
-        * plan.visible_end.sum()
+        * plan.layout.visible_end.sum()
         * sum(w.shape[1] for n, w in named_weights(model).items() if n.endswith("self_attn.o_proj.weight"))
     )
     assert work.total.flops == pytest.approx(flops)

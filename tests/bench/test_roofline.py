@@ -164,12 +164,13 @@ def test_keys_are_read_once_by_all_tiles_of_a_request():
     """A request in two tiles, one without rows, and one in one."""
     model, pool, plan = a_step(architecture("llada2-tiny"))
     tiles = torch.tensor([[0, 0, 20], [0, 20, 12], [1, 32, 0], [2, 64, 32]]).numpy()
-    read = work_of(model, pool, replace(plan, tiles=tiles), [4, 4]).parts["layers.0.attention"]
+    plan = replace(plan, layout=replace(plan.layout, tiles=tiles))
+    read = work_of(model, pool, plan, [4, 4]).parts["layers.0.attention"]
     assert read.nbytes == 2 * (CONTEXT + 32) * 2 * 2 * 32 * 4
 
 
 def test_a_step_that_samples_nothing_has_no_head():
     model, pool, plan = a_step(architecture("llada2-tiny"))
-    work = work_of(model, pool, replace(plan, make_blocks=lambda: None), [4, 0])
+    work = work_of(model, pool, replace(plan, blocks=None), [4, 0])
     assert work.parts["head"] == work.parts["layers.2.mlp"] == Part()
     assert work.parts["layers.1.mlp"].flops > 0

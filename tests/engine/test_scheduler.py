@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.request import ScheduledRequest
 from tests.engine.harness import Ask, Run, Setup, run_all
 from tests.engine.samples import asks, examples, setups
 from tests.oracle.block import Params

@@ -14,7 +14,7 @@ from runtime.errors import RequestError
 from runtime.parsers import part_marks
 from runtime.request.engine_messages import RequestSpec, StreamMode
 from runtime.request.output import CompletionState
-from runtime.request.resolve import expand_choices, resolve
+from runtime.request.resolve import RequestContext, expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
 from runtime.server.middleware.auth import api_key_id
@@ -49,7 +49,7 @@ class GenerationInputs:
         max_tokens: limit of the route; None for that of the body.
         default_max_tokens: limit of a request without one.
         n: completions per prompt.
-        pinned_tokens: fixed token ids by offset in the completion; see `resolve`.
+        pinned_tokens: fixed token ids by offset in the completion; see `RequestContext.prefilled_tokens`.
         text_limit: number of first tokens that are returned; the completion ends with them.
         chat: context of a chat, whose completions have parts.
         echo: prompts that are returned before their completions.
@@ -177,10 +177,7 @@ class RequestSpecBuilder:
         inputs = self._inputs
         several = len(inputs.prompts) > 1
         model = inputs.model
-        return resolve(
-            self._params,
-            inputs.prompts[i],
-            self._info,
+        context = RequestContext(
             id=f"{inputs.id}-{i}" if several else inputs.id,
             stream_mode=self._engine_stream_mode,
             default_max_tokens=inputs.default_max_tokens,
@@ -191,6 +188,7 @@ class RequestSpecBuilder:
             prefilled_tokens=inputs.pinned_tokens,
             grammar=self.grammar,
         )
+        return resolve(self._params, inputs.prompts[i], self._info, context)
 
     async def _check_grammar(self, spec: RequestSpec) -> RequestSpec:
         """Has the grammar compiled in the sandbox. Leaves out what was rejected where the request allows that."""

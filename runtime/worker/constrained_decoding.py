@@ -1,8 +1,9 @@
-"""Constrained decoding for structured output (docs/server.md, Structured output).
+"""Blocks that no unmasking algorithm fills: constrained decoding, and forced tokens of prompt scoring.
 
-From the first masked position of a block on, the best token that the grammar allows is accepted from the logits of the
-step, as long as its confidence is above the threshold. The first token of a step is always accepted. Tokens that the
-grammar forces need no logits. All positions after the first rejected token stay masked.
+Constrained decoding is for structured output (docs/server.md, Structured output). From the first masked position of a
+block on, the best token that the grammar allows is accepted from the logits of the step, as long as its confidence is
+above the threshold. The first token of a step is always accepted. Tokens that the grammar forces need no logits. All
+positions after the first rejected token stay masked.
 
 All constrained blocks of a step advance together: one bitmask, one argmax and one host synchronization per position.
 """
@@ -17,11 +18,10 @@ import torch
 
 from runtime.algorithms import sampling
 from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
-from runtime.engine.request import UNMASKED
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks, GrammarBlock
-from runtime.worker.sample.full_logits import FullLogits
-from runtime.worker.sample.logits_processors import apply_logits_processors, logits_processor_arrays
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
+from runtime.engine.logits_processors import apply_logits_processors, logits_processor_arrays
+from runtime.engine.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
+from runtime.worker.sampler import FullLogits
 
 
 @dataclass
@@ -200,3 +200,15 @@ def _write(walk: GrammarWalk, results: BlockResults) -> None:
     first_eos = next((n for n, token in enumerate(accepted, first) if token in eos), None)
     if first_eos is not None:
         results.first_eos[i] = first_eos
+
+
+def force_tokens(plan: DenoiseBlocks, results: BlockResults) -> None:
+    """Writes the forced tokens to `results`, which has these blocks unchanged."""
+    for i, first, tokens in plan.forced_tokens:
+        last = first + len(tokens)
+        results.tokens[i, first:last] = tokens
+        results.state[i, first:last] = UNMASKED
+        results.masks[i] -= len(tokens)
+        results.num_updated[i] += len(tokens)
+        results.first_masked[i] = last if results.masks[i] else results.tokens.shape[1]
+        results.finished[i] = not results.masks[i]

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from runtime.algorithms import get_algorithm
-from runtime.engine.request import MASKED
-from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs
+from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import SoftcapLMHead
-from runtime.worker.sample.sampler import Sampler
+from runtime.worker.sampler import Sampler, SamplerConfig
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
@@ -32,7 +31,7 @@ def plan(top_k: int) -> DenoiseBlocks:
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
         may_force=n > 0, num_steps_forcing=n, initial_masks=n * 0, step_budget=n * 0, post_edit_steps=n * 0,
         remasked=None, sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)), req_slot=n,
-        groups=(AlgorithmBatch(rule.key, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), kept),),
+        groups=(AlgorithmBatch(rule, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), kept),),
     )  # fmt: skip
 
 
@@ -49,11 +48,11 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
         twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
         return found._replace(probs=found.probs * 2, divisor=twice)
 
-    monkeypatch.setattr("runtime.worker.sample.sampler.LOGITS_CHUNK_ROWS", 7)
+    monkeypatch.setattr("runtime.worker.sampler.LOGITS_CHUNK_ROWS", 7)
     found = []
     for kernels in (replace(TORCH, softmax_stats=softmax_stats), TORCH):
         head = Sampler(
-            SoftcapLMHead(weight, kernels, 4.0), mask_id=None, max_token_id=VOCAB - 3, eos_ids=torch.tensor([2]),
+            SoftcapLMHead(weight, kernels, 4.0), SamplerConfig(SIZE, None, VOCAB - 3, (2,)),
             self_conditioning_fn=lambda probs, by: (probs if by is None else probs / by[:, None])[:, :WIDTH],
         )  # fmt: skip
         signal = torch.zeros(BLOCKS, SIZE, WIDTH)

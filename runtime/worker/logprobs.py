@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from runtime.algorithms import sampling
-from runtime.engine.logprobs_request import BlockLogprobs
-from runtime.engine.request import MASKED, UNMASKED, Request
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks
-from runtime.worker.sample.full_logits import FullLogits
-
-NONE = -1  # the request reads no logprobs
-
-
-def requested_logprobs(owners: Sequence[Request]) -> np.ndarray | None:
-    """Returns the number of top logprobs per block, int64 [n], NONE without logprobs; None if no request has any."""
-    if not any(request.logprobs is not None for request in owners):
-        return None
-    return np.array(
-        [NONE if request.logprobs is None else request.logprobs.num_top for request in owners], dtype=np.int64
-    )
+from runtime.engine.request import BlockLogprobs
+from runtime.engine.step_plan import MASKED, NO_LOGPROBS, UNMASKED, BlockResults, DenoiseBlocks
+from runtime.worker.sampler import FullLogits
 
 
 @torch.inference_mode()
@@ -34,7 +22,7 @@ def compute_logprobs(full_logits: FullLogits, plan: DenoiseBlocks, results: Bloc
     do not change them.
     """
     assert plan.num_logprobs is not None
-    requested = np.flatnonzero(plan.num_logprobs > NONE)
+    requested = np.flatnonzero(plan.num_logprobs > NO_LOGPROBS)
     size = plan.state.shape[1]  # a captured step may have larger blocks
     before, after = plan.state[requested], results.state[requested, :size]
     updated = (after == UNMASKED) & ((before == MASKED) | (plan.tokens[requested] != results.tokens[requested, :size]))

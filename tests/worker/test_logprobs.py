@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.logprobs_request import MIN_LOGPROB
+from runtime.engine.request import MIN_LOGPROB
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, RequestSpec
 from runtime.request.scoring import score_spec

@@ -12,8 +12,8 @@ from runtime.kernels.unmask import threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape
 from runtime.layers.lm_head import LMHead
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
-from runtime.worker.model_step import ModelStep
-from runtime.worker.sample.sampler_output import to_block_results
+from runtime.worker.model_runner import ModelStep
+from runtime.worker.sampler import SamplerConfig, to_block_results
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
 PLAIN = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold is not None]
@@ -34,10 +34,7 @@ class Model:
 
 def step(*, plain: bool) -> ModelStep:
     pool = LAYOUTS["unified"]([KVShape(1, 8, 8)], num_pages=1, page_size=8, dtype=torch.float32, device="cpu")
-    return ModelStep(
-        Model(plain=plain), pool, block_size=SIZE, mask_id=MASK, max_token_id=VOCAB - 2, eos_ids=(3, 5),
-        edit_tokens=None, max_num_reqs=0,
-    )  # fmt: skip
+    return ModelStep(Model(plain=plain), pool, SamplerConfig(SIZE, MASK, VOCAB - 2, (3, 5)))
 
 
 def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict[str, torch.Tensor]]:
@@ -56,7 +53,7 @@ def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict
         "may_force": random.random(BLOCKS) < 0.7, "num_steps_forcing": random.integers(0, 4, BLOCKS), "params0": params,
         "remasked": np.zeros_like(state, dtype=bool),
     } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "step_budget", "post_edit_steps")}  # fmt: skip
-    shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(key, 0, BLOCKS, len(block)),), remasked=True)
+    shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(rule, 0, BLOCKS, len(block)),), remasked=True)
     return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
