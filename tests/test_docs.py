@@ -16,7 +16,7 @@ import pytest
 from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.algorithms.common import COMMON
 from runtime.bench import sweep
-from runtime.bench.__main__ import TOOLS
+from runtime.bench.__main__ import MODULES, TOOLS
 from runtime.config import FLAGS, parse
 from runtime.models import families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS, SELECTORS
@@ -61,7 +61,7 @@ def bench_flags() -> set[str]:
     found = set()
     for tool in TOOLS:
         parser = argparse.ArgumentParser()
-        import_module(f"runtime.bench.{tool}").add_arguments(parser)
+        import_module(f"runtime.bench.{MODULES.get(tool, tool)}").add_arguments(parser)
         found |= set(parser._option_string_actions)
     return found
 
@@ -250,30 +250,32 @@ def test_modes_of_threshold_and_edit_are_documented():
 
 
 def test_routes_and_fields_are_documented():
-    from runtime.server.routes import chat, completions, generate, status, tokens
-    from runtime.server.schemas import Generation
+    from runtime.server.admin import routes, tokenize
+    from runtime.server.generate import serving
+    from runtime.server.openai import chat, completions
+    from runtime.server.openai.protocol import GenerationRequest
 
     text = "".join(page(name) for name in PAGES if name.startswith(("docs/reference/", "docs/guide/")))
-    for module in (chat, completions, generate, status, tokens):
+    for module in (chat, completions, serving, routes, tokenize):
         for route in module.router.routes:
             assert route.path.replace("/{name:path}", "") in text, route.path
-    for field in set(Generation.model_fields) - {"stop_token_ids", "min_tokens"}:
+    for field in set(GenerationRequest.model_fields) - {"stop_token_ids", "min_tokens"}:
         assert f"`{field}`" in text, field
 
 
 def test_metrics_are_documented():
-    from runtime.server.metrics import Metrics
-    from runtime.server.observed import Observed
+    from runtime.server.metrics import Metrics, RequestMetrics
 
     text = page("docs/operations/observability.md")
-    for name in re.findall(r"^# TYPE (\w+)", Metrics("m", Observed()).text().decode(), re.MULTILINE):
+    for name in re.findall(r"^# TYPE (\w+)", Metrics("m", RequestMetrics()).text().decode(), re.MULTILINE):
         if not name.endswith("_created"):
             assert f"`{name}" in text, name
 
 
 def test_limits_of_the_security_page_are_the_codes():
-    from runtime.server import bodies, conversation, preparing, schemas, shape
-    from runtime.server.lanes import MAX_WAITING
+    from runtime.server.openai import chat_messages, protocol
+    from runtime.server.preprocessing import preprocessor, request_body
+    from runtime.server.preprocessing.executors import MAX_WAITING_CHARS
     from runtime.server.wire.limits import Limits
     from runtime.tokenizer import template_limits
 
@@ -283,7 +285,7 @@ def test_limits_of_the_security_page_are_the_codes():
     kib, mib = 2**10, 2**20
     for words, *values in (
         ("request line", f"{limits.head_bytes // kib} KiB", f"{limits.headers} fields"),
-        ("a body", f"{bodies.MAX_BODY // mib} MiB"),
+        ("a body", f"{request_body.MAX_BODY // mib} MiB"),
         ("requests that wait on", f"{limits.queued}"),
         ("a head that", f"{limits.head_seconds:.0f} s"),
         ("a body that", f"{limits.body_seconds:.0f} s"),
@@ -300,14 +302,15 @@ def test_limits_of_the_security_page_are_the_codes():
         ("what all", f"{limits.held_bytes // mib} MiB", f"{limits.body_weight}"),
         (
             "values",
-            f"{shape.MAX_VALUES:,}; {shape.MAX_STRINGS:,}; {shape.MAX_FIELDS:,}; {shape.MAX_CONTAINERS:,}",
-            f"; {shape.MAX_DIGITS} ",
+            f"{request_body.MAX_VALUES:,}; {request_body.MAX_STRINGS:,}; {request_body.MAX_FIELDS:,}; "
+            f"{request_body.MAX_CONTAINERS:,}",
+            f"; {request_body.MAX_DIGITS} ",
         ),
-        ("bodies of more", f"{preparing.MAX_WAITING_BODIES // mib} MiB"),
-        ("messages", f"{conversation.MAX_MESSAGES:,}", f"{conversation.MAX_PARTS:,}"),
-        ("entries", f"{schemas.MAX_ENTRIES}"),
-        ("prompts of", f"{preparing.MAX_PROMPT_TOKENS:,}"),
-        ("characters of long", f"{MAX_WAITING // mib} Mi"),
+        ("bodies of more", f"{preprocessor.MAX_WAITING_BODIES // mib} MiB"),
+        ("messages", f"{chat_messages.MAX_MESSAGES:,}", f"{chat_messages.MAX_PARTS:,}"),
+        ("entries", f"{protocol.MAX_ENTRIES}"),
+        ("prompts of", f"{preprocessor.MAX_PROMPT_TOKENS:,}"),
+        ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),
         ("what a chat template", f"{template_limits.MAX_CHARS // mib} Mi", f"{template_limits.MAX_SECONDS:g} s"),
     ):
         (row,) = [value for name, value in rows.items() if re.match(rf"{words}\b", name)][:1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from runtime.bench.__main__ import TOOLS
+from runtime.bench.__main__ import MODULES, TOOLS
 from runtime.config import parse
 from tests.server.harness import serving
 from tools.docs.commands import ROOT, SERVER, commands, pages, split_commands
@@ -89,7 +89,7 @@ def test_flags_of_the_server_and_of_bench_parse(command):
     tool, *args = args
     parser = argparse.ArgumentParser()
     assert tool in TOOLS
-    import_module(f"runtime.bench.{tool}").add_arguments(parser)
+    import_module(f"runtime.bench.{MODULES.get(tool, tool)}").add_arguments(parser)
     parser.parse_args([arg for arg in args if arg != "--help"])
 
 
