@@ -6,7 +6,7 @@ import bisect
 import resource
 
 from runtime.errors import ConfigError
-from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS, crowd
+from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, PROBE_SLOTS, accept_batch
 
 OWN_FILES = 48  # log, event loop, sockets of ZeroMQ, the tokenizer's files while they are read
 BACKEND_FILES = 8  # pipes, sockets and process of each
@@ -15,7 +15,7 @@ FEWEST_CONNECTIONS = 16
 
 def files(connections: int) -> int:
     """Of so many connections, of newcomers, and of those that give way to them until they are closed."""
-    return connections + 2 * crowd(connections)
+    return connections + 2 * accept_batch(connections)
 
 
 def make_room(wanted: int | None, backends: int) -> int:
@@ -24,8 +24,8 @@ def make_room(wanted: int | None, backends: int) -> int:
     The limit is raised as far as they need it and the system allows, not to the system's own: that may be a billion,
     and there are programs that go through all descriptors there could be. Raises ConfigError where they do not fit.
     """
-    most = MOST_CONNECTIONS if wanted is None else wanted
-    own = OWN_FILES + BACKEND_FILES * backends + SPARE_CONNECTIONS
+    most = DEFAULT_MAX_CONNECTIONS if wanted is None else wanted
+    own = OWN_FILES + BACKEND_FILES * backends + PROBE_SLOTS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard):  # the highest number of all, though written as -1
         hard = 2**31 - 1

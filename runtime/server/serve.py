@@ -22,14 +22,14 @@ from runtime.server.access import Load
 from runtime.server.descriptors import make_room
 from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.reports import Reports
+from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
+from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.metrics import Metrics
 from runtime.server.observed import Observed
 from runtime.server.socket_dir import socket_dir
 from runtime.server.supervisor import BACKEND_COMMAND, Supervisor
 from runtime.server.table import Table
 from runtime.server.talking import check_parsers
-from runtime.server.wire.listener import describe, is_reachable, listen, listener_url
-from runtime.server.wire.memory import keep_together
 from runtime.weights.tokenizer_formats import use_temporary_directory
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ log = logging.getLogger("unmask.server")
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
     """Serve until told to stop; the process's exit code. Raises ConfigError when the server cannot start."""
     environment.set_up()
-    keep_together()
+    use_one_arena()
     check_parsers(config)
     logs.set_up(config.log_level, config.log_format, "frontend")
     for note in config.notes:

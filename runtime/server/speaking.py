@@ -78,11 +78,11 @@ class Speaking:
         """Close the listener, and return once what runs has finished, or has had --drain-timeout for it."""
         config, service, http = self.config, self.service, self.http
         closed = time.monotonic()
-        await http.close_entrance(self.entrance)
+        await http.close_listener(self.entrance)
 
         def unfinished() -> bool:
             seconds = time.monotonic() - closed
-            if service.in_flight or http.at_work():
+            if service.in_flight or http.num_answering():
                 return seconds < config.drain_timeout
             # on an idle connection a request may be under way, so those get a moment before they are closed
             return bool(http.server_state.connections) and seconds < min(IDLE_GRACE, config.drain_timeout)
@@ -90,11 +90,11 @@ class Speaking:
         while unfinished():
             await asyncio.sleep(0.02)
         http.close_idle()  # in the same turn of the loop, so that no request slips in between
-        if service.in_flight or http.at_work():
+        if service.in_flight or http.num_answering():
             error = RequestError("the server is ending, and this did not finish within --drain-timeout", status=504)
             log.warning("%d requests did not finish within --drain-timeout", self.frontend.fail_all(error))
             started = time.monotonic()
-            while (service.in_flight or http.at_work()) and time.monotonic() - started < LAST_WORDS:
+            while (service.in_flight or http.num_answering()) and time.monotonic() - started < LAST_WORDS:
                 await asyncio.sleep(0.02)
 
     async def stop(self) -> None:

@@ -41,10 +41,10 @@ from runtime.server.frontends.words import (
     Stop,
     Up,
 )
+from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.messages import Outputs
 from runtime.server.observed import Observed
 from runtime.server.speaking import Speaking
-from runtime.server.wire.memory import keep_together
 
 log = logging.getLogger("unmask.frontends")
 
@@ -129,7 +129,7 @@ def main(ours: int, source: int) -> int:
     """The process's exit code. Both are descriptors of sockets."""
     exit_with_parent()
     environment.set_up()
-    keep_together()
+    use_one_arena()
     connections = socket.socket(fileno=source)
     connections.setblocking(False)
     process = FrontendProcess(connections)
