@@ -29,7 +29,7 @@ class Process:
             self.trimmer.check(busy)
 
 
-def test_memory_is_given_back_when_it_is_quiet_again() -> None:
+def test_memory_is_returned_after_a_peak() -> None:
     process = Process()
     process.resident += 4 * MIN_GROWTH
     process.look(30, busy=True)
@@ -62,7 +62,7 @@ def test_memory_is_not_given_back_all_the_time() -> None:
     assert min(apart) >= MIN_INTERVAL
 
 
-def test_what_was_in_use_the_first_time_is_given_back_later() -> None:
+def test_memory_in_use_at_the_first_trim_is_returned_later() -> None:
     process = Process()
     process.resident = process.in_use = 200 * MB  # an attack that goes on, quietly
     process.look(60)
