@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Port = TypeVar("Port")
 
 PARSED_BYTES = 16 * 2**10  # per event loop iteration: they may hold thousands of chunks
+PIECE_OVERHEAD = 64  # bytes that take as long as passing one piece on
 CHUNKED_PIECE_BYTES = 4096
 BODY_PIECE_BYTES = 64 * 2**10
 _END = b"\r\n\r\n"  # of a head, and of a chunked body with its trailers
@@ -70,8 +71,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self.unparsed = b""
         self.parse_scheduled = False
         self.socket_paused = False
+        self.request_line_checked = False  # of an incomplete head
         self.in_body = False
         self.body_bytes = self.remaining = self.bytes_without_data = self.chunks = self.trailers = 0
+        self.blank_lines = 0  # in a chunked body
         self.last_bytes = b""  # of a chunked body, as `_END` may be cut
         self.is_new = True  # no request has started
         self.rejection: HttpRejection | None = None
@@ -121,7 +124,7 @@ class GuardedProtocol(HttpToolsProtocol):
             piece = self._next_body_piece() if self.in_body else self._next_head()
             if not piece:
                 break
-            parsed += len(piece)
+            parsed += len(piece) + PIECE_OVERHEAD
             super().data_received(piece)
         else:
             self.update_reading()
@@ -147,10 +150,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self.reject(self._head_too_large())
         elif head.startswith(b"CONNECT "):
             self.reject(error_responses.connect_not_supported())
-        elif not complete and _is_malformed(head):
-            self.reject(error_responses.invalid_request())
+        elif not complete and not self.request_line_checked:
+            self.request_line_checked = b"\n" in head
+            if _is_malformed(head):
+                self.reject(error_responses.invalid_request())
         elif complete:
-            self.unparsed = data[end:]
+            self.unparsed, self.request_line_checked = data[end:], False
             # RFC 9110, 7.8: a server may ignore an offer to upgrade. The parser would take the body for that protocol.
             return _UPGRADE.sub(b"\r\nignored-upgrade", head)
         return b""
@@ -165,12 +170,18 @@ class GuardedProtocol(HttpToolsProtocol):
             start = len(self.last_bytes)
             data = self.last_bytes + self.unparsed[:CHUNKED_PIECE_BYTES]
             end = data.find(_END) + len(_END)
-            piece = data[start:end] if end >= len(_END) else data[start:]
+            if end >= len(_END):
+                self.blank_lines += 1
+                piece, self.last_bytes = data[start:end], b""
+            else:
+                piece, self.last_bytes = data[start:], data[1 - len(_END) :]
             self.unparsed = self.unparsed[len(piece) :]
-            self.last_bytes = data[: start + len(piece)][1 - len(_END) :]
             self.bytes_without_data += len(piece)
             if self.bytes_without_data > self.limits.head_bytes:
                 self.reject(self._head_too_large())
+                return b""
+            if self.blank_lines > self.limits.chunks:  # each ends a piece
+                self.reject(error_responses.too_many_chunks(self.limits.chunks))
                 return b""
         self.body_bytes += len(piece)
         return piece
@@ -188,7 +199,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.expect_100_continue = False
         super().on_headers_complete()
         self.in_body = True
-        self.body_bytes = self.bytes_without_data = self.chunks = self.trailers = 0
+        self.body_bytes = self.bytes_without_data = self.chunks = self.trailers = self.blank_lines = 0
         self.last_bytes = b""
         self.remaining = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
 
