@@ -127,6 +127,21 @@ def test_a_body_that_does_not_come_is_told_so(server: Wired, before: bytes) -> N
         assert server.given_up("slow_body") == 1
 
 
+@pytest.mark.parametrize("size", [2**16, 2**16 + 1, 2**18, 10**6])
+def test_a_body_is_read_on_when_the_application_takes_it(server: Wired, size: int) -> None:
+    """uvicorn pauses reading when the application has not taken 64 KiB."""
+    head = b"POST /slow HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (size + 1)
+    with server.connect(head, b"x" * min(size, 2**17)) as connection:
+        server.until_phase(Phase.BODY)
+        wait_until(
+            lambda: server.on_loop(lambda: [c for c in server.http.manager.open if c.socket_paused]) or size == 2**16
+        )
+        server.answer_slow()
+        connection.sendall(b"x" * (size + 1 - min(size, 2**17)))
+        ((status, _, body),) = answers(read_all(connection))
+    assert (status, body) == (200, b"%d" % (size + 1))
+
+
 def test_a_body_trickled_after_a_refusal_does_not_hold_the_connection() -> None:
     with (
         wired(quiet_seconds=LONG) as server,

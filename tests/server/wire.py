@@ -47,7 +47,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         case "/refuse":
             await answer(b"no", 401)
         case "/slow":
-            await answer(b"slow")
+            await answer(b"slow" if scope["method"] == "GET" else b"%d" % len(await read(receive)))
         case "/big":
             await read(receive)
             await answer(b"x" * BIG)

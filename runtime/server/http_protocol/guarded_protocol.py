@@ -135,8 +135,10 @@ class GuardedProtocol(HttpToolsProtocol):
         return not blocked and (self.in_body or not self.is_answering)
 
     def update_reading(self) -> None:
-        """Continue with unparsed data if it can be parsed now."""
-        if self.unparsed and not self.parse_scheduled and self._accepts_data():
+        """Continue with unparsed data if it can be parsed now, or with reading the socket."""
+        if not self.unparsed:
+            self._update()
+        elif not self.parse_scheduled and self._accepts_data():
             self.parse_scheduled = True
             self.loop.call_soon(self._parse)
 
