@@ -6,6 +6,7 @@ A kernel then reads both with one load, and finds a gate and its up value in the
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 
@@ -36,6 +37,7 @@ def deinterleave_outputs(outputs: torch.Tensor) -> torch.Tensor:
     return deinterleave(outputs.unsqueeze(-1)).squeeze(-1)
 
 
+@lru_cache(maxsize=16)  # experts are loaded one by one, with the same few indices
 def interleaved_index(rows: range, width: int, device: torch.device) -> torch.Tensor:
     """Returns the interleaved row index, int64 [len(rows)], of `rows` in the order of gate rows first."""
     row, group = torch.arange(rows.start, rows.stop, device=device), interleave_group(width)

@@ -68,6 +68,11 @@ class QuantizedWeight(Weight):
         return deinterleave(dense) if self.interleaved else dense
 
     @property
+    def device(self) -> torch.device:
+        device: torch.device = self.kernel_arg.values.device
+        return device
+
+    @property
     def nbytes(self) -> int:
         return int(self.kernel_arg.values.nbytes + self.kernel_arg.scales.nbytes)
 
