@@ -133,6 +133,7 @@ def test_blank_lines_in_a_chunked_body_are_limited() -> None:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/1.1\nConnection: Upgrade\nUpgrade: h2c\r\n\r\n",
         b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade : h2c\r\nContent-Length: 3\r\n\r\nabc",
+        b"GET / HTTP/1.1\r\nA: b\r\n\nGET / HTTP/1.1\r\n\r\n",
         b"GET /a b HTTP/1.1\r\nhalf",
         b"GET / HTTP/3.1\r\nhalf",
     ],

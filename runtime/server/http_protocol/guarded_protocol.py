@@ -70,6 +70,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.buffered = 0
         self.unparsed = b""
         self.parse_scheduled = False
+        self.head_incomplete = False  # `unparsed` is no complete head
         self.socket_paused = False
         self.request_line_checked = False  # of an incomplete head
         self.in_body = False
@@ -111,6 +112,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._discard(len(data))
             return
         self.unparsed = self.unparsed + data if self.unparsed else data
+        self.head_incomplete = False
         if not self.parse_scheduled:
             self._parse()
 
@@ -122,12 +124,11 @@ class GuardedProtocol(HttpToolsProtocol):
         parsed = 0
         while self.unparsed and parsed < PARSED_BYTES and self._accepts_data():
             piece = self._next_body_piece() if self.in_body else self._next_head()
-            if not piece:
+            if not piece:  # an incomplete head, or a rejected request
                 break
             parsed += len(piece) + PIECE_OVERHEAD
             super().data_received(piece)
-        else:
-            self.update_reading()
+        self._schedule_parsing()
         self._update()
 
     def _accepts_data(self) -> bool:
@@ -136,9 +137,12 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def update_reading(self) -> None:
         """Continue with unparsed data if it can be parsed now, or with reading the socket."""
-        if not self.unparsed:
-            self._update()
-        elif not self.parse_scheduled and self._accepts_data():
+        self._schedule_parsing()
+        self._update()
+
+    def _schedule_parsing(self) -> None:
+        waits = self.unparsed and not self.head_incomplete and not self.parse_scheduled
+        if waits and self._accepts_data():
             self.parse_scheduled = True
             self.loop.call_soon(self._parse)
 
@@ -147,6 +151,7 @@ class GuardedProtocol(HttpToolsProtocol):
         data = self.unparsed = self.unparsed.lstrip(b"\r\n")  # RFC 9112, 2.2
         end = data.find(_END) + len(_END)
         complete = end >= len(_END)
+        self.head_incomplete = not complete
         head = data[:end] if complete else data
         if len(head) > self.limits.head_bytes or head.count(b"\n") > self.limits.headers + 2:
             self.reject(self._head_too_large())
@@ -259,7 +264,6 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self.update_reading()
-        self._update()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it when parsing has failed."""
