@@ -40,7 +40,7 @@ def test_memory_is_returned_after_a_peak() -> None:
     assert len(process.trims) == 1
 
 
-def test_memory_that_still_grows_is_let_alone_and_so_is_little() -> None:
+def test_growing_memory_and_little_memory_are_not_trimmed() -> None:
     process = Process()
     for _ in range(20):
         process.resident += 3 * MB
@@ -52,7 +52,7 @@ def test_memory_that_still_grows_is_let_alone_and_so_is_little() -> None:
     assert process.trims == []
 
 
-def test_memory_is_not_given_back_all_the_time() -> None:
+def test_trims_have_a_minimum_interval() -> None:
     process = Process()
     for _ in range(60):
         process.resident += 2 * MIN_GROWTH
