@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import deinterleave, deinterleave_outputs, interleaved_index
-from runtime.kernels.moe_router_gemm import NUM_PARTS, split_bf16x3
-from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.kernels.activation import deinterleave, deinterleave_outputs, interleaved_index
+from runtime.kernels.moe_router import NUM_PARTS, split_bf16x3
+from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.lm_head import head_logits
 from runtime.layers.sharding import Index, Shard, WeightSlice
 
 if TYPE_CHECKING:
-    from runtime.kernels.signatures import LinearKernel
+    from runtime.kernels.ops import LinearKernel
 
 
 class Weight(ABC):
@@ -175,7 +175,7 @@ class UnquantizedWeight(Weight):
 
 class InterleavedWeight(Weight):
     """Unquantized [2 * width, inputs], or a stack of such, with interleaved gate and up rows
-    (``kernels/interleave.py``).
+    (``kernels/activation.py``).
     """
 
     __slots__ = ("kernel_arg",)  # as `UnquantizedWeight.tensor`
@@ -218,7 +218,7 @@ class InterleavedWeight(Weight):
 
 
 class SplitBF16Weight(Weight):
-    """A float32 matrix as three bfloat16 matrices whose sum it is (``kernels/moe_router_gemm.py``)."""
+    """A float32 matrix as three bfloat16 matrices whose sum it is (``kernels/moe_router.py``)."""
 
     __slots__ = ("kernel_arg",)
     kernel_arg: torch.Tensor

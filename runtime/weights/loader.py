@@ -196,7 +196,7 @@ def _load(
         and params[slot.param].shard is None
         and params[slot.param].device.type == "cuda"
     }
-    with defer_checks() as checks, closing(_read_ahead(checkpoint, sources, slots, streamed)) as tensors:
+    with defer_checks() as checks, closing(_prefetch(checkpoint, sources, slots, streamed)) as tensors:
         for name, stored in tensors:
             checks.name = name
             slot, weight = slots[name], params[slots[name].param]
@@ -218,7 +218,7 @@ def _load(
         raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
 
 
-def _read_ahead(
+def _prefetch(
     checkpoint: Checkpoint, sources: Mapping[str, StoredTensor], names: Iterable[str], streamed: Collection[str]
 ) -> Generator[tuple[str, StoredTensor]]:
     """Yields each tensor of `names` once: first those of `streamed`, whose main parts are on the GPU then, and then the

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.sharding import Index
 from runtime.quantization.checkpoint import QuantScheme
 from runtime.quantization.checkpoint.scheme import WEIGHT

@@ -22,7 +22,7 @@ from runtime.errors import ConfigError
 NUM_THREADS = 8
 BUFFER_BYTES = 16 << 20  # of a pinned buffer; each thread has two
 SEGMENT_BYTES = 32 << 20  # largest segment of several tensors
-SEGMENTS_AHEAD = 3  # per thread, on the device
+NUM_PREFETCHED = 3  # per thread, on the device
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8,
@@ -133,7 +133,7 @@ class _Reader:
         self._num_segments = sum(len(segments(shard.tensors)) for shard in shards)
         self._ready: queue.SimpleQueue[_Segment | BaseException] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._slots = [threading.Semaphore(SEGMENTS_AHEAD) for _ in range(min(NUM_THREADS, len(shards)))]
+        self._slots = [threading.Semaphore(NUM_PREFETCHED) for _ in range(min(NUM_THREADS, len(shards)))]
         self._threads = [
             threading.Thread(target=self._run, args=(slots,), name="read-weights", daemon=True) for slots in self._slots
         ]
@@ -161,7 +161,7 @@ class _Reader:
         """Ends the threads, whatever has been read."""
         self._stopping.set()
         for slots in self._slots:
-            slots.release(SEGMENTS_AHEAD)
+            slots.release(NUM_PREFETCHED)
         for thread in self._threads:
             thread.join()
 

@@ -43,15 +43,15 @@ def stored(weight):
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_equal_those_of_the_loader_without_reading_ahead(tmp_path, monkeypatch, dtype, quantization):
+def test_prefetched_weights_equal_those_that_are_loaded_one_by_one(tmp_path, monkeypatch, dtype, quantization):
     path = write(tmp_path)
-    ahead = named_weights(load(path, dtype, quantization))
-    monkeypatch.setattr(loader, "_read_ahead", lambda checkpoint, sources, names, streamed: (
+    prefetched = named_weights(load(path, dtype, quantization))
+    monkeypatch.setattr(loader, "_prefetch", lambda checkpoint, sources, names, streamed: (
         (name, sources[name]) for name in names
     ))  # fmt: skip
     expected = named_weights(load(path, dtype, quantization))
     for name, weight in expected.items():
-        for mine, other in zip(stored(ahead[name]), stored(weight), strict=True):
+        for mine, other in zip(stored(prefetched[name]), stored(weight), strict=True):
             assert torch.equal(mine.view(torch.uint8), other.view(torch.uint8)), name
 
 

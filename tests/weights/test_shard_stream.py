@@ -48,7 +48,7 @@ def shards(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
-def test_each_tensor_is_read_once_and_whole(shards, tmp_path, count):
+def test_each_tensor_is_read_once_and_completely(shards, tmp_path, count):
     read = {}
     with stream_tensors(shards(count), CPU) as tensors:
         for at, data in tensors:
