@@ -57,9 +57,9 @@ def test_trims_have_a_minimum_interval() -> None:
     for _ in range(60):
         process.resident += 2 * MIN_GROWTH
         process.look(int(STABLE_SECONDS) + 1)
-    apart = [b - a for a, b in zip(process.trims, process.trims[1:], strict=False)]
-    assert apart
-    assert min(apart) >= MIN_INTERVAL
+    intervals = [b - a for a, b in zip(process.trims, process.trims[1:], strict=False)]
+    assert intervals
+    assert min(intervals) >= MIN_INTERVAL
 
 
 def test_memory_in_use_at_the_first_trim_is_returned_later() -> None:
