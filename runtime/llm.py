@@ -143,7 +143,7 @@ class LLM(ScoringMixin):
         stream_mode: Literal["denoise", "block_append"] = "denoise",
         adapter: str | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Yields the events of docs/server.md#streaming. The last one, ``event: "final"``, has the full answer."""
+        """Yields the events of docs/guide/streaming.md. The last one, ``event: "final"``, has the full answer."""
         params = params or SamplingParams()
         if params.n != 1:
             raise refuse("n", "a stream has one answer; leave it out")

@@ -41,8 +41,9 @@ class ScoringMixin:
         self: SupportsScoring, texts: Sequence[tuple[Any, str | Sequence[int]]], *, top: int = 0, stride: int = 1,
         adapter: str | None = None,
     ) -> list[list[TokenLogprob]]:  # fmt: skip
-        """Returns the log-probability of each token of a text after a prompt (docs/decoding.md, Log-probabilities of a
-        prompt).
+        """Returns the log-probability of each token of a text after a prompt.
+
+        See docs/guide/decoding.md#log-probabilities-of-a-prompt.
 
         Args:
             texts: Pairs of a prompt and the text that follows it.

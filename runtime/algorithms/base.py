@@ -1,4 +1,7 @@
-"""Interface of unmasking algorithms (docs/decoding-rules.md#unmasking-algorithms): inputs and updates as tensors."""
+"""Interface of unmasking algorithms: inputs and updates as tensors.
+
+See docs/research/decoding-rules.md#unmasking-algorithms.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class LogitStat(enum.IntFlag):
 
 @dataclass(frozen=True)
 class EditTokens:
-    """Ids of the model's edit tokens, which no output contains (docs/decoding-rules.md#insert-and-delete)."""
+    """Ids of the model's edit tokens, which no output contains (docs/research/decoding-rules.md#insert-and-delete)."""
 
     delete: int
     split: int
@@ -153,7 +156,7 @@ class BlockUpdate:
 
 
 class SoftEmbeddingParams(NamedTuple):
-    """Parameters of docs/decoding-rules.md#soft-embeddings, see ``runtime.layers.embedding``."""
+    """Parameters of docs/research/decoding-rules.md#soft-embeddings, see ``runtime.layers.embedding``."""
 
     smooth: bool  # add the mixture to the token's embedding. False: the mask's embedding gets the remaining probability
     weight: float  # factor of the mixture if `smooth`
@@ -169,7 +172,7 @@ class UnmaskingAlgorithm:
         speed_accuracy_knob: the field that ``python -m runtime.bench sweep`` varies. None: it measures the defaults.
         modes: values of some fields for each mode. Without modes, the ``mode`` of a request is rejected.
         edits: it changes unmasked positions, so a block without masks is not finished
-            (docs/decoding-rules.md#algorithm-edit). The family must support it.
+            (docs/research/decoding-rules.md#algorithm-edit). The family must support it.
         supports_grammar: its threshold also applies to constrained decoding, which unmasks from left to right
             (``runtime.worker.constrained_decoding``).
         reorders_tokens: tokens may move to other positions.

@@ -1,4 +1,4 @@
-"""Computes candidates and their probabilities from logits (docs/decoding-rules.md#candidates-and-confidence).
+"""Computes candidates and their probabilities from logits (docs/research/decoding-rules.md#candidates-and-confidence).
 
 `LogitsOps` has these and other operations for one process. `vocab_parallel.py` has them for a sharded vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Allocates the KV pool to requests, and finds cached prefixes (docs/decoding-rules.md#prefix-cache).
+"""Allocates the KV pool to requests, and finds cached prefixes (docs/research/decoding-rules.md#prefix-cache).
 
 The pool is allocated in *page groups* of ``max(page_size, block_size)`` tokens. A block is cached as a whole, and a
 page is reused only if all its positions are final. A page group is one page, or the ``block_size / page_size``

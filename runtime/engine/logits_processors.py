@@ -1,4 +1,4 @@
-"""Logits processors: logit bias, penalties and min_tokens (docs/decoding.md, What shapes the logits).
+"""Logits processors: logit bias, penalties and min_tokens (docs/guide/decoding.md#logits-processors).
 
 Each request has a `LogitsProcessorState` on the host. A step collects the inputs of all requests, and the device
 applies them to the logits.

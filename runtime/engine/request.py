@@ -40,7 +40,7 @@ class Block:
         logits_start: position of the row whose logits belong to the first token.
         masks: number of MASKED positions.
         num_editable: positions that are not FIXED.
-        progress, same_token_ratio: see docs/decoding-rules.md.
+        progress, same_token_ratio: see docs/research/decoding-rules.md.
         first_masked: offset of the first MASKED position, `size` if there is none.
         first_eos: offset of the first UNMASKED end-of-sequence id, `size` if there is none.
         has_eos: an UNMASKED token of the block ends the output.
@@ -145,7 +145,7 @@ class Request:
         reused_kv_spans: rows of open blocks whose K/V later steps read without forwarding them, in order.
         recompute_spans: those of them to recompute first after a preemption.
         nfe: number of denoising steps.
-        blocks_opened: the blocks of this step are open (docs/decoding-rules.md#opening-blocks).
+        blocks_opened: the blocks of this step are open (docs/research/decoding-rules.md#opening-blocks).
         last_served_step: number of the last engine step with this request.
         last_scheduled: result of the last scheduling of its open blocks, reset on preemption.
         output_deferred: the next step has the same layout; only token ids of the last step have been applied.

@@ -2,8 +2,9 @@
 
 Admission is fair between clients (request_queue.py). If the token budget does not suffice for all running requests,
 those that were not served last time come first. If pages run out, a request is preempted;
-docs/decoding-rules.md#preemption states which. The rows of a request follow docs/decoding-rules.md#prefill,
-docs/decoding-rules.md#commit and docs/decoding-rules.md#token-budget.
+docs/research/decoding-rules.md#preemption states which. The rows of a request follow
+docs/research/decoding-rules.md#prefill, docs/research/decoding-rules.md#commit and
+docs/research/decoding-rules.md#token-budget.
 """
 
 from __future__ import annotations

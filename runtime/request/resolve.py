@@ -1,7 +1,7 @@
 """Resolves the parameters of a request (``SamplingParams``) against a loaded engine, to a ``RequestSpec``.
 
-All errors of a request are detected here, before it reaches the engine. docs/server.md#errors lists their status codes.
-The function is pure and needs no torch.
+All errors of a request are detected here, before it reaches the engine. docs/reference/api.md#errors lists their status
+codes. The function is pure and needs no torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     """Validates a request and resolves all of its values.
 
     Args:
-        prompt: token ids, in which the mask id is an ordinary id (docs/decoding-rules.md#position-states).
+        prompt: token ids, in which the mask id is an ordinary id (docs/research/decoding-rules.md#position-states).
 
     Raises:
         RequestError: a field is invalid; it has the path of the field.
@@ -155,7 +155,10 @@ def _without_eos(decoding: DecodingParams) -> DecodingParams:
 
 
 def expand_choices(spec: RequestSpec, n: int) -> list[RequestSpec]:
-    """Returns the `n` requests of one prompt: ids ``id-i``, seeds seed + i (docs/decoding-rules.md#random-numbers)."""
+    """Returns the `n` requests of one prompt: ids ``id-i``, seeds seed + i.
+
+    See docs/research/decoding-rules.md#random-numbers.
+    """
     if n == 1:
         return [spec]
     return [msgspec.structs.replace(spec, id=f"{spec.id}-{i}", seed=(spec.seed + i) % 2**64) for i in range(n)]

@@ -1,4 +1,4 @@
-"""`diffusion_gemma`: denoises one canvas of noise at a time (docs/decoding-rules.md#strategy-diffusion_gemma).
+"""`diffusion_gemma`: denoises one canvas of noise at a time (docs/research/decoding-rules.md#strategy-diffusion_gemma).
 
 Every step may change all positions of a canvas, so all are MASKED after each step. A preemption restarts the canvas
 with the same random numbers, because its self-conditioning exists only on the device.

@@ -1,4 +1,6 @@
-"""`fast_dllm_v2`: blocks of 32 in sub-blocks of 8, with a logits shift (docs/decoding-rules.md#strategy-fast_dllm_v2).
+"""`fast_dllm_v2`: blocks of 32 in sub-blocks of 8, with a logits shift.
+
+See docs/research/decoding-rules.md#strategy-fast_dllm_v2.
 
 With `block_cache`, a step may read K/V of the block that an earlier step wrote. `Request.reused_kv_spans` stores the
 ids of that forward pass, because they are forwarded again after a preemption.

@@ -1,4 +1,4 @@
-"""`full`: denoises a canvas of prompt and answer block by block (docs/decoding-rules.md#strategy-full).
+"""`full`: denoises a canvas of prompt and answer block by block (docs/research/decoding-rules.md#strategy-full).
 
 Every row sees the complete canvas, so the K/V of all positions is outdated once a token changes. `decoding.cache`
 selects which rows the later steps of a block forward again.

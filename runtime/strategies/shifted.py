@@ -1,7 +1,7 @@
 """Base of `fast_dllm_v2` and `nemotron_diffusion`: one open block, whose first token comes from the row before it.
 
-docs/decoding-rules.md#first-token-of-a-block defines the first token, which is a `Block` of one position here. A
-strategy may decode a block in parts from left to right. Each part is a `Block` to the unmasking algorithm.
+docs/research/decoding-rules.md#first-token-of-a-block defines the first token, which is a `Block` of one position here.
+A strategy may decode a block in parts from left to right. Each part is a `Block` to the unmasking algorithm.
 """
 
 from __future__ import annotations

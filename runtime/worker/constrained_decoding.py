@@ -1,6 +1,6 @@
 """Blocks that no unmasking algorithm fills: constrained decoding, and forced tokens of prompt scoring.
 
-Constrained decoding is for structured output (docs/server.md, Structured output). From the first masked position of a
+Constrained decoding is for structured output (docs/guide/structured-output.md). From the first masked position of a
 block on, the best token that the grammar allows is accepted from the logits of the step, as long as its confidence is
 above the threshold. The first token of a step is always accepted. Tokens that the grammar forces need no logits. All
 positions after the first rejected token stay masked.

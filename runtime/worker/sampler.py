@@ -2,7 +2,7 @@
 
 It gathers the sampled rows, masks forbidden ids, applies the changes of the algorithms, and takes the argmax or draws.
 It computes statistics only for the rows of algorithms that requested them. The order of the operations is that of
-docs/decoding-rules.md#logits, the result that of docs/decoding-rules.md#candidates-and-confidence.
+docs/research/decoding-rules.md#logits, the result that of docs/research/decoding-rules.md#candidates-and-confidence.
 """
 
 from __future__ import annotations

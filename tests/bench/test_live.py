@@ -10,9 +10,9 @@ import torch
 from runtime.algorithms import sampling
 from runtime.bench import layers
 from runtime.bench.__main__ import main
-from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
 from runtime.bench.model_shapes import architecture, random_model
+from runtime.bench.roofline import work_of
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.kernels.layernorm import SandwichNormOps, gemm_add_norm_reference, post_mlp_norms_reference
@@ -129,7 +129,7 @@ def test_references_take_what_other_kernels_are_given():
     from runtime.kernels.activation import interleave_gate_up
     from runtime.kernels.moe_router import split_bf16x3
 
-    taking = layers._taking(layers.replace(TORCH, interleaved_gate_up=True, split_router_weight=True))
+    taking = layers._reference_kernels(layers.replace(TORCH, interleaved_gate_up=True, split_router_weight=True))
     x, weight = torch.randn(5, 8), torch.randn(4, 8)
     for factor in (None, torch.rand(5)):
         scores = taking.router_logits(x, split_bf16x3(weight), factor)
@@ -139,14 +139,14 @@ def test_references_take_what_other_kernels_are_given():
     expected = TORCH.moe(x, ids, weights, gate_up, down, None)
     assert torch.equal(taking.moe(x, ids, weights, interleave_gate_up(gate_up), down, None), expected)
     assert taking.sandwich_norms is None
-    sandwich_norms = layers._taking(
+    sandwich_norms = layers._reference_kernels(
         replace(TORCH, interleaved_gate_up=True, sandwich_norms=TRITON.sandwich_norms)
     ).sandwich_norms
     made = sandwich_norms.fused_experts(x, ids, interleave_gate_up(gate_up), down, "silu").view(*ids.shape, -1)
     torch.testing.assert_close((weights[:, :, None] * made).sum(1), expected)
     # what a router is given is rounded as often: where two experts are all but equal it would choose the other one
     assert taking.gemm_add_norm is None
-    assert layers._taking(TRITON).gemm_add_norm is gemm_add_norm_reference
+    assert layers._reference_kernels(TRITON).gemm_add_norm is gemm_add_norm_reference
 
 
 def test_references_stand_in_for_all_kernels_of_diffusion_gemma():

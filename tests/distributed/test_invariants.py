@@ -1,4 +1,4 @@
-"""The invariants of docs/decoding-rules.md#invariants hold with two tensor parallel ranks.
+"""The invariants of docs/research/decoding-rules.md#invariants hold with two tensor parallel ranks.
 
 With preemption, other requests, aborts and prefix hits, each answer is that of one process without other requests.
 """

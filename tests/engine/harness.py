@@ -413,7 +413,7 @@ def _counts(waiting: Iterable[tuple[str, str]], counts: Counter[tuple[str, str]]
 
 
 def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
-    """Checks docs/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model.
+    """Checks docs/research/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model.
 
     The K/V of d2f is that of the same prompt and answer.
     """

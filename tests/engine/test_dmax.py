@@ -192,7 +192,7 @@ def test_real_answers_take_several_tokens_a_step_and_end_in_both_ways(oracle: Or
 def test_committed_kv_is_a_fresh_prefills(llm: LLM) -> None:
     """Real weights: what a block's commit writes is what a prompt of the same tokens writes.
 
-    See docs/decoding-rules.md#invariant-3-cached-keys-and-values.
+    See docs/research/decoding-rules.md#invariant-3-cached-keys-and-values.
     """
     engine, prompt = llm.engine, (5, 9, 2, 40, 77, 1, 8)
     told = []

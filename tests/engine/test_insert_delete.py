@@ -1,4 +1,7 @@
-"""multi_bd with a model that inserts and deletes (docs/decoding-rules.md#insert-and-delete), on the hash model."""
+"""multi_bd with a model that inserts and deletes., on the hash model.
+
+See docs/research/decoding-rules.md#insert-and-delete.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The invariants of every strategy (docs/decoding-rules.md#invariants), with their numbers.
+"""The invariants of every strategy (docs/research/decoding-rules.md#invariants), with their numbers.
 
 8 is tested in tests/distributed, 9 in test_oracle.py and test_llm_oracle.py.
 """

@@ -1,4 +1,7 @@
-"""Requests and rows of each step of the scheduler, on small engines (docs/decoding-rules.md#the-multi-block-loop)."""
+"""Requests and rows of each step of the scheduler, on small engines.
+
+See docs/research/decoding-rules.md#the-multi-block-loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests: every value is checked, and every precedence of docs/decoding-rules.md#values-of-fields holds."""
+"""Requests: every value is checked, and every precedence of docs/research/decoding-rules.md#values-of-fields holds."""
 
 import json
 import math
