@@ -1,4 +1,4 @@
-"""DiffuCoder: Dream under a name of its own, with a third token that ends an answer (models.md)."""
+"""DiffuCoder: Dream under a name of its own, with a third token that ends an answer (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

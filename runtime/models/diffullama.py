@@ -1,4 +1,7 @@
-"""DiffuLLaMA: Llama 2, every row of which sees the whole canvas and scores the position after it (models.md)."""
+"""DiffuLLaMA: Llama 2, every row of which sees the whole canvas and scores the position after it.
+
+See docs/models/recipes.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Dream and Dream-Coder: Qwen2, every row of which sees the whole canvas and scores the position after it (models.md).
+"""Dream and Dream-Coder: Qwen2, every row of which sees the whole canvas and scores the position after it.
+
+See docs/models/recipes.md.
 
 Apple's DiffuCoder has the same config.json: it is detected as this family, and has a file of its own for its name.
 """

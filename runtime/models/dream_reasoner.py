@@ -1,5 +1,5 @@
 """DreamReasoner: Qwen3 with blocks of 32; Dream's model type, but neither its attention nor its shifted logits
-(models.md)."""
+(docs/models/recipes.md)."""
 
 from __future__ import annotations
 

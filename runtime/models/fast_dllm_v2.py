@@ -1,4 +1,4 @@
-"""Fast-dLLM v2: Qwen2.5 with blocks of 32, whose rows score the position after them (models.md)."""
+"""Fast-dLLM v2: Qwen2.5 with blocks of 32, whose rows score the position after them (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""iLLaDA: Llama with a tied head, every row of which sees the whole canvas (models.md). No file of a checkpoint names
+"""iLLaDA: Llama with a tied head, every row of which sees the whole canvas.
+
+See docs/models/recipes.md. No file of a checkpoint names
 the mask, which is id 5."""
 
 from __future__ import annotations

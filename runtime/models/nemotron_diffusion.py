@@ -1,5 +1,5 @@
 """Nemotron-Labs-Diffusion: Ministral's layers (heads that turn with YaRN, queries that grow past the positions of the
-training) under names of its own, causal but for the open block of 32 (models.md)."""
+training) under names of its own, causal but for the open block of 32 (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SDAR: Qwen3, trained on to fill blocks (models.md)."""
+"""SDAR: Qwen3, trained on to fill blocks (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

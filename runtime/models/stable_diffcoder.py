@@ -1,4 +1,7 @@
-"""Stable-DiffCoder: Llama with blocks of 4 (models.md). No file of a checkpoint need name the mask, which is id 5."""
+"""Stable-DiffCoder: Llama with blocks of 4. No file of a checkpoint need name the mask, which is id 5.
+
+See docs/models/recipes.md.
+"""
 
 from __future__ import annotations
 

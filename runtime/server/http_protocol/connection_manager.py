@@ -18,7 +18,7 @@ from runtime.server.http_protocol.disconnect import has_disconnected
 from runtime.server.http_protocol.limits import Limits
 from runtime.server.http_protocol.malloc_trim import MallocTrimmer
 from runtime.server.http_protocol.start_limit import StartLimit
-from runtime.server.observed import Observed
+from runtime.server.metrics import RequestMetrics
 
 if TYPE_CHECKING:
     from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
@@ -62,7 +62,7 @@ class ConnectionManager:
     def __init__(
         self,
         limits: Limits,
-        observed: Observed,
+        observed: RequestMetrics,
         on_closed: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,9 +87,9 @@ class ConnectionManager:
         self.start_limit = StartLimit()
         self.trimmer = MallocTrimmer()
         self.last_check = 0.0
-        self.closed_by_server = observed.given_up
+        self.closed_by_server = observed.closed_by_server
         observed.connections.set_function(lambda: len(self.open))
-        observed.connections_most.set(limits.connections)
+        observed.max_connections.set(limits.connections)
 
     def add(self, connection: GuardedProtocol) -> None:
         """Register a new connection.
@@ -200,7 +200,7 @@ class ConnectionManager:
         if self.buffered + unsent > self.limits.buffered_bytes:
             self._evict_for_memory(self.buffered + unsent)
         self.trimmer.check(busy=sum(connection.is_answering for connection in self.open) > MAX_IDLE_REQUESTS)
-        logs.strangers.tell()
+        logs.rate_limiter.report_dropped()
 
     def _check(self, connection: GuardedProtocol, now: float) -> None:
         limits, transport, seconds = self.limits, connection.transport, now - connection.since

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runtime.server.errors import RETRY_AFTER_SECONDS, error_object
+from runtime.server.http_responses import RETRY_AFTER_SECONDS, error_object
 
 
 @dataclass(frozen=True)

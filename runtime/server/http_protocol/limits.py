@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.server.keys import OPEN_PATHS
+from runtime.server.middleware.auth import OPEN_PATHS
 
 BACKLOG = 2048  # connections that the kernel holds until they are accepted
 DEFAULT_MAX_CONNECTIONS = 4096  # without --max-connections, if the limit of open files allows it
