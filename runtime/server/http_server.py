@@ -118,7 +118,7 @@ class HttpServer(uvicorn.Server):
 def make_http(
     config: ServerConfig, frontend: EngineClient, on_closed: Callable[[], None] | None = None
 ) -> tuple[ServerContext, HttpServer]:
-    """A server ready to be given its socket, and the service its routes use. `on_closed`: see `HttpServer`."""
+    """Returns a server without a socket, and the context of its routes. `on_closed`: see `HttpServer`."""
     keys = ApiKeys(config.api_key, config.api_key_file, config.keys_in_file)
     keys.watch()
     context = ServerContext(config, frontend, keys)
