@@ -328,7 +328,7 @@ def test_golden_generation(case):
             torch.testing.assert_close(entropy, trace["entropy"], rtol=1e-3, atol=1e-3)
 
 
-def test_a_checkpoint_that_quantises_queries_alone_is_refused_by_name(tmp_path):
+def test_a_checkpoint_that_quantizes_queries_alone_is_refused_by_name(tmp_path):
     quantize_fp8, tensors = quantized_files.int4(None), {}
     for name, weight in load_file(FOLDER / "model.safetensors").items():
         if name.endswith("self_attn.q_proj.weight"):

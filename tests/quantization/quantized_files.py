@@ -1,4 +1,4 @@
-"""Quantised checkpoints in their methods' published layouts, made of a plain one with nothing of the runtime's, and the
+"""Quantized checkpoints in their methods' published layouts, made of a plain one with nothing of the runtime's, and the
 plain checkpoint of the numbers that they stand for."""
 
 from __future__ import annotations

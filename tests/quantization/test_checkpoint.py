@@ -1,4 +1,4 @@
-"""Checkpoints that are quantised already are read as they are: the very numbers, and every tensor accounted for. What
+"""Checkpoints that are quantized already are read as they are: the very numbers, and every tensor accounted for. What
 is not read is refused."""
 
 import json
@@ -101,7 +101,7 @@ def test_experts_are_kept_alike(tmp_path):
             load(kept, torch.float32)
 
 
-def test_a_quantised_head_is_made_whole(tmp_path):
+def test_a_quantized_head_is_dequantized(tmp_path):
     kept, whole = write_both("fp8, outputs", TINY, tmp_path)
     tensors = load_file(kept / "model.safetensors")
     values = load_file(whole / "model.safetensors")["lm_head.weight"]
@@ -201,7 +201,7 @@ def test_asking_for_a_format_beside_it():
     assert quantization_of(config, "int4") == quantization_of(config, None) == "int4_32"
     assert quantization_of({"quantization_config": FP8 | {"weight_block_size": [128, 128]}}, "fp8") == "fp8_blocks"
     assert quantization_of({}, "int4") == quantization_of({"quantization_config": None}, "int4") == "int4"
-    with pytest.raises(ConfigError, match="--quantization fp8: this checkpoint's weights are quantised already"):
+    with pytest.raises(ConfigError, match="--quantization fp8: this checkpoint's weights are quantized already"):
         quantization_of(config, "fp8")
 
 

@@ -1,4 +1,4 @@
-"""Two ranks read a quantised checkpoint as one process does: each keeps its share of the very numbers."""
+"""Two ranks read a quantized checkpoint as one process does: each keeps its share of the very numbers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Adapters over a checkpoint that is quantised already: beside its very numbers, or merged and rounded again."""
+"""Adapters over a checkpoint that is quantized already: beside its very numbers, or merged and rounded again."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ IDS = list(range(40, 64))
 
 
 @pytest.mark.parametrize("layout", ["int4, groups of 32", "int8, outputs", "fp8, blocks"])
-def test_adapters_beside_a_quantised_checkpoint(tmp_path, layout):
+def test_adapters_on_a_quantized_checkpoint(tmp_path, layout):
     """Also where the shared experts are plain."""
     paths = {"one": str(random_adapter(tmp_path / "one", BASE, EVERY, 3))}
     kept, whole = write_both(layout, BASE, tmp_path, lambda name: "shared_experts" in name)
