@@ -1,4 +1,4 @@
-"""SDAR: Qwen3, trained on to fill blocks (models.md)."""
+"""The family SDAR: Qwen3, trained further for block diffusion (docs/models.md#sdar-dreamreasoner-stable-diffcoder)."""
 
 from __future__ import annotations
 

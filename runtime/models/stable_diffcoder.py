@@ -1,4 +1,7 @@
-"""Stable-DiffCoder: Llama with blocks of 4 (models.md). No file of a checkpoint need name the mask, which is id 5."""
+"""The family Stable-DiffCoder: Llama with blocks of 4 (docs/models.md#sdar-dreamreasoner-stable-diffcoder).
+
+The mask is id 5, which the files of a checkpoint may omit.
+"""
 
 from __future__ import annotations
 
