@@ -3,7 +3,7 @@
 Requests are live: prefilled, scheduled, planned, and their results applied. What a step writes into a block is
 discarded, so that every step finds the same (`steady.py`): each position of the open block masked with probability .5,
 the others random ids; a block that has just opened is masked throughout. The wall clock has all of the host's work in
-it, copies, forward, head and rules, and what is put back before the step.
+it, copies, forward, head and algorithms, and what is put back before the step.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Live:
 
     def _info(self, step: Steady) -> EngineInfo:
         fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == self.strategy.uniform_noise]
-        rule = get_algorithm("threshold" if "threshold" in fitting else fitting[0])
+        algorithm = get_algorithm("threshold" if "threshold" in fitting else fitting[0])
         size = self.args.block_size
         longest = max(self.strategy.total_len(member.prompt, size) for member in step.members)
         return EngineInfo(
@@ -209,7 +209,9 @@ class Live:
             truncate_last_block=self.strategy.block_layout.truncate_last,
             strategy_fields=list(with_defaults(self.strategy.fields, size, {CACHE: "dual"})),
             algorithms=[
-                AlgorithmInfo(key=rule.key, fields=with_defaults(rule.fields, size, {"accept_threshold": ACCEPT}))
+                AlgorithmInfo(
+                    key=algorithm.key, fields=with_defaults(algorithm.fields, size, {"accept_threshold": ACCEPT})
+                )
             ],
-            default_algorithm=rule.key,
+            default_algorithm=algorithm.key,
         )

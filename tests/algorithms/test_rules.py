@@ -1,4 +1,4 @@
-"""Head, acceptance rules and choices on random logits against the oracle's decisions, block by block."""
+"""Head, unmasking algorithms and choices on random logits against the oracle's decisions, block by block."""
 
 from __future__ import annotations
 

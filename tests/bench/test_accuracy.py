@@ -121,13 +121,13 @@ def test_eval_compares_batches(engines, capsys) -> None:
         ("eval --n 0", "--n"),
         ("sweep --n 0", "--n"),
         ("eval --n 1 --algorithm fixed --mode speed", "decoding.mode"),
-        ("sweep --n 1 --values 0.5", "--values: are of one rule's field"),
-        ("sweep --n 1 --algorithm threshold fixed --values 0.5", "--values: are of one rule's field"),
+        ("sweep --n 1 --values 0.5", "--values: belong to the field of one algorithm"),
+        ("sweep --n 1 --algorithm threshold fixed --values 0.5", "--values: belong to the field of one algorithm"),
         ("sweep --n 1 --algorithm threshold --values 0.5 2", "--values: accept_threshold: 2 is out of range"),
         ("sweep --n 1 --algorithm fixed --values 0.5", "--values: steps: 0.5 is not an integer"),
         (
             "sweep --n 1 --algorithm edit dmax",
-            "--algorithm: dmax is no rule of this model; there are credit",
+            "--algorithm: dmax is no algorithm of this model; available: credit",
         ),
     ],
 )

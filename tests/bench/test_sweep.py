@@ -63,14 +63,14 @@ def test_what_counts_in_blocks_is_of_the_served_blocks() -> None:
 def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> None:
     """Values go from careful to fast, or a curve would say the opposite of what it shows."""
     walks = sweep.walks(llm.info, None, None)
-    assert [walk.rule for walk in walks] == [rule.key for rule in llm.info.algorithms]
+    assert [walk.algorithm for walk in walks] == [algorithm.key for algorithm in llm.info.algorithms]
     assert len(walks) == len(set(algorithm_keys()) - {"dmax", "noise"})
     prompt = held_out_samples(all_tasks()["story"], 1)[0].messages
     ends = [walk.decoding(value) for walk in walks for value in (walk.values[0], walk.values[-1])]
     params = [SamplingParams(max_tokens=32, temperature=0, decoding=decoding) for decoding in ends]
     steps = [output.nfe for output in llm.generate([prompt] * len(ends), params)]
     for walk, careful, fast in zip(walks, steps[::2], steps[1::2], strict=True):
-        assert careful > fast, walk.rule
+        assert careful > fast, walk.algorithm
 
 
 @pytest.mark.matrix
