@@ -184,6 +184,6 @@ def test_a_server_that_does_not_start_says_why(model: Path) -> None:
 
 def test_every_attack_is_in_the_table() -> None:
     here = {name for name, attack in ATTACKS.items() if attack.run.__module__.startswith(attacks.__name__)}
-    assert len(here) >= 34
+    assert len(here) >= 35
     assert {attack.run.__module__.rsplit(".", 1)[1] for attack in ATTACKS.values()} == {*attacks.__all__, "samples"}
     assert samples.__doc__
