@@ -24,7 +24,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
     n = EACH * len(keys)
     state = random.choice([FIXED, MASKED, MASKED, MASKED, UNMASKED], (n, SIZE)).astype(np.int8)
     tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
-    kept: dict[str, np.ndarray] = {}
+    histories: dict[str, np.ndarray] = {}
     eos = torch.tensor([3, 9], device=device)
     head = Sampler(torch.clone, mask_id=VOCAB - 1, max_token_id=VOCAB - 2, eos_ids=eos, edit_tokens=orders)
     shown = []
@@ -41,13 +41,13 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
                 unstable[member] = rule.may_revise(values)
                 limits[member] = 1.0 if j == 5 else 0.0, 0.9, 20, 0.01
                 rows.append([*limits[member], *rule.param_row(values)])
-            memory = kept.get(key, np.zeros((EACH, SIZE, 0, len(rule.history_fields))))
-            room = (
+            memory = histories.get(key, np.zeros((EACH, SIZE, 0, len(rule.history_fields))))
+            has_memory = (
                 np.concatenate([memory, np.zeros((EACH, SIZE, 1, len(rule.history_fields)))], axis=2)
                 if rule.history_fields
                 else None
             )
-            groups.append(AlgorithmBatch(key, members, np.array(rows), int(wants), room))
+            groups.append(AlgorithmBatch(key, members, np.array(rows), int(wants), has_memory))
         plan = DenoiseBlocks(
             rows=np.arange(n) * SIZE,
             tokens=tokens,
@@ -71,7 +71,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
             mine = members.cpu().numpy()
             after[mine], masked[mine] = decision.tokens.cpu().numpy(), decision.masked.cpu().numpy()
             if blocks.history is not None:
-                kept[rule.key] = blocks.history.cpu().numpy()
+                histories[rule.key] = blocks.history.cpu().numpy()
         state = np.where(state == FIXED, FIXED, np.where(masked, MASKED, UNMASKED)).astype(np.int8)
         tokens = np.where(masked, VOCAB - 1, after)
         shown += [torch.from_numpy(tokens), torch.from_numpy(state.astype(np.int64))]

@@ -63,8 +63,8 @@ def llm():
         yield llm
 
 
-def run(*words) -> int:
-    return bench.main(list(words))
+def run(*arguments) -> int:
+    return bench.main(list(arguments))
 
 
 def test_eval_counts(engines, tmp_path) -> None:
@@ -116,7 +116,7 @@ def test_eval_compares_batches(engines, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "arguments"),
     [
         ("eval --n 0", "--n"),
         ("sweep --n 0", "--n"),
@@ -131,13 +131,13 @@ def test_eval_compares_batches(engines, capsys) -> None:
         ),
     ],
 )
-def test_what_the_engine_refuses_is_one_sentence(line, words, llm, monkeypatch, capsys) -> None:
+def test_what_the_engine_refuses_is_one_sentence(line, arguments, llm, monkeypatch, capsys) -> None:
     for module in (evaluation, sweep):
         monkeypatch.setattr(module, "open_llm", lambda args, batch: nullcontext(llm))
     tool, *rest = line.split()
     assert bench.main([tool, "--tasks", "add", "--device", "cpu", *rest]) == 1
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert sentence.startswith(words)
+    assert sentence.startswith(arguments)
 
 
 def test_eval_asks_no_mode_of_an_algorithm_without_modes(engines) -> None:

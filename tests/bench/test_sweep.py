@@ -26,7 +26,7 @@ def llm():
 def figures(llm, monkeypatch, tmp_path):
     """Runs the tool on one model for all tests; the rules' figures in its JSON."""
 
-    class Kept:
+    class Recorder:
         info, generate = llm.info, llm.generate
 
         def __enter__(self):
@@ -35,12 +35,12 @@ def figures(llm, monkeypatch, tmp_path):
         def __exit__(self, *_):
             return None
 
-    def run(*words: str) -> list[dict]:
+    def run(*arguments: str) -> list[dict]:
         file = tmp_path / "sweep.json"
-        assert bench.main(["sweep", *words, "--json", str(file)]) == 0
+        assert bench.main(["sweep", *arguments, "--json", str(file)]) == 0
         return json.loads(file.read_text())["rules"]
 
-    monkeypatch.setattr(sweep, "open_llm", lambda *_: Kept())
+    monkeypatch.setattr(sweep, "open_llm", lambda *_: Recorder())
     return run
 
 
@@ -80,15 +80,15 @@ def test_figures_of_fixed_and_local_leap(figures) -> None:
         ("fixed", "steps"),
         ("local_leap", "local_leap.neighbor"),
     ]
-    fixed = found[0]["points"]
-    assert [point["value"] for point in fixed] == [32, 16, 8, 4, 2, 1]
-    for point in fixed:
+    constant_points = found[0]["points"]
+    assert [point["value"] for point in constant_points] == [32, 16, 8, 4, 2, 1]
+    for point in constant_points:
         assert point["tokens_per_forward"] == pytest.approx(
             sum(task["tokens"] for task in point["tasks"]) / sum(task["nfe"] for task in point["tasks"])
         )
-    speeds = [point["tokens_per_forward"] for point in fixed]
+    speeds = [point["tokens_per_forward"] for point in constant_points]
     assert speeds == sorted(speeds)
-    assert fixed[0]["accuracy"] == 1
+    assert constant_points[0]["accuracy"] == 1
 
 
 def test_values_of_ones_own_for_sequential(figures, llm) -> None:

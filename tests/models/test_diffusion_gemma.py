@@ -37,8 +37,8 @@ def test_golden_logits(case):
     expected = load_file(FOLDER / "expected.safetensors")
     prompt, noise = (expected[case[name]].tolist() for name in ("prompt_ids", "canvas_ids"))
     model = load(FOLDER, torch.float32)
-    given = case["self_conditioning_logits"]
-    signal = None if given is None else model.compute_self_conditioning(expected[given].softmax(-1))
+    last_logits = case["self_conditioning_logits"]
+    signal = None if last_logits is None else model.compute_self_conditioning(expected[last_logits].softmax(-1))
     for page_size, chunk in ((4, 7), (32, 100)):
         driver = Driver(model, 1, len(prompt) + len(noise), page_size, torch.float32)
         driver.commit(0, prompt, chunk)

@@ -249,7 +249,7 @@ def _check_key_rotation(server: Server, outcome: Outcome) -> None:
 
 
 async def _status(port: int, key: str) -> int:
-    async with clients.session(port, key, kept=False) as client, client.get("/v1/models") as answer:
+    async with clients.session(port, key, keep_alive=False) as client, client.get("/v1/models") as answer:
         return answer.status
 
 
@@ -283,7 +283,7 @@ def load(stopped: observers.Stopped, report: observers.Report, port: int, key: s
     """Keeps CLIENTS requests in flight, every other one streamed. Returns the outcome of each request."""
 
     async def one(number: int, done: list[tuple[str, str, float]]) -> None:
-        async with clients.session(port, key, kept=number % 2 == 0) as client:
+        async with clients.session(port, key, keep_alive=number % 2 == 0) as client:
             while not stopped():
                 body = {"prompt": PROMPTS[number % len(PROMPTS)], "max_tokens": 64, "ignore_eos": True}
                 start = time.monotonic()
@@ -325,7 +325,7 @@ def answers_of(server: Server) -> list[str]:
 
     async def asking() -> list[str]:
         found = []
-        async with clients.session(server.port, server.key, kept=False) as client:
+        async with clients.session(server.port, server.key, keep_alive=False) as client:
             for prompt in PROMPTS:
                 body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
                 async with client.post("/v1/completions", json=body) as answer:
@@ -368,7 +368,7 @@ def measure(fault: Fault, with_fault: bool, seconds: float = SECONDS) -> Outcome
                 done, _ = children[1].finish(ANSWER_SECONDS + 30)
                 outcome.health, _ = children[2].finish()
                 outcome.growth_mb = meter.peak_mb - before
-                outcome.lines_per_second = meter.most_lines
+                outcome.lines_per_second = meter.max_lines
         finally:
             for child in children:
                 child.event.set()

@@ -76,7 +76,7 @@ class Besieged:
         end = time.monotonic() + START_SECONDS
         while not self._ready():
             if self.process.poll() is not None or time.monotonic() > end:
-                raise SiegeError(f"the server did not start:\n{self.last_words()}")
+                raise SiegeError(f"the server did not start:\n{self.last_lines()}")
             time.sleep(0.1)
         self.family = {p.pid: p for p in self._family()}
 
@@ -107,7 +107,7 @@ class Besieged:
             gone.append(self.pid)
         return ["the frontend" if pid == self.pid else f"a child (pid {pid})" for pid in gone]
 
-    def last_words(self, lines: int = 20) -> str:
+    def last_lines(self, lines: int = 20) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:

@@ -22,7 +22,7 @@ def body(number: int) -> dict:
     f"{REQUESTS} long answers at once with all penalties, 1,000 biased ids, 100 stop ids, 32 stop strings and logprobs",
     keyed=True,
     seconds=30,
-    slowdown=2.0,
+    slowdown=3.0,
 )
 async def logits_processors(target: Target) -> None:
     async def one(number: int) -> None:
