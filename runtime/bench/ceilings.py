@@ -18,7 +18,7 @@ import torch
 
 from runtime.bench import output
 from runtime.errors import ConfigError
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import tl, triton
 
 SIDE = 8192  # of the matrices
 NUMBERS = 1 << 31  # of four bytes, that are read

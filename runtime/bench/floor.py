@@ -18,7 +18,7 @@ import numpy as np
 from torch import nn
 
 from runtime.engine.step_plan import StepPlan
-from runtime.kernels.fp8 import Fp8
+from runtime.kernels.quantized_tensor import Fp8
 from runtime.layers.kv_pool import KVPool
 from runtime.layers.moe import Router
 from runtime.layers.parameter import named_weights

@@ -13,15 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.engine.step_plan import StepPlan
-from runtime.kernels.activation import Activation
-from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
-from runtime.kernels.interleave import deinterleave
+from runtime.kernels.activation import Activation, deinterleave
+from runtime.kernels.common import wide
+from runtime.kernels.layernorm import SandwichNormOps, gemm_add_norm_reference, post_mlp_norms_reference
 from runtime.kernels.ops import TORCH, KernelSet
-from runtime.kernels.precision import wide
-from runtime.kernels.sandwich_norm import post_mlp_norms_reference
-from runtime.kernels.signatures import SandwichNormOps
-from runtime.layers.attention_torch import TorchAttention
-from runtime.layers.attention_triton import TritonAttention
+from runtime.layers.attention import TorchAttention, TritonAttention
 from runtime.layers.parameter import named_weights
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.fp8 import Fp8Weight

@@ -5,21 +5,30 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 import string
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
 
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.sizes import check_memory, check_weights
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
+from runtime.layers.sharding import WeightSlice
+from runtime.models import resolve_family
 from runtime.models.base import Model, ModelFamily
 from runtime.weights import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress
+from runtime.weights.loader import meta_model
 
 if TYPE_CHECKING:
     from runtime import LLM
@@ -45,6 +54,44 @@ def write_files(directory: Path, name: str) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     (directory / "model.safetensors").write_bytes(NO_TENSORS)
     shutil.copy(demo / "tokenizer_config.json", directory)
+
+
+def write_tensors(directory: Path, name: str, shard_bytes: int = 2 << 30) -> int:
+    """Writes bfloat16 tensors of the shape `name` to safetensors files with an index, after `write_files`.
+
+    The values are slices of the same random numbers, so that a large shape is written as fast as the disk allows.
+
+    Returns:
+        Bytes written.
+    """
+    (directory / "model.safetensors").unlink()
+    checkpoint_config = architecture(name)
+    family = resolve_family(None, checkpoint_config)
+    arch = family.parse(checkpoint_config)
+    weights = family.weights(arch)
+    params = named_weights(cast(nn.Module, meta_model(family, arch, torch.bfloat16)))
+    shapes = {
+        tensor: tuple(WeightSlice.of(params[slot.param].full_shape, slot.index).shape)
+        for tensor, slot in weights.slots.items()
+    } | weights.combine_with
+    numbers = torch.randn(max(math.prod(shape) for shape in shapes.values()), dtype=torch.float32)
+    numbers = numbers.mul_(0.02).to(torch.bfloat16)
+    files: list[dict[str, torch.Tensor]] = [{}]
+    written = size = 0
+    for tensor, shape in shapes.items():
+        count = math.prod(shape)
+        if size and size + 2 * count > shard_bytes:
+            files.append({})
+            size = 0
+        files[-1][tensor] = numbers[:count].view(shape)
+        size += 2 * count
+        written += 2 * count
+    names = [f"model-{n + 1:05}-of-{len(files):05}.safetensors" for n in range(len(files))]
+    for file, tensors in zip(names, files, strict=True):
+        save_file({tensor: each.clone() for tensor, each in tensors.items()}, directory / file)
+    index = {tensor: file for file, tensors in zip(names, files, strict=True) for tensor in tensors}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return written
 
 
 def _give(wanted: int | None, name: str, tokens: list[dict[str, Any]]) -> None:

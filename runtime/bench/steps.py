@@ -30,7 +30,7 @@ from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
-from runtime.layers.attention_dispatch import attention_names
+from runtime.layers.attention import attention_names
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights

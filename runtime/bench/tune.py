@@ -20,8 +20,7 @@ import torch
 from runtime.bench.model_shapes import ARCHITECTURES, architecture
 from runtime.bench.sizes import check_positive
 from runtime.errors import ConfigError
-from runtime.kernels.fused_moe.down import run_down
-from runtime.kernels.fused_moe.gate_up import run_gate_up
+from runtime.kernels.fused_moe.fused_moe import run_down, run_gate_up
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size
 from runtime.kernels.fused_moe.tile_config import (
     FusedMoEConfig,
@@ -148,7 +147,7 @@ def _best(ids: torch.Tensor, experts: int, hidden: int, width: int, repeats: int
 
     def first(how: GemmConfig) -> None:
         for weights in gate_ups:
-            run_gate_up(x, weights, inner, plan.order, plan.tiles, top_k, HEIGHT, how, "silu")
+            run_gate_up(x, weights, inner, plan, top_k, how, "silu")
 
     def second(how: GemmConfig) -> None:
         for weights in downs:

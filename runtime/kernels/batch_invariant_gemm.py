@@ -9,18 +9,28 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.kernels.tma import has_descriptor, make_descriptor, tma_load
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import has_descriptor, make_descriptor, tl, tma_load, triton
 
 
-class Tile(NamedTuple):
+class GemmTile(NamedTuple):
     """Tile sizes of one program, pipeline stages and warps."""
 
     rows: int
     columns: int  # output columns; the weights are the first operand (swap AB)
     depth: int
     stages: int
-    warps: int
+    warps: int = 4
+
+
+@triton.jit
+def store_outputs(
+    acc, bias_ptr, out_ptr, row, column, row_ok, column_ok, OUTPUTS: tl.constexpr, BIASED: tl.constexpr
+):  # fmt: skip
+    """Stores an accumulator tile [columns, rows], plus the bias, to [rows, OUTPUTS]."""
+    if BIASED:
+        acc += tl.load(bias_ptr + column, mask=column_ok, other=0.0).to(tl.float32)[:, None]
+    at = out_ptr + row.to(tl.int64)[None, :] * OUTPUTS + column[:, None]
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=row_ok[None, :] & column_ok[:, None])
 
 
 @triton.jit(do_not_specialize=["rows"])  # avoids a recompilation per value
@@ -38,15 +48,12 @@ def _gemm(
         acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
     row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     row_ok, column_ok = row < rows, column < OUTPUTS
-    if BIASED:
-        acc += tl.load(bias_ptr + column, mask=column_ok, other=0.0).to(tl.float32)[:, None]
-    at = out_ptr + row.to(tl.int64)[None, :] * OUTPUTS + column[:, None]
-    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=row_ok[None, :] & column_ok[:, None])
+    store_outputs(acc, bias_ptr, out_ptr, row, column, row_ok, column_ok, OUTPUTS, BIASED)
 
 
 def batch_invariant_gemm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None,
-    tile: Tile | None = None,
+    tile: GemmTile | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Returns x @ weight^T + bias, accumulated in float32; the bits of a row depend only on that row and the weights.
 
@@ -68,20 +75,20 @@ def batch_invariant_gemm(
     return out
 
 
-def tile_sizes(rows: int, inputs: int, element_size: int) -> Tile:
+def tile_sizes(rows: int, inputs: int, element_size: int) -> GemmTile:
     """Selects the tile. All tiles of a dtype accumulate in the same order.
 
     float32 has no full-precision tensor cores and therefore one tile. The tensor cores of the other dtypes define the
     order of a sum along the depth, whatever the tile.
     """
     if element_size == 4:
-        chosen = Tile(32, 32, 32, 2, 4)
+        chosen = GemmTile(32, 32, 32, 2, 4)
     elif rows <= 32:
-        chosen = Tile(32, 64, 128, 5, 4)
+        chosen = GemmTile(32, 64, 128, 5, 4)
     elif rows <= 256:
-        chosen = Tile(64, 64, 64, 6, 4)
+        chosen = GemmTile(64, 64, 64, 6, 4)
     elif rows <= 2048:
-        chosen = Tile(128, 128, 64, 4, 8)
+        chosen = GemmTile(128, 128, 64, 4, 8)
     else:
-        chosen = Tile(256, 128, 64, 3, 8)
+        chosen = GemmTile(256, 128, 64, 3, 8)
     return chosen._replace(depth=min(chosen.depth, max(16, triton.next_power_of_2(inputs))))

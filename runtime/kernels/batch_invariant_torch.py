@@ -12,16 +12,14 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels import quant_reference
 from runtime.kernels.activation import Activation, act_and_mul_reference
-from runtime.kernels.kv_write import write_kv_reference
+from runtime.kernels.fused_moe.fused_moe import store_result
 from runtime.kernels.layernorm import add_rms_norm_reference, rms_norm_reference
 from runtime.kernels.lora import LoRARows, add_lora_reference
-from runtime.kernels.moe import store_result
-from runtime.kernels.moe_router import RoutingConfig, select_experts_reference
-from runtime.kernels.moe_router_gemm import apply_factor, router_logits_reference
-from runtime.kernels.quant_reference import QuantizedTensor
-from runtime.kernels.rotary_and_cache import qk_norm_rope_reference
+from runtime.kernels.moe_router import RoutingConfig, apply_factor, router_logits_reference, select_experts_reference
+from runtime.kernels.quantized_linear import CHUNK_ELEMENTS, quantized_linear_torch
+from runtime.kernels.quantized_tensor import QuantizedTensor
+from runtime.kernels.rotary_and_cache import qk_norm_rope_reference, write_kv_reference
 
 TensorPair = tuple[torch.Tensor, torch.Tensor]
 
@@ -112,10 +110,10 @@ def moe(
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``quant_reference.linear_torch`` per row; each chunk of the weight is dequantized once for all rows."""
+    """`quantized_linear_torch` per row; each chunk of the weight is dequantized once for all rows."""
     rows, (outputs, inputs) = split_rows(x), weight.shape
     out = x.new_empty(len(x), outputs)
-    step = max(1, quant_reference.CHUNK_ELEMENTS // inputs)
+    step = max(1, CHUNK_ELEMENTS // inputs)
     for first in range(0, outputs, step):
         columns = slice(first, first + step)
         dense, added = weight[columns].dequantize(x.dtype), None if bias is None else bias[columns]
@@ -130,8 +128,8 @@ def quantized_moe(
 ) -> torch.Tensor:  # fmt: skip
     return _experts(
         x, ids, weights, shared, activation, out,
-        lambda row, expert: quant_reference.linear_torch(row, gate_up[expert], None),
-        lambda row, expert: quant_reference.linear_torch(row, down[expert], None),
+        lambda row, expert: quantized_linear_torch(row, gate_up[expert], None),
+        lambda row, expert: quantized_linear_torch(row, down[expert], None),
     )  # fmt: skip
 
 
@@ -142,7 +140,7 @@ def _experts(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None, activation: Activation,
     out: torch.Tensor | None, gate_up: Expert, down: Expert,
 ) -> torch.Tensor:  # fmt: skip
-    """``moe.moe_reference`` per row, with the experts in the order of their rank."""
+    """`moe_reference` per row, with the experts in the order of their rank."""
     up = weights.dtype
     result = []
     for i, row in enumerate(split_rows(x)):

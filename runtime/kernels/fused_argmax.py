@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.kernels.precision import wide
-from runtime.kernels.tma import has_descriptor, make_descriptor, tma_load
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import has_descriptor, make_descriptor, tl, tma_load, triton, wide
 
 NO_ID = 2147483647  # matches no id
 MAX_ALLOWED_IDS = 2  # ids above `max_token_id` that the kernel can allow

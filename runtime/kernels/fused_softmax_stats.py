@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.kernels.precision import wide
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import tl, triton, wide
 
 PIECE, WRITE_PIECE = 2048, 4096  # vocabulary per program, of the statistics and of the third kernel
 WRITERS = 4  # programs per row of the third kernel: few, because they do nothing for most rows

@@ -5,14 +5,13 @@ The structure is that of Punica (arXiv 2310.18547): a shrink kernel to the rank,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import tl, triton
 
 MAX_PARTS = 3  # parts of the outputs with separate `down` matrices
 DEPTH, COLUMNS = 128, 128
@@ -35,11 +34,7 @@ class LoRARows:
         return [(slot, (self.slots == slot).nonzero().flatten()) for slot in self.slots.unique().tolist() if slot >= 0]
 
 
-class LoRAKernel(Protocol):
-    def __call__(
-        self, out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, part_starts: Sequence[int],
-        rows: LoRARows,
-    ) -> None: ...  # fmt: skip
+LoRAKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Sequence[int], LoRARows], None]
 
 
 def add_lora_reference(

@@ -2,66 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels import (
-    batch_invariant_torch,
-    fp8_fused,
-    fp8_linear,
-    group_quantized_linear,
-    quant_reference,
-    sandwich_norm,
-)
-from runtime.kernels.activation import act_and_mul, act_and_mul_reference
+from runtime.kernels import batch_invariant_torch
+from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_quant, act_and_mul_reference, fused_gate_up
 from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm
-from runtime.kernels.fused_argmax import lm_head_argmax, lm_head_argmax_reference
-from runtime.kernels.fused_moe import fp8_moe, group_quantized_moe
-from runtime.kernels.fused_moe.fused_moe import fused_experts, fused_moe, fused_moe_add_norm
-from runtime.kernels.fused_softmax_stats import softmax_stats
-from runtime.kernels.gate_up_gemm import fused_gate_up
-from runtime.kernels.gemm_add_norm import gemm_add_norm
-from runtime.kernels.layernorm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
-from runtime.kernels.moe import moe_torch
-from runtime.kernels.moe_router import select_experts, select_experts_reference
-from runtime.kernels.moe_router_gemm import router_logits, router_logits_reference
-from runtime.kernels.rotary_and_cache import qk_norm_rope_and_cache, qk_norm_rope_and_cache_reference
-from runtime.kernels.signatures import (
-    ActAndMulKernel,
-    AddRMSNormKernel,
-    Fp8LinearKernel,
-    FusedGateUpKernel,
-    GemmAddNormKernel,
-    GroupQuantizedLinearKernel,
-    LinearKernel,
-    LMHeadArgmaxKernel,
-    MoEAddNormKernel,
-    MoEKernel,
-    QKNormRopeAndCacheKernel,
-    RMSNormKernel,
-    RouterLogitsKernel,
-    SandwichNormOps,
-    SelectExpertsKernel,
-    SoftEmbeddingKernel,
-    SoftmaxStatsKernel,
-    TableKernel,
-    TopKTopPSampleKernel,
-    UnmaskKernel,
+from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_argmax_reference
+from runtime.kernels.fused_moe.fused_moe import (
+    fused_experts,
+    fused_moe,
+    fused_moe_add_norm,
+    moe_torch,
+    quantized_moe_torch,
 )
+from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, softmax_stats
+from runtime.kernels.layernorm import (
+    SandwichNormOps,
+    add_rms_norm,
+    add_rms_norm_quant,
+    add_rms_norm_reference,
+    gemm_add_norm,
+    post_mlp_norms,
+    pre_mlp_norms,
+    rms_norm,
+    rms_norm_quant,
+    rms_norm_reference,
+)
+from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
+from runtime.kernels.moe_router import (
+    RoutingConfig,
+    router_logits,
+    router_logits_reference,
+    select_experts,
+    select_experts_reference,
+)
+from runtime.kernels.quantized_linear import fp8_linear, group_quantized_linear, quantized_linear_torch
+from runtime.kernels.quantized_tensor import Fp8, GroupQuantized
+from runtime.kernels.rotary_and_cache import qk_norm_rope_and_cache, qk_norm_rope_and_cache_reference
 from runtime.kernels.topk_topp_sampling import topk_topp_sample
-from runtime.kernels.unmask import threshold_unmask
+from runtime.kernels.unmask import BlockInputs, SampledRows, UnmaskOutput, threshold_unmask
 from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_reference
+
+OptTensor = torch.Tensor | None
+TensorPair = tuple[torch.Tensor, torch.Tensor]
+LinearKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]  # the signature of ``F.linear``
+TableKernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # rows [n, size], table [ids, size] -> [n, ids]
+SoftEmbeddingKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
+RMSNormKernel = Callable[[torch.Tensor, OptTensor, float], torch.Tensor]
+AddRMSNormKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
+GemmAddNormKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
+ActAndMulKernel = Callable[[torch.Tensor, Activation], torch.Tensor]
+FusedGateUpKernel = Callable[[torch.Tensor, torch.Tensor, Activation], torch.Tensor]
+RouterLogitsKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
+SelectExpertsKernel = Callable[[torch.Tensor, OptTensor, RoutingConfig, OptTensor], TensorPair]
+# gate_up and down are kernel arguments of the quantization format (``Weight.kernel_arg``)
+MoEKernel = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, Any, Any, OptTensor, Activation, OptTensor], torch.Tensor
+]
+MoEAddNormKernel = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, Any, Any, OptTensor, torch.Tensor, OptTensor, float], TensorPair
+]
+UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, torch.Tensor], UnmaskOutput]
+SoftmaxStatsKernel = Callable[[torch.Tensor, StatsRequest], SoftmaxStats]
+
+
+class QKNormRopeAndCacheKernel(Protocol):
+    def __call__(
+        self, qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None, heads: int, kv_heads: int, eps: float, clip: float | None = None, *,
+        slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+        pair_stride: int | None = None, v_norm: bool = False, v_from_k: bool = False,
+    ) -> torch.Tensor: ...  # fmt: skip
+
+
+class LMHeadArgmaxKernel(Protocol):
+    def __call__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
+        allowed_ids: Sequence[int] = (), num_valid: torch.Tensor | None = None,
+    ) -> ArgmaxOutput: ...  # fmt: skip
+
+
+class TopKTopPSampleKernel(Protocol):
+    def __call__(
+        self, logits: torch.Tensor, limits: torch.Tensor, uniform: torch.Tensor, *, free: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
 class Fp8Kernels:
     """Kernels for fp8 weights, and the kernels that quantize their inputs."""
 
-    linear: Fp8LinearKernel
+    linear: Callable[[torch.Tensor, Fp8, OptTensor], torch.Tensor]
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None
     rms_norm: RMSNormKernel
@@ -74,9 +111,9 @@ class Fp8Kernels:
 
 @dataclass(frozen=True)
 class GroupQuantizedKernels:
-    """Kernels for group-quantized weights with 16-bit rows (``group_quantized.py``)."""
+    """Kernels for group-quantized weights with 16-bit rows (`GroupQuantized`)."""
 
-    linear: GroupQuantizedLinearKernel
+    linear: Callable[[torch.Tensor, GroupQuantized, OptTensor], torch.Tensor]
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None
     sandwich_norms: SandwichNormOps | None = None
@@ -87,7 +124,7 @@ class KernelSet:
     """One set of kernels; the docstring of each reference implementation is the contract."""
 
     name: str
-    interleaved_gate_up: bool  # `moe` expects interleaved gate and up rows (`interleave.interleave_gate_up`)
+    interleaved_gate_up: bool  # `moe` expects interleaved gate and up rows (`interleave_gate_up`)
     split_router_weight: bool  # `router_logits` accepts, for bfloat16 models, a weight from `split_bf16x3`
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
@@ -142,17 +179,18 @@ TORCH = KernelSet(
     sandwich_norms=None,
     add_lora=add_lora_reference,
     fp8=Fp8Kernels(
-        quant_reference.linear_torch,
-        quant_reference.moe_torch,
+        quantized_linear_torch,
+        quantized_moe_torch,
         None,
         rms_norm_reference,
         add_rms_norm_reference,
         act_and_mul_reference,
     ),
-    group_quantized=GroupQuantizedKernels(quant_reference.linear_torch, quant_reference.moe_torch, None),
+    group_quantized=GroupQuantizedKernels(quantized_linear_torch, quantized_moe_torch, None),
 )
 
 
+SANDWICH_NORMS = SandwichNormOps(pre_mlp_norms, post_mlp_norms, fused_experts)
 TRITON = KernelSet(
     name="triton",
     interleaved_gate_up=True,
@@ -171,45 +209,27 @@ TRITON = KernelSet(
     threshold_unmask=threshold_unmask,
     softmax_stats=softmax_stats,
     topk_topp_sample=topk_topp_sample,
-    sandwich_norms=SandwichNormOps(sandwich_norm.pre_mlp_norms, sandwich_norm.post_mlp_norms, fused_experts),
+    sandwich_norms=SANDWICH_NORMS,
     add_lora=add_lora,
-    fp8=Fp8Kernels(
-        fp8_linear.linear,
-        fp8_moe.fused_moe,
-        fp8_moe.fused_moe_add_norm,
-        fp8_fused.rms_norm_quant,
-        fp8_fused.add_rms_norm_quant,
-        fp8_fused.act_and_mul_quant,
-    ),
-    group_quantized=GroupQuantizedKernels(
-        group_quantized_linear.linear,
-        group_quantized_moe.fused_moe,
-        group_quantized_moe.fused_moe_add_norm,
-        SandwichNormOps(sandwich_norm.pre_mlp_norms, sandwich_norm.post_mlp_norms, group_quantized_moe.fused_experts),
-    ),
+    fp8=Fp8Kernels(fp8_linear, fused_moe, fused_moe_add_norm, rms_norm_quant, add_rms_norm_quant, act_and_mul_quant),
+    group_quantized=GroupQuantizedKernels(group_quantized_linear, fused_moe, fused_moe_add_norm, SANDWICH_NORMS),
 )
 
 
+_moe, _moe_add_norm = partial(fused_moe, batch_invariant=True), partial(fused_moe_add_norm, batch_invariant=True)
 BATCH_INVARIANT_TRITON = replace(
     TRITON,
     name="triton, fixed",
     gemm_add_norm=None,
     fused_gate_up=None,
     router_logits=partial(router_logits, batch_invariant=True),
-    moe=partial(fused_moe, batch_invariant=True),
-    moe_add_norm=partial(fused_moe_add_norm, batch_invariant=True),
+    moe=_moe,
+    moe_add_norm=_moe_add_norm,
     lm_head_argmax=partial(lm_head_argmax, batch_invariant=True),
-    sandwich_norms=SandwichNormOps(
-        sandwich_norm.pre_mlp_norms, sandwich_norm.post_mlp_norms, partial(fused_experts, batch_invariant=True)
-    ),
-    fp8=replace(
-        TRITON.fp8,
-        linear=partial(fp8_linear.linear, batch_invariant=True),
-        moe=partial(fp8_moe.fused_moe, batch_invariant=True),
-        moe_add_norm=partial(fp8_moe.fused_moe_add_norm, batch_invariant=True),
-    ),
+    sandwich_norms=SANDWICH_NORMS._replace(fused_experts=partial(fused_experts, batch_invariant=True)),
+    fp8=replace(TRITON.fp8, linear=partial(fp8_linear, batch_invariant=True), moe=_moe, moe_add_norm=_moe_add_norm),
     group_quantized=replace(
-        TRITON.group_quantized, linear=partial(group_quantized_linear.linear, batch_invariant=True)
+        TRITON.group_quantized, linear=partial(group_quantized_linear, batch_invariant=True)
     ),  # all MoE configs are batch-invariant
     linear=batch_invariant_gemm,
     soft_embedding=soft_embedding,

@@ -1,27 +1,175 @@
 """Block-diffusion attention over paged keys and values: prefill chunks and decode blocks in one launch.
 
-Two variants share the kernel: one query head per program, or (grouped) all query heads of a KV head in one tile, which
-reads each key once per group. With few programs, split-KV distributes the keys, and a second kernel merges the partial
-results. Heads of 512 with many rows use `large_head_attention`.
+The strides of two tensors define the layout of a layer's pages. ``k_cache[page, offset, head, piece]`` is a contiguous
+piece of a key. The pieces of a key follow each other, and the last one may be padded. ``v_cache[page, offset, head]``
+is one value vector. Slot s is offset ``s % page_size`` of page ``s // page_size``.
+
+Two variants share `_paged_attention`: one query head per program, or (grouped) all query heads of a KV head in one
+tile, which reads each key once per group. With few programs, split-KV distributes the keys, and `_merge_split_kv`
+merges the partial results (flash-decoding).
+
+Heads of 512 with many rows use `two_pass_attention`: a program has no registers for all value columns, and
+`_paged_attention` would compute the scores once per half. Here they are computed once and kept in memory. Both kernels
+iterate over the same KV blocks. The first stores the weights of each block relative to the running maximum, and the
+factor alpha that rescales the sum of earlier blocks. The second sums the values as flash attention does, so that the
+rounding is that of a single kernel.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import NamedTuple
 
+import torch
+import torch.nn.functional as F
+
+from runtime.kernels.common import heads_per_program, tl, triton, wide
 from runtime.kernels.forward_batch import MAX_TILE_ROWS, ForwardBatch
-from runtime.kernels.large_head_attention import two_pass_attention, use_two_pass
-from runtime.kernels.paged_attention_config import (
-    HIGH_OCCUPANCY_PROGRAMS,
-    num_kv_splits,
-    select_config,
-    select_config_high_occupancy,
-)
-from runtime.kernels.paged_attention_softmax import LOG2_E, load_page_ids, online_softmax_step
-from runtime.kernels.paged_attention_split_kv import merge_split_kv
-from runtime.kernels.pages import read, read_keys, strides
-from runtime.kernels.precision import wide
-from runtime.kernels.triton_import import tl, triton
+
+
+def page_strides(k_cache: torch.Tensor, v_cache: torch.Tensor) -> dict[str, int]:
+    """Returns the layout as the kernels' constants; equal for all pools of equal pages and heads."""
+    k_page, k_token, k_head, k_piece, _ = k_cache.stride()
+    v_page, v_token, v_head, v_number = v_cache.stride()
+    return {
+        "PAGE": k_cache.shape[1], "PIECE": k_cache.shape[4],
+        "K_PAGE": k_page, "K_TOKEN": k_token, "K_HEAD": k_head, "K_PIECE": k_piece,
+        "V_PAGE": v_page, "V_TOKEN": v_token, "V_HEAD": v_head, "V_NUMBER": v_number,
+    }  # fmt: skip
+
+
+def read_slots(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Returns [*slots.shape, heads, ...] of either tensor at `slots`, in torch."""
+    if cache.is_contiguous():  # a token is contiguous and copied at once
+        tokens = cache.flatten(0, 1).flatten(1).index_select(0, slots.flatten())
+        return tokens.view(*slots.shape, *cache.shape[2:])
+    return cache[slots // cache.shape[1], slots % cache.shape[1]]
+
+
+def write_slots(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """Stores `values` [rows, heads, ...] at `slots` [rows] of either tensor, in torch."""
+    values = values.to(cache.dtype)
+    if cache.is_contiguous():
+        cache.flatten(0, 1).flatten(1).index_copy_(0, slots, values.flatten(1))
+    else:
+        cache[slots // cache.shape[1], slots % cache.shape[1]] = values
+
+
+def read_keys(k_cache: torch.Tensor, slots: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns keys [*slots.shape, heads, dim], assembled from their pieces."""
+    return read_slots(k_cache, slots).flatten(-2)[..., :dim]
+
+
+def write_keys(k_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor) -> None:
+    """Stores keys [rows, heads, dim], cut into pieces."""
+    pieces, piece = k_cache.shape[3:]
+    write_slots(k_cache, slots, F.pad(k, (0, pieces * piece - k.shape[-1])).unflatten(-1, (pieces, piece)))
+
+
+SPLIT_PROGRAMS = 200  # keys are split until there are this many programs
+MAX_SPLITS = 9
+HIGH_OCCUPANCY_PROGRAMS = 384  # from this many programs, smaller KV blocks are faster,
+DECODE_ROWS = 64  # and more rows per program if tiles have at most this many rows
+
+
+class AttentionConfig(NamedTuple):
+    """Tile sizes of one program, whose BLOCK_M is rows times query heads."""
+
+    rows: int
+    keys: int  # per KV block
+    values: int  # value columns; if not all, the scores are computed once per part
+    warps: int
+    stages: int
+
+
+def num_kv_splits(programs: int, max_splits: int) -> int:
+    """Returns the number of splits of the keys (split-KV).
+
+    Args:
+        programs: number of programs without splits.
+        max_splits: number of KV blocks.
+    """
+    return max(1, min(MAX_SPLITS, SPLIT_PROGRAMS // programs, max_splits))
+
+
+def select_config(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> AttentionConfig:
+    """Selects the tile: BLOCK_M is 64 or 128, or at least 16 if no tile of the batch has as many rows.
+
+    Decode blocks and prefill chunks use the same order of accumulation. float32 has no full-precision tensor cores and
+    keeps both sides at 32, to fit the registers. With heads above 256, 128 rows leave registers for half of the value
+    columns; computing scores twice is cheaper than reading keys twice.
+    """
+    values = max(16, triton.next_power_of_2(dim))
+    if element_size == 4:
+        block_m, keys, warps, stages = 32, (32 if dim <= 256 else 16), 8, 2
+    elif dim <= 128:
+        block_m, keys, warps, stages = 64, 64, 4, 3
+    elif dim <= 256:
+        block_m, keys, warps, stages = 128, 32, 8, 3
+    else:
+        block_m, keys, warps, stages, values = 128, 32, 8, 2, values // 2
+    min_rows = max(1, 16 // packed_p2)
+    rows = min(max(min_rows, block_m // packed_p2), max(min_rows, triton.next_power_of_2(tile_rows)))
+    return AttentionConfig(rows, keys, values, warps, stages)
+
+
+def select_config_high_occupancy(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> AttentionConfig:
+    """Config for high occupancy: other programs hide latency, so it minimizes re-reads of keys."""
+    tile = select_config(packed_p2, dim, element_size, tile_rows)
+    if element_size != 2 or dim > 128 or tile.rows * packed_p2 != 64:
+        return tile
+    rows = min(2 * tile.rows, triton.next_power_of_2(tile_rows)) if tile_rows <= DECODE_ROWS else tile.rows
+    return tile._replace(rows=rows, keys=32, warps=4, stages=3)
+
+
+class ScoresConfig(NamedTuple):
+    """Tile sizes of the kernel of `two_pass_attention` that computes softmax weights."""
+
+    block_m: int  # rows times query heads
+    keys: int  # per KV block
+    depth: int  # elements of queries and keys per iteration
+    warps: int
+    stages: int
+
+
+class ValuesConfig(NamedTuple):
+    """Tile sizes of the kernel of `two_pass_attention` that sums the values."""
+
+    values: int  # value columns
+    keys: int  # per iteration: a KV block, or a part of one
+    warps: int
+    stages: int
+
+
+SCORES_CONFIG = ScoresConfig(128, 256, 64, 8, 4)
+VALUES_CONFIG = ValuesConfig(128, 64, 8, 3)
+
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def load_page_ids(pages_at, key, end, PAGE: tl.constexpr):
+    """Returns the page of each key; separate per page so that the compiler knows the contiguity of a page's keys."""
+    return tl.load(pages_at + key // PAGE, mask=key // PAGE * PAGE < end, other=0)
+
+
+@triton.jit
+def online_softmax_step(scores, m_i, l_i, scale_log2):
+    """One step of online softmax (arXiv 1805.02867).
+
+    Args:
+        scores: [BLOCK_M, keys] of a KV block. m_i, l_i: running maximum and sum of weights, [BLOCK_M].
+
+    Returns:
+        The block's weights relative to the new maximum, the factor alpha that rescales earlier sums, the new m_i and
+        l_i.
+    """
+    m_new = tl.maximum(m_i, tl.max(scores, 1))
+    # -inf before the first visible key, and -inf - -inf would be NaN
+    anchor = tl.where(m_new == float("-inf"), 0.0, m_new)
+    p = tl.exp2(scores * scale_log2 - (anchor * scale_log2)[:, None])
+    alpha = tl.exp2((m_i - anchor) * scale_log2)  # exactly 1 after a KV block that a row does not see
+    return p, alpha, m_new, l_i * alpha + tl.sum(p, 1)
 
 
 def paged_attention_reference(
@@ -36,7 +184,7 @@ def paged_attention_reference(
     """Computes attention tile by tile with an explicit mask (docs/decoding-rules.md#visible-keys).
 
     Args:
-        q: [rows, heads, head_dim]; k_cache, v_cache: one layer's pages (see ``runtime.kernels.pages``), which hold the
+        q: [rows, heads, head_dim]; k_cache, v_cache: one layer's pages, which hold the
             batch's own rows already. Query heads h * group to (h + 1) * group - 1 read key head h.
         window: a query sees only the keys k with window_origin - k < window.
 
@@ -50,7 +198,7 @@ def paged_attention_reference(
         keys = torch.arange(max(batch.visible_end[rows].tolist(), default=0), device=q.device)
         slots = batch.page_table[request][keys // batch.page_size].long() * batch.page_size + keys % batch.page_size
         k = read_keys(k_cache, slots, q.shape[2]).to(up).repeat_interleave(group, dim=1)
-        v = read(v_cache, slots).to(up).repeat_interleave(group, dim=1)
+        v = read_slots(v_cache, slots).to(up).repeat_interleave(group, dim=1)
         visible = keys < batch.visible_end[rows, None]
         if window is not None:
             visible = visible & (batch.window_pos[rows, None] - keys < window)
@@ -224,11 +372,266 @@ def paged_attention(
     _paged_attention[(parts * splits, groups, tiles)](
         q, k_cache, v_cache, partials, stats, batch.query_tiles, batch.visible_end, batch.window_pos, batch.page_table,
         batch.page_table.stride(0), all_rows, scale * LOG2_E, 0 if window is None else window,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, **strides(k_cache, v_cache),
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, **page_strides(k_cache, v_cache),
         PACKED=packed, PACKED_P2=packed_p2, ROWS=tile.rows, KEYS=tile.keys, DIM_P2=dim_p2, VALUES=tile.values,
         WINDOWED=window is not None, SPLITS=splits, SPLIT_SIZE=SPLIT_SIZE if batch_invariant else 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits > 1:
         merge_split_kv(partials, stats, out)
+    return out
+
+
+@triton.jit(do_not_specialize=["all_rows"])
+def _merge_split_kv(
+    partial_ptr, stats_ptr, out_ptr, all_rows,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr,
+):  # fmt: skip
+    """One program: HEADS_P2 heads of a row, over the splits in ascending order of keys."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS_P2 + tl.arange(0, HEADS_P2)
+    dim = tl.arange(0, DIM_P2)
+    head_ok = head < HEADS
+    ok = head_ok[:, None] & (dim < DIM)[None, :]
+    split_stride = all_rows.to(tl.int64) * HEADS
+    m_i = tl.full([HEADS_P2], float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        m_i = tl.maximum(m_i, tl.load(stats_ptr + split * split_stride + row * HEADS + head, mask=head_ok, other=0.0))
+    anchor = tl.where(m_i == float("-inf"), 0.0, m_i)
+    l_i = tl.zeros([HEADS_P2], tl.float32)
+    acc = tl.zeros([HEADS_P2, DIM_P2], tl.float32)
+    at = (row * HEADS + head)[:, None] * DIM + dim[None, :]
+    for split in tl.static_range(SPLITS):
+        stats_at = stats_ptr + split * split_stride + row * HEADS + head
+        score = tl.load(stats_at, mask=head_ok, other=float("-inf"))
+        alpha = tl.exp2(score - anchor)
+        l_i += alpha * tl.load(stats_at + SPLITS * split_stride, mask=head_ok, other=0.0)
+        seen = ok & (score > float("-inf"))[:, None]
+        acc += alpha[:, None] * tl.load(partial_ptr + split * split_stride * DIM + at, mask=seen, other=0.0)
+    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=ok)
+
+
+def merge_split_kv(partials: torch.Tensor, stats: torch.Tensor, out: torch.Tensor) -> None:
+    """Merges partial results into `out` [rows, heads, dim].
+
+    Args:
+        partials: [splits, rows, heads, dim], unnormalized. stats: [2, splits, rows, heads], maxima and sums of weights.
+    """
+    splits, rows, heads, dim = partials.shape
+    heads_p2 = heads_per_program(heads, dim)
+    _merge_split_kv[(rows, triton.cdiv(heads, heads_p2))](
+        partials, stats, out, rows, HEADS=heads, DIM=dim, SPLITS=splits, HEADS_P2=heads_p2,
+        DIM_P2=max(16, triton.next_power_of_2(dim)), num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["table_stride", "first_tile", "kv_blocks"])  # avoids a recompilation per value
+def _scores(
+    q_ptr, k_ptr, p_ptr, alpha_ptr, l_ptr, tiles_ptr, visible_end_ptr, table_ptr,
+    table_stride, first_tile, kv_blocks, scale_log2,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, PIECE: tl.constexpr,
+    K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
+    PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SUB_KEYS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS rows of a tile times all query heads of one KV head (BLOCK_M).
+
+    Stores weights [programs, kv_blocks, KEYS / SUB_KEYS, BLOCK_M, SUB_KEYS], alphas [programs, kv_blocks, BLOCK_M] and
+    row sums [programs, BLOCK_M], as far as the rows see.
+    """
+    tile = first_tile + tl.program_id(2)
+    start = tl.program_id(0) * ROWS
+    rows = tl.load(tiles_ptr + tile * 3 + 2)
+    if start >= rows:
+        return
+    request = tl.load(tiles_ptr + tile * 3)
+    first_row = tl.load(tiles_ptr + tile * 3 + 1)
+    PACKED: tl.constexpr = HEADS // KV_HEADS
+    BLOCK_M: tl.constexpr = ROWS * PACKED_P2
+    kv_head = tl.program_id(1)
+    program = ((tl.program_id(2) * KV_HEADS + kv_head) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+
+    offs_m = tl.arange(0, BLOCK_M)
+    row = start + offs_m // PACKED_P2
+    head = offs_m % PACKED_P2
+    dim = tl.arange(0, DEPTH)
+    element, K_STEP = dim, DEPTH
+    if PIECE < DIM:
+        element, K_STEP = dim // PIECE * K_PIECE + dim % PIECE, DEPTH // PIECE * K_PIECE
+    q_at = ((first_row + row).to(tl.int64) * HEADS + kv_head * PACKED + head)[:, None] * DIM + dim[None, :]
+    in_bounds = ((row < rows) & (head < PACKED))[:, None]
+
+    visible_end = tl.load(visible_end_ptr + first_row + row, mask=row < rows, other=0)
+    end = tl.max(visible_end, 0)
+    unmasked_end = tl.min(tl.where(row < rows, visible_end, 2147483647), 0) // KEYS * KEYS
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    pages_at = table_ptr + request.to(tl.int64) * table_stride
+    offs_n = tl.arange(0, KEYS)
+    p_at = p_ptr + program * kv_blocks * (BLOCK_M * KEYS)
+    p_at = p_at + offs_m[:, None] * SUB_KEYS + (offs_n // SUB_KEYS * (BLOCK_M * SUB_KEYS) + offs_n % SUB_KEYS)[None, :]
+    alpha_at = alpha_ptr + program * kv_blocks * BLOCK_M + offs_m
+    page = load_page_ids(pages_at, offs_n, end, PAGE)  # prefetched one KV block ahead
+    for phase in tl.static_range(2):  # KV blocks that all rows see in full need no mask
+        start_key, stop_key = 0, unmasked_end
+        if phase == 1:
+            start_key, stop_key = unmasked_end, end
+        for first_key in range(start_key, stop_key, KEYS):
+            block_page, key = page, first_key + offs_n
+            page = load_page_ids(pages_at, key + KEYS, end, PAGE)
+            k_at = (block_page.to(tl.int64) * K_PAGE + key % PAGE * K_TOKEN + kv_head * K_HEAD)[:, None] + element[
+                None, :
+            ]
+            # keys past the end are loaded too: their scores are masked
+            scores = tl.zeros([BLOCK_M, KEYS], tl.float32)
+            for part in range(DIM // DEPTH):
+                q = tl.load(q_ptr + q_at + part * DEPTH, mask=in_bounds, other=0.0)
+                k = tl.load(k_ptr + k_at + part * K_STEP)
+                scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee")
+            if phase == 1:
+                scores = tl.where(key[None, :] < visible_end[:, None], scores, float("-inf"))
+            p, alpha, m_i, l_i = online_softmax_step(scores, m_i, l_i, scale_log2)
+            tl.store(p_at + first_key * BLOCK_M, p.to(p_ptr.dtype.element_ty))
+            tl.store(alpha_at + first_key // KEYS * BLOCK_M, alpha)
+    tl.store(l_ptr + program * BLOCK_M + offs_m, l_i)
+
+
+@triton.jit(do_not_specialize=["table_stride", "first_tile", "kv_blocks"])
+def _values(
+    v_ptr, p_ptr, alpha_ptr, l_ptr, out_ptr, tiles_ptr, visible_end_ptr, table_ptr,
+    table_stride, first_tile, kv_blocks,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
+    PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SUB_KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """One program: VALUES value columns for the rows of one `_scores` program, SUB_KEYS keys per iteration."""
+    COLUMNS: tl.constexpr = DIM // VALUES  # adjacent programs read the same weights
+    tile, part = first_tile + tl.program_id(2), tl.program_id(0) // COLUMNS
+    start = part * ROWS
+    rows = tl.load(tiles_ptr + tile * 3 + 2)
+    if start >= rows:
+        return
+    request = tl.load(tiles_ptr + tile * 3)
+    first_row = tl.load(tiles_ptr + tile * 3 + 1)
+    PACKED: tl.constexpr = HEADS // KV_HEADS
+    BLOCK_M: tl.constexpr = ROWS * PACKED_P2
+    kv_head = tl.program_id(1)
+    program = ((tl.program_id(2) * KV_HEADS + kv_head) * (tl.num_programs(0) // COLUMNS) + part).to(tl.int64)
+
+    offs_m = tl.arange(0, BLOCK_M)
+    row = start + offs_m // PACKED_P2
+    head = offs_m % PACKED_P2
+    value = tl.program_id(0) % COLUMNS * VALUES + tl.arange(0, VALUES)
+    end = tl.max(tl.load(visible_end_ptr + first_row + row, mask=row < rows, other=0), 0)
+    pages_at = table_ptr + request.to(tl.int64) * table_stride
+    offs_n = tl.arange(0, SUB_KEYS)
+    p_at = p_ptr + program * kv_blocks * (BLOCK_M * KEYS) + offs_m[:, None] * SUB_KEYS + offs_n[None, :]
+    alpha_at = alpha_ptr + program * kv_blocks * BLOCK_M + offs_m
+    acc = tl.zeros([BLOCK_M, VALUES], tl.float32)
+    # both are prefetched one iteration ahead; the first has nothing to rescale
+    page, alpha = load_page_ids(pages_at, offs_n, end, PAGE), tl.full([BLOCK_M], 1.0, tl.float32)
+    for phase in tl.static_range(2):
+        start_key, stop_key = 0, end // SUB_KEYS * SUB_KEYS
+        if phase == 1:
+            start_key, stop_key = stop_key, end
+        for first_key in range(start_key, stop_key, SUB_KEYS):
+            block_page, key = page, first_key + offs_n
+            page = load_page_ids(pages_at, key + SUB_KEYS, end, PAGE)
+            scale, after = alpha, first_key + SUB_KEYS  # alpha applies at the start of a KV block
+            alpha = tl.load(alpha_at + after // KEYS * BLOCK_M, mask=(after < end) & (after % KEYS == 0), other=1.0)
+            p = tl.load(p_at + first_key * BLOCK_M)
+            v_at = block_page.to(tl.int64) * V_PAGE + key % PAGE * V_TOKEN + kv_head * V_HEAD
+            v = tl.load(v_ptr + v_at[:, None] + (value * V_NUMBER)[None, :])
+            if phase == 1:  # unwritten slots may hold NaN, and NaN * 0 is NaN
+                v = tl.where((key < end)[:, None], v, 0.0)
+            acc = tl.dot(p, v, acc * scale[:, None], input_precision="ieee")
+    l_i = tl.load(l_ptr + program * BLOCK_M + offs_m)
+    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]  # a row may see no key
+    out_at = ((first_row + row).to(tl.int64) * HEADS + kv_head * PACKED + head)[:, None] * DIM + value[None, :]
+    tl.store(out_ptr + out_at, acc.to(out_ptr.dtype.element_ty), mask=((row < rows) & (head < PACKED))[:, None])
+
+
+MAX_WORKSPACE = 512 << 20  # bytes of weights per pass
+MIN_PROGRAMS = 128  # programs per pass from which two kernels are faster
+
+
+def _tiles_per_pass(q: torch.Tensor, kv_heads: int, batch: ForwardBatch, config: ScoresConfig) -> tuple[int, int]:
+    """Returns how many tiles fit the workspace per pass, evenly distributed (0: not even one), and the programs per
+    tile.
+    """
+    programs = triton.cdiv(batch.tile_rows, config.block_m // triton.next_power_of_2(q.shape[1] // kv_heads)) * kv_heads
+    max_count = MAX_WORKSPACE // (
+        programs * _max_kv_blocks(batch, config) * config.block_m * config.keys * q.element_size()
+    )
+    tiles = len(batch.query_tiles)
+    return (triton.cdiv(tiles, triton.cdiv(tiles, max_count)) if max_count else 0), programs
+
+
+def _max_kv_blocks(batch: ForwardBatch, config: ScoresConfig) -> int:
+    """Upper bound of KV blocks, by the page table instead of `max_seq_len`: a row may see keys behind all rows of the
+    batch.
+    """
+    return triton.cdiv(batch.page_table.shape[1] * batch.page_size, config.keys)
+
+
+def use_two_pass(q: torch.Tensor, kv_heads: int, batch: ForwardBatch) -> bool:
+    """Whether to use `two_pass_attention`, by shapes alone: large heads, rows that fill BLOCK_M, and enough programs
+    per pass that split-KV is not needed.
+    """
+    dim, packed_p2 = q.shape[2], triton.next_power_of_2(q.shape[1] // kv_heads)
+    if q.element_size() != 2 or dim <= 256 or dim & (dim - 1):
+        return False
+    if not packed_p2 <= SCORES_CONFIG.block_m <= packed_p2 * batch.tile_rows:
+        return False
+    tiles, programs = _tiles_per_pass(q, kv_heads, batch, SCORES_CONFIG)
+    return tiles * programs >= MIN_PROGRAMS
+
+
+def two_pass_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: ForwardBatch,
+    *,
+    scale: float,
+    scores_config: ScoresConfig = SCORES_CONFIG,
+    values_config: ValuesConfig = VALUES_CONFIG,
+) -> torch.Tensor:
+    """`paged_attention_reference` without a window, for float16 and bfloat16 and a head_dim that is a power of two
+    from 16 on; no host sync.
+    """
+    heads, dim = q.shape[1:]
+    kv_heads = k_cache.shape[2]
+    out = torch.empty_like(q)
+    tiles_per_pass, programs = _tiles_per_pass(q, kv_heads, batch, scores_config)
+    tiles_per_pass, kv_blocks = max(1, tiles_per_pass), _max_kv_blocks(batch, scores_config)
+    p = v_cache.new_empty(tiles_per_pass * programs, kv_blocks, scores_config.block_m * scores_config.keys)
+    alphas = q.new_empty(tiles_per_pass * programs, kv_blocks, scores_config.block_m, dtype=torch.float32)
+    row_sums = q.new_empty(tiles_per_pass * programs, scores_config.block_m, dtype=torch.float32)
+    parts, packed_p2 = programs // kv_heads, triton.next_power_of_2(heads // kv_heads)
+    layout = page_strides(k_cache, v_cache)
+    shape = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "PAGE": layout["PAGE"]}
+    shape |= {
+        "PACKED_P2": packed_p2,
+        "ROWS": scores_config.block_m // packed_p2,
+        "KEYS": scores_config.keys,
+        "SUB_KEYS": values_config.keys,
+    }
+    keys = {name: layout[name] for name in ("PIECE", "K_PAGE", "K_TOKEN", "K_HEAD", "K_PIECE")}
+    values = {name: layout[name] for name in ("V_PAGE", "V_TOKEN", "V_HEAD", "V_NUMBER")}
+    batch_args = (batch.query_tiles, batch.visible_end, batch.page_table, batch.page_table.stride(0))
+    columns = min(values_config.values, dim)
+    for first in range(0, len(batch.query_tiles), tiles_per_pass):
+        tiles = min(tiles_per_pass, len(batch.query_tiles) - first)
+        _scores[(parts, kv_heads, tiles)](
+            q, k_cache, p, alphas, row_sums, *batch_args, first, kv_blocks, scale * LOG2_E,
+            **shape, **keys, DEPTH=min(scores_config.depth, dim), num_warps=scores_config.warps,
+            num_stages=scores_config.stages,
+        )  # fmt: skip
+        _values[(parts * (dim // columns), kv_heads, tiles)](
+            v_cache, p, alphas, row_sums, out, *batch_args, first, kv_blocks,
+            **shape, **values, VALUES=columns,
+            num_warps=values_config.warps, num_stages=values_config.stages,
+        )  # fmt: skip
     return out

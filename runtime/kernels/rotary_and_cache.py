@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.heads import heads_per_program
-from runtime.kernels.kv_write import write_kv_reference
+from runtime.kernels.common import heads_per_program, tl, triton, wide
 from runtime.kernels.layernorm import rms_norm_reference
-from runtime.kernels.pages import strides
-from runtime.kernels.precision import wide
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.paged_attention import page_strides, write_keys, write_slots
+
+
+def write_kv_reference(
+    k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> None:
+    """Stores row r of k and v [rows, kv_heads, head_dim] at slot ``slots[r]`` of one layer's pages
+    (``paged_attention``).
+
+    Slots (int64) are distinct; rows with slot -1 are not stored.
+    """
+    if int(slots.min()) < 0:
+        valid = slots >= 0
+        k, v, slots = k[valid], v[valid], slots[valid]
+    write_keys(k_cache, slots, k)
+    write_slots(v_cache, slots, v)
+
 
 TILE = 1024  # elements of a row's heads per program
 WARPS = 1  # many small programs hide latency
@@ -192,6 +205,6 @@ def qk_norm_rope_and_cache(
         clip or 0.0, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=table.shape[1],
         HEADS_PER_PROGRAM=heads_per_prog, DIM_P2=triton.next_power_of_2(dim),
         NORM=norm, CLIP=clip is not None, PAIR_STRIDE=pair_stride or table.shape[1] // 2, V_NORM=v_norm,
-        V_FROM_K=v_from_k, **strides(k_cache, v_cache), num_warps=WARPS,
+        V_FROM_K=v_from_k, **page_strides(k_cache, v_cache), num_warps=WARPS,
     )  # fmt: skip
     return q

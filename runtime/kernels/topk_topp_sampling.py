@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import tl, triton
 
 SLAB = 4096  # logits per iteration
 NARROW = 2048  # logits per iteration of the search

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import tl, triton
 
 MASKED, UNMASKED = 1, 2  # states of a position; 0: given
 NUMBERS = 8

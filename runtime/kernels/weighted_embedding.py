@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.kernels.precision import wide
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import tl, triton, wide
 
 WIDE_CHUNK = 8192  # table rows converted to float32 at once on devices that cannot accumulate in float32
 SPLIT_SIZE = 16384  # ids per split

@@ -27,7 +27,7 @@ class KVShape:
 
 
 class LayerKV(NamedTuple):
-    """One layer's pages: views whose strides define the layout (``runtime.kernels.pages``)."""
+    """One layer's pages: views whose strides define the layout (``runtime.kernels.paged_attention``)."""
 
     k: torch.Tensor  # [pages, page_size, heads, pieces, piece], pieces * piece at least k_dim
     v: torch.Tensor  # [pages, page_size, heads, v_dim]

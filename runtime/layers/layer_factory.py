@@ -9,8 +9,8 @@ import torch
 
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.errors import ConfigError
+from runtime.kernels.common import wide
 from runtime.kernels.ops import KernelSet, select_kernels
-from runtime.kernels.precision import wide
 from runtime.layers.lora import LoRAConfig, LoRAContext, LoRAWeight
 from runtime.layers.parameter import InterleavedWeight, SplitBF16Weight, UnquantizedWeight, Weight
 from runtime.layers.sharding import HeadShard, Shard, VocabShard
@@ -53,7 +53,7 @@ class LayerFactory:
     Attributes:
         device, dtype: of the weights.
         kernels: what the layers compute with.
-        attn_impl: name of the attention implementation (``layers/attention_dispatch.py``).
+        attn_impl: name of the attention implementation (``layers/attention.py``).
         quantization: format of linear layers and experts; None for unquantized. Norms, router, embedding and lm_head
             are never quantized.
         group: tensor parallel group of the model.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from runtime.kernels.common import wide
 from runtime.kernels.fused_argmax import lm_head_argmax_reference
-from runtime.kernels.precision import wide
 
 if TYPE_CHECKING:
     from runtime.kernels.ops import KernelSet

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from runtime.kernels.common import wide
 from runtime.kernels.moe_router import RoutingConfig
-from runtime.kernels.precision import wide
 from runtime.layers.layer_factory import ForwardCall, GateUpDown, LayerFactory
-from runtime.layers.lora import LoRAContext
-from runtime.layers.lora_experts import lora_experts
+from runtime.layers.lora import LoRAContext, lora_experts
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parameter import tensor_of
@@ -106,7 +105,7 @@ class MoE(nn.Module):
         if self.lora is not None and self.lora.needs_eager:
             return self._forward_lora(x, ids, weights, self.lora)
         kernel_args, out = self._kernel_args(x), self.group.output_buffer(x.shape, x.dtype)
-        return self.group.all_reduce_out(self.kernels.moe(x, ids, weights, *kernel_args, out=out))
+        return self.group.all_reduce_out(self.kernels.moe(x, ids, weights, *kernel_args, "silu", out))
 
     def forward_add_norm(
         self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -12,14 +14,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import deinterleave, deinterleave_outputs, interleaved_index
-from runtime.kernels.moe_router_gemm import NUM_PARTS, split_bf16x3
-from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.kernels.activation import deinterleave, deinterleave_outputs, interleaved_index
+from runtime.kernels.moe_router import NUM_PARTS, split_bf16x3
+from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.lm_head import head_logits
 from runtime.layers.sharding import Index, Shard, WeightSlice
 
 if TYPE_CHECKING:
-    from runtime.kernels.signatures import LinearKernel
+    from runtime.kernels.ops import LinearKernel
 
 
 class Weight(ABC):
@@ -69,6 +71,11 @@ class Weight(ABC):
     def size(self) -> int:
         """Number of stored elements."""
         return math.prod(self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        stored = self.kernel_arg
+        return stored.device if isinstance(stored, torch.Tensor) else self.tensor.device
 
     def load(self, index: Index, tensor: torch.Tensor) -> int:
         """Loads `tensor`, of any float dtype and device, to [index] of the full parameter.
@@ -168,7 +175,7 @@ class UnquantizedWeight(Weight):
 
 class InterleavedWeight(Weight):
     """Unquantized [2 * width, inputs], or a stack of such, with interleaved gate and up rows
-    (``kernels/interleave.py``).
+    (``kernels/activation.py``).
     """
 
     __slots__ = ("kernel_arg",)  # as `UnquantizedWeight.tensor`
@@ -211,7 +218,7 @@ class InterleavedWeight(Weight):
 
 
 class SplitBF16Weight(Weight):
-    """A float32 matrix as three bfloat16 matrices whose sum it is (``kernels/moe_router_gemm.py``)."""
+    """A float32 matrix as three bfloat16 matrices whose sum it is (``kernels/moe_router.py``)."""
 
     __slots__ = ("kernel_arg",)
     kernel_arg: torch.Tensor
@@ -236,9 +243,58 @@ class SplitBF16Weight(Weight):
         return tensor.numel()
 
 
+class DeferredChecks:
+    """Collects the results of `require_finite` for GPU tensors, so that loading does not wait for the GPU per tensor.
+
+    Attributes:
+        name: tensor that is being loaded.
+    """
+
+    BATCH = 512  # results per wait
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._results: list[torch.Tensor] = []
+        self._names: list[str] = []
+
+    def add(self, is_finite: torch.Tensor) -> None:
+        """Adds a bool [] on the GPU."""
+        self._results.append(is_finite)
+        self._names.append(self.name)
+
+    def failed(self, *, wait: bool = True) -> str | None:
+        """Returns the first tensor with values that are not finite; None if there is none.
+
+        Without `wait`, results are looked at only when there are BATCH of them.
+        """
+        if not self._results or not (wait or len(self._results) >= self.BATCH):
+            return None
+        results = torch.stack(self._results).tolist()
+        names = [name for name, is_finite in zip(self._names, results, strict=True) if not is_finite]
+        self._results, self._names = [], []
+        return names[0] if names else None
+
+
+_deferred: ContextVar[DeferredChecks | None] = ContextVar("deferred_checks", default=None)
+
+
+@contextmanager
+def defer_checks() -> Iterator[DeferredChecks]:
+    """Makes `require_finite` add its results for GPU tensors to the object that this yields, instead of raising."""
+    checks = DeferredChecks()
+    token = _deferred.set(checks)
+    try:
+        yield checks
+    finally:
+        _deferred.reset(token)
+
+
 def require_finite(stored: torch.Tensor, source: torch.Tensor) -> None:
     """Raises ConfigError unless all of `stored`, converted from `source`, is finite; the message names no tensor."""
-    if not bool(torch.isfinite(stored).all()):
+    is_finite, checks = torch.isfinite(stored).all(), _deferred.get()
+    if checks is not None and is_finite.is_cuda:
+        checks.add(is_finite)
+    elif not bool(is_finite):
         if not bool(torch.isfinite(source).all()):
             raise ConfigError("holds NaN or infinite values")
         raise ConfigError(f"holds values too large for {stored.dtype}; choose another --dtype")

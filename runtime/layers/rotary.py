@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.precision import wide
+from runtime.kernels.common import wide
 from runtime.layers.layer_factory import LayerFactory
 
 ROW_MULTIPLE = 512  # the number of rows is a multiple of it

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.precision import wide
+from runtime.kernels.common import wide
 from runtime.layers.sharding import Index
 from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, LoRAPair, read_adapter, resolve_adapter
 from runtime.models.weight_map import WeightMap

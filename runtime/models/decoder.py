@@ -14,8 +14,7 @@ from torch import nn
 
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.moe_router import RoutingConfig
-from runtime.layers.attention import AttentionShape, BatchAttention
-from runtime.layers.attention_dispatch import make_attention
+from runtime.layers.attention import AttentionShape, BatchAttention, make_attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.layer_factory import ForwardCall, LayerFactory

@@ -12,14 +12,12 @@ import torch
 from torch import nn
 
 from runtime.kernels.activation import Activation
+from runtime.kernels.common import wide
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.fused_moe.moe_sum import TopKOutputs
+from runtime.kernels.layernorm import NormOutputs, SandwichNormOps
 from runtime.kernels.moe_router import RoutingConfig
-from runtime.kernels.precision import wide
-from runtime.kernels.sandwich_norm import NormOutputs
-from runtime.kernels.signatures import SandwichNormOps
-from runtime.layers.attention import AttentionShape, BatchAttention
-from runtime.layers.attention_dispatch import make_attention
+from runtime.layers.attention import AttentionShape, BatchAttention, make_attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.layer_factory import ForwardCall, LayerFactory
@@ -100,7 +98,7 @@ class Experts(nn.Module):
             ids = self.expert_shard.local_ids(ids)
         gate_up, down = self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg
         out = self.group.output_buffer(normed.shape, normed.dtype)
-        return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, gate_up, down, None, GELU, out=out))
+        return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, gate_up, down, None, GELU, out))
 
     def choices(self, norms: NormOutputs, sandwich_norms: SandwichNormOps) -> torch.Tensor | TopKOutputs:
         """Returns the outputs of each row's experts, to be summed by `sandwich_norms`; with tensor parallelism their

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.precision import wide
+from runtime.kernels.common import wide
 from runtime.layers.sharding import Index
 from runtime.models.decoder import DecoderConfig, MoEConfig
 from runtime.models.weight_map import Fused, WeightMap, WeightTarget

@@ -11,8 +11,8 @@ from typing import Any, Self
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import deinterleave, interleaved_index
-from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.kernels.activation import deinterleave, interleaved_index
+from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.parameter import Weight, require_finite
 from runtime.layers.sharding import Index, WeightSlice
 
@@ -20,13 +20,13 @@ CHUNK_ELEMENTS = 1 << 22  # float32 elements at once during quantization
 
 
 class QuantizedWeight(Weight):
-    """[..., outputs, inputs] as codes and scales (``kernels.quant_reference.QuantizedTensor``).
+    """[..., outputs, inputs] as codes and scales (``kernels.quantized_tensor.QuantizedTensor``).
 
     Attributes:
         kernel_arg: the quantized tensor.
         kernels: kernels of the format.
         group_size: inputs that share a scale and may not be split; None for one scale per row.
-        interleaved: gate and up rows are interleaved (``kernels/interleave.py``).
+        interleaved: gate and up rows are interleaved (``kernels/activation.py``).
     """
 
     __slots__ = ("kernel_arg",)  # as `UnquantizedWeight.tensor`
@@ -66,6 +66,11 @@ class QuantizedWeight(Weight):
     def tensor(self) -> torch.Tensor:
         dense: torch.Tensor = self.kernel_arg.dequantize(self.dtype)
         return deinterleave(dense) if self.interleaved else dense
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.kernel_arg.values.device
+        return device
 
     @property
     def nbytes(self) -> int:

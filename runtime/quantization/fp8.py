@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.fp8 import E4M3, FP8_MAX, Fp8, quantize_fp8_reference
 from runtime.kernels.ops import Fp8Kernels, KernelSet
+from runtime.kernels.quantized_tensor import E4M3, FP8_MAX, Fp8, quantize_fp8_reference
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.registry import WeightFormat, register_format
 

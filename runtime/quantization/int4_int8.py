@@ -6,8 +6,9 @@ from functools import partial
 
 import torch
 
-from runtime.kernels.fp8 import E4M3
-from runtime.kernels.group_quantized import (
+from runtime.kernels.ops import GroupQuantizedKernels, KernelSet
+from runtime.kernels.quantized_tensor import (
+    E4M3,
     MAX_CODE,
     GroupQuantized,
     empty_group_quantized,
@@ -15,7 +16,6 @@ from runtime.kernels.group_quantized import (
     quantize_groups,
     quantize_rows,
 )
-from runtime.kernels.ops import GroupQuantizedKernels, KernelSet
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.fp8 import check_fp8
 from runtime.quantization.registry import WeightFormat, register_format
@@ -46,7 +46,7 @@ class GroupQuantizedWeight(QuantizedWeight):
         return MAX_CODE[self.kernel_arg.values.dtype]
 
     def pack(self, x: torch.Tensor) -> GroupQuantized:
-        if self.kernel_arg.values.dtype == torch.uint8:
+        if self.kernel_arg.is_int4:
             return quantize_groups(x, self.kernel_arg.group)
         if self.kernel_arg.values.dtype == E4M3:
             return quantize_blocks(x, self.kernel_arg.group)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from runtime.layers.sharding import Index
+    from runtime.weights.shard_stream import TensorRange
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -76,6 +77,19 @@ class Checkpoint:
                 ) from None
             with handle:
                 yield handle
+
+    @contextmanager
+    def tensor_bytes(self, file: str) -> Iterator[tuple[int, dict[str, TensorRange]]]:
+        """Opens the safetensors file `file` for reading its bytes, after `tensors` opened it without an error.
+
+        Yields its descriptor, and the range of each tensor.
+        """
+        from runtime.weights.shard_stream import tensor_ranges
+
+        with checkpoint_files.opened(self.path, file) as descriptor:
+            if descriptor is None:
+                raise ConfigError(f"{self.path / file} is gone; download the checkpoint again")
+            yield descriptor, tensor_ranges(descriptor)
 
     def tensor_files(self) -> dict[str, str]:
         """Returns tensor name -> safetensors file. Raises ConfigError if a shard is missing or unreadable."""

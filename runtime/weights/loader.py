@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import nn
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
-from runtime.layers.parameter import Weight, named_weights, require_finite
+from runtime.layers.parameter import Weight, defer_checks, named_weights, require_finite
 from runtime.layers.sharding import Index, WeightSlice
 from runtime.models.base import Model, ModelFamily
 from runtime.models.weight_map import WeightMap, WeightTarget
@@ -24,8 +26,26 @@ from runtime.quantization.checkpoint import get_scheme
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
 from runtime.weights.shard_reader import StoredTensor, group_tensors
+from runtime.weights.shard_stream import Shard, stream_tensors
 
 Arch = TypeVar("Arch")
+
+PROGRESS_SECONDS = 0.1  # between reports of progress
+
+
+@dataclass(frozen=True)
+class OpenTensors:
+    """Tensors of an open checkpoint, matched to the weights of a model.
+
+    Attributes:
+        sources: Canonical name -> tensor.
+        copies: Canonical name -> further tensors that have to be equal to it.
+        slots: Canonical name -> where the tensor goes.
+    """
+
+    sources: Mapping[str, StoredTensor]
+    copies: Mapping[str, list[StoredTensor]]
+    slots: Mapping[str, WeightTarget]
 
 
 class WeightTransform(Protocol):
@@ -53,7 +73,7 @@ def load_model(
         family: The model family.
         arch: Result of ``family.parse(checkpoint.config)``.
         build: Creates the layers.
-        progress: Called as ``("weights", bytes_done, bytes_total)`` after each tensor.
+        progress: Called as ``("weights", bytes_done, bytes_total)`` every 0.1 s, and after the last tensor.
         transform: Transforms tensors by their canonical names, for example to merge an adapter.
 
     Raises:
@@ -66,13 +86,15 @@ def load_model(
     except RuntimeError as error:
         raise ConfigError(f"{checkpoint.path}: config.json states sizes that no tensor can have: {error}") from None
     with ExitStack() as stack:
-        sources, _, slots = _open(cast(nn.Module, drawn), checkpoint, weights, stack)
-        unquantized = _unquantized_weights(cast(nn.Module, drawn), sources, slots, checkpoint)
-    model = family.make(arch, replace(build, allow_fused_shared_expert=not unquantized) if unquantized else build)
-    for name, shape in unquantized.items():
-        path, _, attribute = name.rpartition(".")
-        setattr(cast(nn.Module, model).get_submodule(path), attribute, build.with_lora(build.parameter(*shape)))
-    load_weights(cast(nn.Module, model), checkpoint, weights, progress, transform)
+        opened = _open(cast(nn.Module, drawn), checkpoint, weights, stack)
+        unquantized = _unquantized_weights(cast(nn.Module, drawn), opened, checkpoint)
+        model = family.make(arch, replace(build, allow_fused_shared_expert=not unquantized) if unquantized else build)
+        module = cast(nn.Module, model)
+        for name, shape in unquantized.items():
+            path, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(path), attribute, build.with_lora(build.parameter(*shape)))
+        _check_same_weights(module, cast(nn.Module, drawn))
+        _load(module, checkpoint, opened, progress, transform)
     return model
 
 
@@ -87,9 +109,17 @@ def meta_model(
     return family.make(arch, LayerFactory.create("meta", dtype, "torch", quantization, adapters))
 
 
-def _unquantized_weights(
-    drawn: nn.Module, sources: dict[str, StoredTensor], slots: Mapping[str, WeightTarget], checkpoint: Checkpoint
-) -> dict[str, tuple[int, ...]]:
+def _check_same_weights(module: nn.Module, drawn: nn.Module) -> None:
+    """Asserts that a model has the weights of its drawing on the meta device, which the checkpoint was matched to."""
+    shapes, expected = (
+        {name: weight.full_shape for name, weight in named_weights(each).items()} for each in (module, drawn)
+    )
+    wrong = [name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)]
+    if wrong:
+        raise AssertionError(f"{summary(sorted(wrong))} differ from the model on the meta device")
+
+
+def _unquantized_weights(drawn: nn.Module, opened: OpenTensors, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Returns name -> shape of the weights that a quantized checkpoint stores unquantized; they stay so.
 
     Raises:
@@ -97,6 +127,7 @@ def _unquantized_weights(
     """
     if get_scheme(checkpoint.config) is None:
         return {}
+    sources, slots = opened.sources, opened.slots
     found: dict[str, set[bool]] = {}
     for name, slot in slots.items():
         found.setdefault(slot.param, set()).add(sources[name].scheme is None)
@@ -126,31 +157,91 @@ def load_weights(
         module: The model.
         checkpoint: The checkpoint.
         weights: Maps checkpoint names to weights.
-        progress: Called as ``("weights", bytes_done, bytes_total)`` after each tensor.
+        progress: Called as ``("weights", bytes_done, bytes_total)`` every 0.1 s, and after the last tensor.
         transform: Transforms tensors by their canonical names.
 
     Raises:
         ConfigError: A tensor is missing, unknown, of the wrong shape, not floating point, or has NaN or infinite values
             (also if only the cast produces them).
     """
-    params = named_weights(module)
     with ExitStack() as stack:
-        sources, copies, slots = _open(module, checkpoint, weights, stack)
-        total, done = sum(weight.nbytes for weight in params.values()), 0
-        taken = dict.fromkeys(params, 0)
-        for name in _in_file_order(sources, slots):
-            stored, slot = sources[name], slots[name]
-            weight, before = params[slot.param], taken[slot.param]
-            own = transform if transform is not None and transform.applies_to(name) else None
-            extra = [_read_extra(sources[other], copies.get(other, ()), checkpoint) for other in slot.combine_with]
-            with _name_errors(stored, checkpoint):
-                taken[slot.param] += _load_weight(name, stored, copies.get(name, ()), slot, weight, own, extra)
+        _load(module, checkpoint, _open(module, checkpoint, weights, stack), progress, transform)
+
+
+def _load(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    opened: OpenTensors,
+    progress: Progress | None,
+    transform: WeightTransform | None,
+) -> None:
+    """Loads tensors that were matched to the weights of `module`, see `load_weights`."""
+    params, sources, copies, slots = named_weights(module), opened.sources, opened.copies, opened.slots
+    total, done, reported = sum(weight.nbytes for weight in params.values()), 0, -math.inf
+    taken = dict.fromkeys(params, 0)
+
+    def load(name: str, stored: StoredTensor) -> int:
+        slot = slots[name]
+        own = transform if transform is not None and transform.applies_to(name) else None
+        extra = [_read_extra(sources[other], copies.get(other, ()), checkpoint) for other in slot.combine_with]
+        with _name_errors(stored, checkpoint):
+            return _load_weight(name, stored, copies.get(name, ()), slot, params[slot.param], own, extra)
+
+    streamed = {
+        name
+        for name, slot in slots.items()
+        if name not in copies
+        and slot.transform is None
+        and (transform is None or not transform.applies_to(name))
+        and params[slot.param].shard is None
+        and params[slot.param].device.type == "cuda"
+    }
+    with defer_checks() as checks, closing(_prefetch(checkpoint, sources, slots, streamed)) as tensors:
+        for name, stored in tensors:
+            checks.name = name
+            slot, weight = slots[name], params[slots[name].param]
+            before = taken[slot.param]
+            taken[slot.param] += load(name, stored)
             done += weight.nbytes * taken[slot.param] // weight.size - weight.nbytes * before // weight.size
-            if progress is not None:
+            if progress is not None and (done == total or time.monotonic() - reported > PROGRESS_SECONDS):
                 progress("weights", done, total)
+                reported = time.monotonic()
+            if (wrong_name := checks.failed(wait=False)) is not None:
+                break
+        else:
+            wrong_name = checks.failed()
+    if wrong_name is not None:
+        load(wrong_name, sources[wrong_name])
+        raise AssertionError(f"{wrong_name!r} was not finite when it was loaded first")
     wrong = [name for name, weight in params.items() if taken[name] != weight.size]
     if wrong:
         raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
+
+
+def _prefetch(
+    checkpoint: Checkpoint, sources: Mapping[str, StoredTensor], names: Iterable[str], streamed: Collection[str]
+) -> Generator[tuple[str, StoredTensor]]:
+    """Yields each tensor of `names` once: first those of `streamed`, whose main parts are on the GPU then, and then the
+    others in the order of the files.
+    """
+    with ExitStack() as stack:
+        shards: list[Shard] = []
+        by_stored_name: dict[str, str] = {}
+        device = torch.device("cpu")
+        for file in sorted({sources[name].file for name in streamed}):
+            descriptor, ranges = stack.enter_context(checkpoint.tensor_bytes(file))
+            own = {sources[name].main_part[1]: name for name in streamed if sources[name].file == file}
+            found = sorted((ranges[stored] for stored in own if stored in ranges), key=lambda at: at.start)
+            by_stored_name |= {at.name: own[at.name] for at in found}
+            shards.append(Shard(str(checkpoint.path / file), descriptor, found))
+        if shards:
+            device = torch.device("cuda", torch.cuda.current_device())
+        for at, data in stack.enter_context(stream_tensors(shards, device)):
+            name = by_stored_name[at.name]
+            yield name, sources[name].with_data(data)
+    others = set(names).difference(by_stored_name.values())
+    for name in sorted(others, key=lambda name: sources[name].sort_key):
+        yield name, sources[name]
 
 
 @contextmanager
@@ -186,8 +277,7 @@ def _load_weight(
     for copy in copies:
         if not stored.equals(copy):
             raise _differing_copies(copy)
-    loaded = weight.kernel_arg
-    packed = stored.read_quantized(loaded.device if isinstance(loaded, torch.Tensor) else loaded.values.device)
+    packed = stored.read_quantized(weight.device)
     if transform is None and slot.transform is None:
         return weight.load_quantized(slot.index, packed)
     tensor = packed.dequantize(torch.float32)
@@ -228,13 +318,8 @@ def _differing_copies(copy: StoredTensor) -> ConfigError:
     return ConfigError(f"and {copy.name!r} there are one tensor in this family, but have different values")
 
 
-def _open(
-    module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: ExitStack
-) -> tuple[dict[str, StoredTensor], dict[str, list[StoredTensor]], Mapping[str, WeightTarget]]:
+def _open(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: ExitStack) -> OpenTensors:
     """Opens the checkpoint's tensors and matches them to the weights of `module`, by name and shape. Reads no tensor.
-
-    Returns:
-        Canonical name -> tensor, canonical name -> its copies, and canonical name -> slot.
 
     Raises:
         ConfigError: Names or shapes differ.
@@ -255,12 +340,14 @@ def _open(
     copies: dict[str, list[StoredTensor]] = {}
     for each in names:
         inside = {ending: (handles[files[name]], name) for ending, name in gathered[each].items()}
-        held = StoredTensor(each, inside, None if "" in inside else scheme)
+        own_scheme = None if "" in inside else scheme
+        main = gathered[each]["" if own_scheme is None else own_scheme.suffixes[0]]
+        held = StoredTensor(each, inside, own_scheme, files[main])
         if sources.setdefault(name := weights.rename(each), held) is not held:
             copies.setdefault(name, []).append(held)
     shapes = {name: part.shape for name, part in parts.items()} | weights.combine_with
     _check_shapes(sources, shapes, checkpoint)
-    return sources, copies, weights.slots
+    return OpenTensors(sources, copies, weights.slots)
 
 
 def _check_coverage(
@@ -318,8 +405,3 @@ def _check_shapes(
             wrong.append(f"{stored.name} is {shape}, not {list(implied)}")
     if wrong:
         raise ConfigError(f"{checkpoint.path} holds tensors whose shape config.json does not imply: {summary(wrong)}")
-
-
-def _in_file_order(sources: dict[str, StoredTensor], names: Iterable[str]) -> Iterator[str]:
-    """Sorts names by file and offset, so that each file is read sequentially."""
-    return iter(sorted(names, key=lambda name: sources[name].sort_key))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.sharding import Index
 from runtime.quantization.checkpoint import QuantScheme
 from runtime.quantization.checkpoint.scheme import WEIGHT
@@ -23,11 +23,13 @@ class StoredTensor:
         name: Name in messages.
         parts: Ending -> file and name of each stored tensor; an unquantized tensor has only the ending "".
         scheme: How it is quantized; None if it is not.
+        file: File of its main part.
     """
 
     name: str
     parts: Mapping[str, tuple[TensorFile, str]]
     scheme: QuantScheme | None
+    file: str
 
     @property
     def shape(self) -> list[int]:
@@ -37,10 +39,23 @@ class StoredTensor:
         return self.scheme.shape(self._shape_of, self._read)
 
     @property
-    def sort_key(self) -> tuple[int, str]:
+    def main_part(self) -> tuple[TensorFile, str]:
+        """File and name of the stored tensor with most of the values."""
+        return self.parts[""] if self.scheme is None else self.parts[self.scheme.suffixes[0]]
+
+    def with_data(self, data: torch.Tensor) -> StoredTensor:
+        """Returns this tensor with a main part that was read already."""
+        handle, name = self.main_part
+        parts = {
+            ending: (TensorInMemory(name, data), name) if at == (handle, name) else at
+            for ending, at in self.parts.items()
+        }
+        return replace(self, parts=parts)
+
+    @property
+    def sort_key(self) -> tuple[str, str]:
         """Key that sorts tensors by file."""
-        handle, name = next(iter(self.parts.values()))
-        return id(handle), name
+        return self.file, self.main_part[1]
 
     def read(self, box: Index = ()) -> torch.Tensor:
         """Reads a slice of an unquantized tensor, and no more of the file; all of it for ()."""
@@ -67,6 +82,29 @@ class StoredTensor:
     def _read(self, ending: str) -> torch.Tensor:
         handle, name = self.parts[ending]
         return handle.get_tensor(name)
+
+
+class TensorInMemory:
+    """A file of one tensor, which was read already."""
+
+    def __init__(self, name: str, data: torch.Tensor) -> None:
+        self._name = name
+        self._data = data
+
+    def keys(self) -> list[str]:
+        return [self._name]
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._data
+
+    def get_slice(self, name: str) -> TensorInMemory:
+        return self
+
+    def get_shape(self) -> list[int]:
+        return list(self._data.shape)
+
+    def __getitem__(self, box: Index) -> torch.Tensor:
+        return self._data[box]
 
 
 def group_tensors(names: Collection[str], scheme: QuantScheme | None) -> dict[str, dict[str, str]]:

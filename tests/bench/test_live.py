@@ -15,10 +15,8 @@ from runtime.bench.layers import layer_error
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
-from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
+from runtime.kernels.layernorm import SandwichNormOps, gemm_add_norm_reference, post_mlp_norms_reference
 from runtime.kernels.ops import TORCH, TRITON, KernelSet
-from runtime.kernels.sandwich_norm import post_mlp_norms_reference
-from runtime.kernels.signatures import SandwichNormOps
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
@@ -127,8 +125,8 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
 
 def test_references_take_the_inputs_of_other_kernels():
     """Gate and up rows in turns, the router in parts."""
-    from runtime.kernels.interleave import interleave_gate_up
-    from runtime.kernels.moe_router_gemm import split_bf16x3
+    from runtime.kernels.activation import interleave_gate_up
+    from runtime.kernels.moe_router import split_bf16x3
 
     taking = layers._taking(layers.replace(TORCH, interleaved_gate_up=True, split_router_weight=True))
     x, weight = torch.randn(5, 8), torch.randn(4, 8)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
+from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm
 from runtime.kernels.fused_moe.moe_sum import TopKOutputs
 from runtime.kernels.fused_softmax_stats import StatsRequest
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON
-from tests.kernels.cases import random
-from tests.kernels.group_quantized_cases import Kernel, Some
+from tests.kernels.cases import assert_near, random
+from tests.kernels.quantized_cases import Kernel, Some
 from tests.kernels.weighted_embedding_cases import distributions, multiplied
 
 
@@ -80,3 +82,11 @@ def routers(rows: int, experts: int, device: str) -> Kernel:
 def gates(rows: int, width: int, dtype: torch.dtype, device: str) -> Kernel:
     gate_up = random(rows, 2 * width, dtype=dtype, device=device, seed=109)
     return lambda some: (BATCH_INVARIANT_TRITON.act_and_mul(gate_up[some], "gelu_tanh"),)
+
+
+def check_product(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:
+    x, weight = (random(n, inputs, dtype=dtype, device=device, seed=s) for n, s in ((rows, 5), (outputs, 6)))
+    bias = random(outputs, dtype=dtype, device=device, seed=7)
+    expected = F.linear(x.double(), weight.double())
+    assert_near(batch_invariant_gemm(x, weight), expected, dtype)
+    assert_near(batch_invariant_gemm(x, weight, bias), expected + bias.double(), dtype)

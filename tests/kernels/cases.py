@@ -9,33 +9,40 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_reference
+from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_reference, interleave_gate_up
 from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.kernels.fused_argmax import lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe import fused_moe
-from runtime.kernels.fused_moe.fused_moe import fused_moe_add_norm
+from runtime.kernels.fused_moe.fused_moe import fused_moe_add_norm, moe_reference
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size, moe_align_block_size_reference
 from runtime.kernels.fused_moe.moe_sum import TopKOutputs, moe_sum, moe_sum_reference
 from runtime.kernels.fused_moe.tile_config import FusedMoEConfig, GemmConfig, clamp_to_shape
-from runtime.kernels.gemm_add_norm import gemm_add_norm, gemm_add_norm_reference
-from runtime.kernels.interleave import interleave_gate_up
-from runtime.kernels.kv_write import write_kv_reference
-from runtime.kernels.layernorm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from runtime.kernels.layernorm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    gemm_add_norm,
+    gemm_add_norm_reference,
+    post_mlp_norms,
+    post_mlp_norms_reference,
+    pre_mlp_norms,
+    pre_mlp_norms_reference,
+    rms_norm,
+    rms_norm_reference,
+)
 from runtime.kernels.lora import LoRARows, add_lora, add_lora_reference
-from runtime.kernels.moe import moe_reference
-from runtime.kernels.moe_router import RoutingConfig, select_experts, select_experts_reference
-from runtime.kernels.moe_router_gemm import router_logits, split_bf16x3
+from runtime.kernels.moe_router import (
+    RoutingConfig,
+    router_logits,
+    select_experts,
+    select_experts_reference,
+    split_bf16x3,
+)
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.rotary_and_cache import (
     qk_norm_rope_and_cache,
     qk_norm_rope_and_cache_reference,
     qk_norm_rope_reference,
-)
-from runtime.kernels.sandwich_norm import (
-    post_mlp_norms,
-    post_mlp_norms_reference,
-    pre_mlp_norms,
-    pre_mlp_norms_reference,
+    write_kv_reference,
 )
 from runtime.kernels.unmask import BlockInputs, SampledRows, threshold_unmask, threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV

@@ -10,7 +10,7 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from tests.kernels.group_quantized_cases import Kernel
+from tests.kernels.quantized_cases import Kernel
 
 
 def patch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,17 @@ import pytest
 import torch
 import triton
 
-from runtime.kernels import fused_softmax_stats, tma, weighted_embedding
-from runtime.kernels.fused_moe import down, moe_align
+from runtime.kernels import common, fused_softmax_stats, weighted_embedding
+from runtime.kernels.common import HEADS_TILE
+from runtime.kernels.fused_moe import fused_moe, moe_align
+from runtime.kernels.fused_moe.fused_moe import run_persistent
 from runtime.kernels.fused_moe.moe_align import ONE_LAUNCH_PAIRS
-from runtime.kernels.fused_moe.persistent_down import run_persistent
-from runtime.kernels.heads import TILE
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import batch_invariant_cases, cases, in_order, interpreting  # noqa: F401
-from tests.kernels.batch_invariant_gemm_cases import check_product
-from tests.kernels.gate_up_gemm_cases import SMALL, check_gated_product
+from tests.kernels.activation_cases import SMALL, check_gated_product
+from tests.kernels.batch_invariant_cases import check_product
 from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
 from tests.kernels.topk_topp_sampling_cases import check_draw
 from tests.kernels.watch import watch
@@ -152,7 +152,7 @@ def test_elementwise_rotary_pairs_and_values(dim, rotary, own, dtype):
 )
 def test_elementwise_rotary_splits_heads_among_programs(watched, heads, kv_heads, dim, own):
     cases.check_rotary(2, heads, kv_heads, dim, dim // 4, torch.float32, "cpu", **own)
-    assert watched.widest <= max(TILE, triton.next_power_of_2(dim))
+    assert watched.widest <= max(HEADS_TILE, triton.next_power_of_2(dim))
 
 
 @dtypes
@@ -252,7 +252,7 @@ def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
 def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
     """Few pairs an expert, some, many, with the copy engine's boxes and without."""
     for described in (False, True):
-        monkeypatch.setattr(tma, "supports_tma", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
+        monkeypatch.setattr(common, "supports_tma", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe(rows, hidden, width, experts, top_k, True, rows == 70, dtype, "cpu", dead=0.1)
 
 
@@ -261,9 +261,9 @@ def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, 
 def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, described):
     """So many pairs, that each program of the second product has several tiles."""
     monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", 0)
-    monkeypatch.setattr(tma, "supports_tma", lambda matrix: described)
+    monkeypatch.setattr(common, "supports_tma", lambda matrix: described)
     seen = []
-    monkeypatch.setattr(down, "run_persistent", lambda *args: seen.append(run_persistent(*args)))
+    monkeypatch.setattr(fused_moe, "run_persistent", lambda *args: seen.append(run_persistent(*args)))
     cases.check_moe(rows, hidden, width, experts, top_k, True, False, torch.float16, "cpu", dead=0.1)
     assert seen
 
@@ -281,7 +281,7 @@ def test_moe_experts_with_a_rest(monkeypatch, rows, experts, few, dtype):
     if not few:
         monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", 0)
     for described in (False, True):
-        monkeypatch.setattr(tma, "supports_tma", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
+        monkeypatch.setattr(common, "supports_tma", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe_with_a_rest(monkeypatch, rows, experts, dtype, "cpu")
 
 
@@ -337,7 +337,7 @@ def test_elementwise_distribution_of_sure_rows(dtype):
     [(1, 16, 40, 39, 38, ()), (17, 24, 300, 7, 250, (299,)), (70, 40, 129, None, 128, ()), (3, 8, 600, 5, 5, (598, 2))],
 )
 def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_id, allowed_ids, described, dtype):
-    monkeypatch.setattr(tma, "supports_tma", lambda matrix: described)
+    monkeypatch.setattr(common, "supports_tma", lambda matrix: described)
     cases.check_likeliest(rows, inputs, vocab, mask_id, max_token_id, allowed_ids, dtype, "cpu")
 
 
@@ -345,7 +345,7 @@ def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_i
 @pytest.mark.parametrize(("rows", "dead"), [(3, 2), (130, 9), (20, 140), (177, 1), (200, 7), (258, 30)])
 def test_elementwise_head_with_dead_rows(monkeypatch, rows, dead, described, dtype):
     """Also a program that does the last rows beside a whole tile, and tiles that are dead."""
-    monkeypatch.setattr(tma, "supports_tma", lambda matrix: described)
+    monkeypatch.setattr(common, "supports_tma", lambda matrix: described)
     cases.check_likeliest(rows, 24, 300, 7, 250, (299,), dtype, "cpu", dead)
 
 

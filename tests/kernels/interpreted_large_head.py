@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.kernels import large_head_attention
-from runtime.kernels.large_head_attention import two_pass_attention
-from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
+from runtime.kernels.paged_attention import (
+    _tiles_per_pass,
+    paged_attention,
+    paged_attention_reference,
+    two_pass_attention,
+)
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import interpreting  # noqa: F401
 from tests.kernels.cases import assert_near, attention_case, with_any_sight
@@ -66,8 +69,8 @@ def test_wide_weights_of_a_few_tiles_at_a_time(monkeypatch):
     each = -(-33 // 8) * 2 * 16 * 96 * 2  # programs of 16 lanes, and three rounds of 32 keys
     outs = []
     for most, together in ((1 << 30, 6), (2 * each, 2), (4 * each, 3), (1, 0)):
-        monkeypatch.setattr(large_head_attention, "MAX_WORKSPACE", most)
-        assert large_head_attention._tiles_per_pass(q, 2, batch, scores_config) == (together, 10)
+        monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", most)
+        assert _tiles_per_pass(q, 2, batch, scores_config) == (together, 10)
         outs.append(
             two_pass_attention(q, k, v, batch, scale=0.25, scores_config=scores_config, values_config=values_config)[
                 :-2
@@ -91,7 +94,7 @@ def test_wide_attention_is_where_it_is_quicker(monkeypatch):
         (1, {}, 1), (2, {}, 1), (3, {}, 0), (1, {"splits": 1}, 0), (1, {"batch_invariant": True}, 0),
         (1, {"window": 99}, 0), (1, {"grouped": False}, 0),
     ):  # fmt: skip
-        monkeypatch.setattr(large_head_attention, "MIN_PROGRAMS", enough)
+        monkeypatch.setattr("runtime.kernels.paged_attention.MIN_PROGRAMS", enough)
         assert_near(paged_attention(q, k, v, batch, scale=0.05, **own), expected, torch.float16)
         assert len(went) == times, (enough, own)
         went.clear()

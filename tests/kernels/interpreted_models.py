@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.kernels.moe_router_gemm import split_bf16x3
+from runtime.kernels.moe_router import split_bf16x3
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TRITON
-from runtime.layers.attention_triton import TritonAttention
+from runtime.layers.attention import TritonAttention
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models import families, resolve_family

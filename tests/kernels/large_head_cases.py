@@ -7,9 +7,14 @@ from dataclasses import replace
 import torch
 
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.large_head_attention import two_pass_attention
-from runtime.kernels.paged_attention import paged_attention_reference
-from runtime.kernels.paged_attention_config import SCORES_CONFIG, VALUES_CONFIG, ScoresConfig, ValuesConfig
+from runtime.kernels.paged_attention import (
+    SCORES_CONFIG,
+    VALUES_CONFIG,
+    ScoresConfig,
+    ValuesConfig,
+    paged_attention_reference,
+    two_pass_attention,
+)
 from tests.kernels.cases import assert_near, attention_case, with_any_sight
 
 # as small as they may be: rounds of one box of weights, and of several; queries as a whole, and in parts

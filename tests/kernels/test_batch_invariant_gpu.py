@@ -5,15 +5,15 @@ from functools import partial
 import pytest
 import torch
 
-from runtime.kernels import group_quantized_linear
+from runtime.kernels import quantized_linear
+from runtime.kernels.activation import interleave_gate_up
 from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm, tile_sizes
-from runtime.kernels.fp8 import Fp8, quantize_fp8
-from runtime.kernels.interleave import interleave_gate_up
-from runtime.kernels.moe_router_gemm import split_bf16x3
+from runtime.kernels.moe_router import split_bf16x3
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON as FIXED
 from runtime.kernels.paged_attention import paged_attention
-from tests.kernels import batch_invariant_cases, group_quantized_cases
-from tests.kernels.batch_invariant_gemm_cases import check_product
+from runtime.kernels.quantized_tensor import Fp8, quantize_fp8
+from tests.kernels import batch_invariant_cases, quantized_cases
+from tests.kernels.batch_invariant_cases import check_product
 from tests.kernels.cases import attention_case, random, random_ids
 from tests.kernels.weighted_embedding_cases import check_mean
 
@@ -22,7 +22,7 @@ ROWS = 4500
 PARTS = [slice(0, 1), slice(9, 41), slice(70, 134), slice(1, 130), slice(3, 515), slice(5, 2053)]
 SHAPES = pytest.mark.parametrize(("inputs", "outputs"), [(2048, 3072), (512, 1000), (100, 36)])
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-FEW_BITS = pytest.mark.parametrize("kind", group_quantized_cases.KINDS)
+FEW_BITS = pytest.mark.parametrize("kind", quantized_cases.KINDS)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 
 
@@ -68,18 +68,20 @@ def test_fp8_product(inputs, outputs):
 @SHAPES
 def test_product_of_few_bits(inputs, outputs, kind, dtype):
     rows = ROWS if dtype == torch.bfloat16 else 2100
-    same(group_quantized_cases.fixed_linear(rows, inputs, outputs, kind, dtype, "cuda"), rows)
+    same(quantized_cases.batch_invariant_linear(rows, inputs, outputs, kind, dtype, "cuda"), rows)
 
 
 @FEW_BITS
 @HALVES
 def test_all_tiles_of_few_bits_sum_alike(kind, dtype):
     x = made(600, 2048, dtype=dtype)
-    weight = group_quantized_cases.made(made(320, 2048, dtype=dtype, seed=1), kind)
-    tiles = {group_quantized_linear.tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)}
+    weight = quantized_cases.quantized(made(320, 2048, dtype=dtype, seed=1), kind)
+    tiles = {
+        quantized_linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)
+    }
     assert len(tiles) > 1
     expected, *others = (
-        group_quantized_linear.linear(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles
+        quantized_linear.group_quantized_linear(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles
     )
     assert all(torch.equal(expected, other) for other in others)
 
@@ -90,13 +92,15 @@ def test_all_tiles_of_few_bits_sum_alike(kind, dtype):
 def test_experts_of_few_bits(experts, hidden, width, kind, crowded):
     """Few pairs an expert and many, as the rows are."""
     same(
-        group_quantized_cases.fixed_moe(ROWS, hidden, width, experts, 4, kind, torch.bfloat16, "cuda", crowded=crowded)
+        quantized_cases.batch_invariant_moe(
+            ROWS, hidden, width, experts, 4, kind, torch.bfloat16, "cuda", crowded=crowded
+        )
     )
 
 
 @FEW_BITS
 def test_experts_of_few_bits_in_float32(kind):
-    same(group_quantized_cases.fixed_moe(2100, 100, 36, 9, 4, kind, torch.float32, "cuda"), 2100)
+    same(quantized_cases.batch_invariant_moe(2100, 100, 36, 9, 4, kind, torch.float32, "cuda"), 2100)
 
 
 @pytest.mark.parametrize(("experts", "hidden", "width"), [(32, 2048, 512), (9, 100, 36), (4, 64, 24)])

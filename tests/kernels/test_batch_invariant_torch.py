@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from runtime.kernels import batch_invariant_torch
-from runtime.kernels.fp8 import quantize_fp8_reference
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.ops import BATCH_INVARIANT_TORCH, TORCH
-from runtime.layers.attention import AttentionShape
-from runtime.layers.attention_batch_invariant import BatchInvariantAttention
-from runtime.layers.attention_torch import TorchAttention
+from runtime.kernels.quantized_tensor import quantize_fp8_reference
+from runtime.layers.attention import AttentionShape, BatchInvariantAttention, TorchAttention
 from runtime.layers.kv_pool import LayerKV
 from tests.kernels.cases import attention_case, random, random_ids, with_any_sight
 

@@ -15,34 +15,21 @@ from triton.compiler import ASTSource  # noqa: E402
 from runtime.kernels import (  # noqa: E402
     activation,
     batch_invariant_gemm,
-    fp8,
     fused_argmax,
     fused_softmax_stats,
-    gate_up_gemm,
-    large_head_attention,
     layernorm,
     lora,
     moe_router,
-    moe_router_gemm,
     paged_attention,
-    paged_attention_config,
-    paged_attention_split_kv,
+    quantized_tensor,
     rotary_and_cache,
-    sandwich_norm,
     topk_topp_sampling,
     unmask,
     weighted_embedding,
 )
-from runtime.kernels.fused_moe import (  # noqa: E402
-    down,
-    gate_up,
-    moe_align,
-    moe_sum,
-    persistent_down,
-    tile_config,
-)  # fmt: skip
-from runtime.kernels.heads import heads_per_program  # noqa: E402
-from runtime.kernels.pages import strides  # noqa: E402
+from runtime.kernels.common import heads_per_program  # noqa: E402
+from runtime.kernels.fused_moe import fused_moe, moe_align, moe_sum, tile_config  # noqa: E402
+from runtime.kernels.paged_attention import page_strides  # noqa: E402
 from runtime.layers.kv_pool import LAYOUTS, KVShape  # noqa: E402
 from tests.matrix import marked  # noqa: E402
 
@@ -67,7 +54,9 @@ def build(kernel, types: dict[str, str], constants: dict[str, object], **options
 def strides_of(layout: str, heads: int, dim: int, page: int = 32) -> dict[str, int]:
     """Of a pool with pages of so many tokens."""
     shape = KVShape(heads, dim, dim)
-    return strides(*LAYOUTS[layout]([shape], num_pages=1, page_size=page, dtype=torch.bfloat16, device="meta").layer(0))
+    return page_strides(
+        *LAYOUTS[layout]([shape], num_pages=1, page_size=page, dtype=torch.bfloat16, device="meta").layer(0)
+    )
 
 
 def spilled(compiled) -> int:
@@ -162,19 +151,19 @@ def test_routing_in_a_pool():
     ("rows", "wide", "scaled"), [(16, False, False), (64, True, False), (8192, False, True), (8192, True, False)]
 )
 def test_router(rows, wide, scaled):
-    taken, lines, share = moe_router_gemm.select_config(rows, 2048, 256)
+    taken, lines, share = moe_router.select_router_config(rows, 2048, 256)
     types = {"x_ptr": "*fp32" if wide else "*bf16", "parts_ptr": "*bf16", "rows": "i32"}
     types |= dict.fromkeys(("factor_ptr", "out_ptr"), "*fp32")
     constants = {
         "EXPERTS": 256, "INPUTS": 2048, "SPLIT_SIZE": share, "ROWS": lines, "EXPERTS_PER_PROGRAM": taken,
-        "DEPTH": moe_router_gemm.DEPTH, "WIDE": wide, "SCALED": scaled,
+        "DEPTH": moe_router.DEPTH, "WIDE": wide, "SCALED": scaled,
     }  # fmt: skip
     stages = 2 if wide else 3
     compiled = build(
-        moe_router_gemm._router,
+        moe_router._router,
         types,
         constants,
-        num_warps=4 * taken // moe_router_gemm.EXPERTS_PER_PROGRAM,
+        num_warps=4 * taken // moe_router.EXPERTS_PER_PROGRAM,
         num_stages=stages,
     )
     assert spilled(compiled) == 0
@@ -215,18 +204,18 @@ def build_product(
     constants = {
         "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
         "LOW": low, "MIDDLE": middle, "HIGH": high, "SWAP_AB": how.swap_ab, "TMA": described,
-        "TAIL": how.tail_rows(height),
+        "TAIL": how.tail_rows(height), "FORMAT": "float", "GROUP": 0, "scales_ptr": None,
     }  # fmt: skip
     weights = boxed((2 if first else 1) * how.columns, how.depth) if described else p
     if first:
-        constants |= {"TOP_K": 8, "INTERLEAVE": 8, "GELU": False}
+        constants |= {"TOP_K": 8, "INTERLEAVE": 8, "GELU": False, "x_scales_ptr": None}
         types |= {"x_ptr": p, "weights": weights, "hidden_ptr": p}
     else:
-        constants |= {"HIDDEN_TMA": described}
+        constants |= {"HIDDEN_TMA": described, "hidden_scales_ptr": None}
         for name, rows in (("middle", 64), ("hidden", height), ("tail", how.tail_rows(height) or height)):
             types[name] = boxed(rows, how.depth) if described else p
         types |= {"weights": weights, "hidden_ptr": p, "pairs_ptr": p}
-    kernel = gate_up._gate_up if first else down._down
+    kernel = fused_moe._gate_up if first else fused_moe._down
     return build(kernel, types, constants, num_warps=how.warps)
 
 
@@ -274,10 +263,10 @@ def test_moe_steady_product():
         "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": 128, "COLUMNS": how.columns, "DEPTH": how.depth,
         "STAGES": how.stages[2], "TILES_P2": 1024, "TMA": True, "X_TMA": True,
     }  # fmt: skip
-    compiled = build(persistent_down._persistent_down, types, constants, num_warps=how.warps)
+    compiled = build(fused_moe._persistent_down, types, constants, num_warps=how.warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
-    assert compiled.metadata.shared * persistent_down.PROGRAMS_PER_SM <= SHARED_LIMIT
+    assert compiled.metadata.shared * fused_moe.PROGRAMS_PER_SM <= SHARED_LIMIT
 
 
 @pytest.mark.matrix
@@ -299,7 +288,7 @@ def test_experts_sum(norm, rounded):
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "eps": "fp32"}
     types |= {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
     constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
-    constants |= {"QUANTIZED": rounded, "FP8_MAX": fp8.FP8_MAX, "MIN_SCALE": fp8.MIN_SCALE}
+    constants |= {"QUANTIZED": rounded, "FP8_MAX": quantized_tensor.FP8_MAX, "MIN_SCALE": quantized_tensor.MIN_SCALE}
     assert spilled(build(moe_sum._moe_sum, types, constants, num_warps=4)) == 0
 
 
@@ -320,7 +309,7 @@ def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
     splits = 9 if tile_rows == 32 or windowed else 1
     p, size = POINTER[dtype], torch.tensor([], dtype=dtype).element_size()
     packed_p2 = triton.next_power_of_2(packed)
-    tile = paged_attention_config.select_config(packed_p2, dim, size, tile_rows)
+    tile = paged_attention.select_config(packed_p2, dim, size, tile_rows)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), p) | {"out_ptr": p if splits == 1 else "*fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
     types |= {"window_pos_ptr": "*i64", "table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
@@ -342,7 +331,7 @@ def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
 @pytest.mark.matrix
 @pytest.mark.parametrize("packed", [4, 8])
 def test_paged_attention_in_crowds(packed):
-    tile = paged_attention_config.select_config_high_occupancy(packed, 128, 2, 32)
+    tile = paged_attention.select_config_high_occupancy(packed, 128, 2, 32)
     assert (tile.rows * packed, tile.keys) == (128, 32)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16") | {
         "stats_ptr": "*fp32",
@@ -363,7 +352,7 @@ def test_paged_attention_in_crowds(packed):
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_attention_in_two(layout):
-    scores_config, values_config = paged_attention_config.SCORES_CONFIG, paged_attention_config.VALUES_CONFIG
+    scores_config, values_config = paged_attention.SCORES_CONFIG, paged_attention.VALUES_CONFIG
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "p_ptr", "out_ptr"), "*bf16")
     types |= dict.fromkeys(("alpha_ptr", "l_ptr"), "*fp32") | {"scale_log2": "fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
@@ -373,7 +362,7 @@ def test_attention_in_two(layout):
         "ROWS": scores_config.block_m // 8, "KEYS": scores_config.keys, "DEPTH": scores_config.depth,
         "SUB_KEYS": values_config.keys, "VALUES": values_config.values,
     }  # fmt: skip
-    for kernel, how in ((large_head_attention._scores, scores_config), (large_head_attention._values, values_config)):
+    for kernel, how in ((paged_attention._scores, scores_config), (paged_attention._values, values_config)):
         names = kernel.arg_names
         taken, own = ({n: of[n] for n in names if n in of} for of in (types, constants))
         compiled = build(kernel, taken, own, num_warps=how.warps, num_stages=how.stages)
@@ -403,7 +392,7 @@ def test_draw():
 def test_putting_shares_together():
     types = {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
     constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_per_program(16, 128), "DIM_P2": 128}
-    assert spilled(build(paged_attention_split_kv._merge_split_kv, types, constants, num_warps=4)) == 0
+    assert spilled(build(paged_attention._merge_split_kv, types, constants, num_warps=4)) == 0
 
 
 @pytest.mark.matrix
@@ -432,7 +421,7 @@ def test_product(rows, dtype, described):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("tile", [tile for tiles in gate_up_gemm.TILES.values() for tile in tiles], ids=str)
+@pytest.mark.parametrize("tile", [tile for tiles in activation.GATE_UP_TILES.values() for tile in tiles], ids=str)
 def test_gated_product(tile):
     types = {"x_desc": boxed(tile.rows, tile.depth), "weights": boxed(tile.columns, tile.depth), "out_ptr": "*bf16"}
     types |= {"extra_weights": boxed(tile.extra_columns or tile.columns, tile.depth), "rows": "i32", "row_tiles": "i32"}
@@ -441,7 +430,7 @@ def test_gated_product(tile):
         "EXTRA_COLUMNS": tile.extra_columns, "DEPTH": tile.depth, "STAGES": tile.stages, "X_TMA": True, "TMA": True,
         "GELU": False,
     }  # fmt: skip
-    compiled = build(gate_up_gemm._fused_gate_up, types, constants, num_warps=tile.warps)
+    compiled = build(activation._fused_gate_up, types, constants, num_warps=tile.warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
     assert "mma.sync" not in compiled.asm["ptx"]
@@ -534,7 +523,7 @@ def test_sandwich():
         "experts_out",
     ]
     types = dict.fromkeys(names, "*bf16") | {"factor_out": "*fp32", "eps": "fp32"}
-    assert spilled(build(sandwich_norm._pre_mlp_norms, types, size, num_warps=sandwich_norm.WARPS)) == 0
+    assert spilled(build(layernorm._pre_mlp_norms, types, size, num_warps=layernorm.SANDWICH_WARPS)) == 0
     names = [
         "dense_ptr",
         "chosen_ptr",
@@ -551,7 +540,9 @@ def test_sandwich():
     types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "expert_scale_ptr": "*fp32"}
     for top_k in (0, 8):
         assert (
-            spilled(build(sandwich_norm._post_mlp_norms, types, size | {"TOP_K": top_k}, num_warps=sandwich_norm.WARPS))
+            spilled(
+                build(layernorm._post_mlp_norms, types, size | {"TOP_K": top_k}, num_warps=layernorm.SANDWICH_WARPS)
+            )
             == 0
         )
 

@@ -7,7 +7,7 @@ from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.paged_attention import paged_attention
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, topk_topp_sampling_cases
-from tests.kernels.gate_up_gemm_cases import EVERY, check_gated_product
+from tests.kernels.activation_cases import EVERY, check_gated_product
 from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them

@@ -25,8 +25,8 @@ FULL_MODELS = "test_a_whole_model and (llada2 or dream) and not llada2dot2 or te
         ("interpreted", "attention"),
         ("interpreted_large_head", ""),
         ("interpreted_models", ""),
-        ("interpreted_fp8", ""),
-        ("interpreted_group_quantized", ""),
+        ("interpreted_quantized", "fp8"),
+        ("interpreted_quantized", "not fp8"),
     ],
 )
 def test_kernels_equal_their_references(file, part):
@@ -35,9 +35,7 @@ def test_kernels_equal_their_references(file, part):
 
 @pytest.mark.matrix
 def test_models_on_kernels_equal_those_on_torch():
-    files = [
-        f"tests/kernels/{name}.py" for name in ("interpreted_models", "interpreted_fp8", "interpreted_group_quantized")
-    ]
+    files = "tests/kernels/interpreted_models.py", "tests/kernels/interpreted_quantized.py"
     assert interpret(*files, "-m", "not slow and not matrix and not gpu", "-k", FULL_MODELS) >= 3
 
 

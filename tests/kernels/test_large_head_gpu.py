@@ -5,9 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.kernels import large_head_attention
-from runtime.kernels.large_head_attention import two_pass_attention, use_two_pass
-from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
+from runtime.kernels.paged_attention import (
+    MAX_WORKSPACE,
+    paged_attention,
+    paged_attention_reference,
+    two_pass_attention,
+    use_two_pass,
+)
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels.cases import assert_near, attention_case
 from tests.kernels.large_head_cases import check_in_two, committing
@@ -34,11 +38,11 @@ def test_prompts_committed_rows_and_canvases_in_one_launch(layout, dtype):
 
 
 @layouts
-@pytest.mark.parametrize("most", [large_head_attention.MAX_WORKSPACE, 1 << 26])
+@pytest.mark.parametrize("most", [MAX_WORKSPACE, 1 << 26])
 def test_a_recorded_launch_follows_what_its_batch_says(monkeypatch, most, layout):
     """Eight canvases with room for more keys than they have, also a few tiles at a time; after other rows see less."""
-    monkeypatch.setattr(large_head_attention, "MAX_WORKSPACE", most)
-    monkeypatch.setattr(large_head_attention, "MIN_PROGRAMS", 32)
+    monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", most)
+    monkeypatch.setattr("runtime.kernels.paged_attention.MIN_PROGRAMS", 32)
     q, k, v, batch = attention_case([(512, 256)] * 8, 16, 2, 512, 256, 32, torch.bfloat16, "cuda", layout=layout)
     batch = replace(batch, page_table=torch.nn.functional.pad(batch.page_table, (0, 16)))
     assert use_two_pass(q, 2, batch)

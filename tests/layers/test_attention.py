@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from runtime.errors import ConfigError
 from runtime.kernels.paged_attention import paged_attention_reference
-from runtime.layers import attention_torch
-from runtime.layers.attention import AttentionShape
-from runtime.layers.attention_dispatch import attention_names, make_attention
-from runtime.layers.attention_torch import TorchAttention
+from runtime.layers import attention
+from runtime.layers.attention import AttentionShape, TorchAttention, attention_names, make_attention
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from runtime.layers.layer_factory import LayerFactory
 from tests.kernels.cases import attention_case, with_any_sight
@@ -99,7 +97,7 @@ def test_like_sequences_are_one_group_and_padding_is_bounded():
     plans = groups(mixed)
     padded = sum(g.rows.numel() * g.slots.shape[1] for g in plans)
     needed = sum(new * (cached + new) for cached, new in mixed)
-    assert padded <= attention_torch.PADDING_LIMIT * needed
+    assert padded <= attention.PADDING_LIMIT * needed
     assert len(plans) < 10
     assert sorted(torch.cat([g.output_rows for g in plans]).tolist()) == list(range(32 * 8 + 250))
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.kernels.kv_write import write_kv_reference
-from runtime.kernels.pages import read, read_keys
+from runtime.kernels.paged_attention import read_keys, read_slots
+from runtime.kernels.rotary_and_cache import write_kv_reference
 from runtime.layers.kv_pool import LAYOUTS, DistinctPool, KVShape, UnifiedPool
 
 SHAPES = [KVShape(4, 16, 16, window=8), KVShape(2, 32, 24), KVShape(4, 16, 16), KVShape(2, 32, 24, window=3)]
@@ -54,7 +54,7 @@ def test_where_numbers_lie():
     for pool in pools:
         write_kv_reference(k, v, slots, *pool.layer(0))
         assert torch.equal(read_keys(pool.layer(0).k, slots, 20), k)
-        assert torch.equal(read(pool.layer(0).v, slots), v)
+        assert torch.equal(read_slots(pool.layer(0).v, slots), v)
     (one_k, one_v), (cut_k, turned_v) = (pool.tensors for pool in pools)
     assert one_k.shape == (1, 5, 4, 3, 20)
     assert cut_k.shape == (1, 5, 3, 3, 4, 8), "20 numbers are three pieces of 8"

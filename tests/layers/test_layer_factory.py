@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.activation import Activation
-from runtime.kernels.gate_up_gemm import fused_gate_up_reference
-from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
+from runtime.kernels.activation import Activation, fused_gate_up_reference
+from runtime.kernels.layernorm import gemm_add_norm_reference
 from runtime.kernels.ops import TORCH, TRITON, KernelSet
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.linear import Linear

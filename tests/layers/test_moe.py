@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.kernels import moe as moe_kernel
+from runtime.kernels.fused_moe import fused_moe
+from runtime.kernels.fused_moe.fused_moe import moe_reference, moe_torch
 from runtime.kernels.fused_moe.moe_align import max_num_tiles, moe_align_block_size_reference
-from runtime.kernels.moe import moe_reference, moe_torch
 from runtime.kernels.moe_router import RoutingConfig, select_experts_reference
 from runtime.layers.lm_head import head_logits
 from tests.kernels.cases import random_ids
@@ -30,7 +30,7 @@ def by_hand(x, ids, weights, gate_up, down, shared):
 @pytest.mark.parametrize("few_rows", [0, 512])
 @pytest.mark.parametrize(("rows", "experts", "top_k"), [(1, 4, 1), (3, 8, 2), (64, 6, 3), (50, 16, 2)])
 def test_moe(monkeypatch, rows, experts, top_k, few_rows, crowded, dead):
-    monkeypatch.setattr(moe_kernel, "FEW_ROWS", few_rows)  # 0: expert after expert wherever padding would be much
+    monkeypatch.setattr(fused_moe, "FEW_ROWS", few_rows)  # 0: expert after expert wherever padding would be much
     random = torch.Generator().manual_seed(rows)
     x, shared = torch.randn(2, rows, 12, generator=random, dtype=torch.float64)
     gate_up = torch.randn(experts, 20, 12, generator=random, dtype=torch.float64)
@@ -47,8 +47,8 @@ def test_moe(monkeypatch, rows, experts, top_k, few_rows, crowded, dead):
 def test_both_ways_of_running_experts_are_used(monkeypatch):
     used = []
     for name in ("_batched", "_one_by_one"):
-        real = getattr(moe_kernel, name)
-        monkeypatch.setattr(moe_kernel, name, lambda *a, real=real, name=name: used.append(name) or real(*a))
+        real = getattr(fused_moe, name)
+        monkeypatch.setattr(fused_moe, name, lambda *a, real=real, name=name: used.append(name) or real(*a))
     x = torch.randn(900, 8)
     gate_up, down, weights = torch.randn(8, 12, 8), torch.randn(8, 8, 6), torch.rand(900, 1)
     even, crowded = torch.arange(900).remainder(8).int()[:, None], torch.zeros(900, 1, dtype=torch.int32)

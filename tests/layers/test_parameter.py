@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from runtime.errors import ConfigError
-from runtime.kernels.interleave import interleave_gate_up, interleave_group
+from runtime.kernels.activation import interleave_gate_up, interleave_group
 from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.linear import Linear

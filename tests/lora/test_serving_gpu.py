@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.layers.lora_experts import grouped_gemm
+from runtime.layers.lora import grouped_gemm
 from tests.golden import GOLDEN
 from tests.lora.samples import random_adapter
 

@@ -6,9 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
-from runtime.kernels.fp8 import E4M3, quantize_fp8_reference
-from runtime.kernels.interleave import interleave_gate_up
+from runtime.kernels.activation import interleave_gate_up
 from runtime.kernels.ops import TORCH, TRITON
+from runtime.kernels.quantized_tensor import E4M3, quantize_fp8_reference
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models import resolve_family

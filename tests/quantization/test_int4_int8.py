@@ -6,7 +6,9 @@ import torch
 
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
-from runtime.kernels.group_quantized import (
+from runtime.kernels.activation import interleave_gate_up
+from runtime.kernels.ops import TORCH, TRITON
+from runtime.kernels.quantized_tensor import (
     GroupQuantized,
     pack,
     quantize_blocks,
@@ -14,8 +16,6 @@ from runtime.kernels.group_quantized import (
     quantize_rows,
     unpack,
 )
-from runtime.kernels.interleave import interleave_gate_up
-from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import UnquantizedWeight, named_weights
 from runtime.models import resolve_family

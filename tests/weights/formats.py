@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.errors import ConfigError
-from runtime.kernels.moe import moe_torch
+from runtime.kernels.fused_moe.fused_moe import moe_torch
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import Weight, require_finite
 from runtime.layers.sharding import Shard, WeightSlice

@@ -1,20 +1,45 @@
-"""Fused MoE on a GPU: tokens aligned by expert, a gate_up GEMM and a down GEMM per expert, and the weighted sum per
-row.
+"""Mixture of experts: gated MLPs selected per row, weighted and summed. In torch, and on a GPU.
+
+On a GPU token-expert pairs are aligned by expert, then there are a gate_up GEMM with the gated activation as epilogue
+and a down GEMM per expert, and the weighted sum per row. Weights are unquantized, fp8 (`Fp8`; rows are quantized too,
+and scales are applied in the epilogue) or group-quantized (`GroupQuantized`, with 16-bit rows).
+
+A tile has pairs of one expert. With few pairs per expert, reading the weights dominates, so the weights are the first
+operand (swap AB), and the tile has as many columns as there are pairs: 16, 64, 128, or up to TAIL more, selected per
+tile. With many pairs, arithmetic dominates, and pairs are the rows, 64 or 128. Group-quantized weights are always the
+first operand, because tensor cores read their converted codes from registers.
 """
 
 from __future__ import annotations
 
 import torch
 
-from runtime.kernels.activation import Activation
-from runtime.kernels.fused_moe.down import run_down
-from runtime.kernels.fused_moe.gate_up import run_gate_up
-from runtime.kernels.fused_moe.moe_align import moe_align_block_size
+from runtime.kernels.activation import Activation, act_and_mul_reference, interleave_group, store_gated_tile
+from runtime.kernels.common import has_descriptor, make_descriptor, multiprocessors, tl, tma_load, triton, wide
+from runtime.kernels.fused_moe.moe_align import AlignedTokens, is_tail_of_previous_tile, moe_align_block_size
 from runtime.kernels.fused_moe.moe_sum import moe_sum, moe_sum_add_norm
-from runtime.kernels.fused_moe.tile_config import batch_invariant_config, device_name, get_config
+from runtime.kernels.fused_moe.tile_config import (
+    FusedMoEConfig,
+    GemmConfig,
+    batch_invariant_config,
+    device_name,
+    fp8_config,
+    get_config,
+    group_quantized_config,
+)
+from runtime.kernels.quantized_linear import group_quantized_gemm, group_size, quantized_linear_torch
+from runtime.kernels.quantized_tensor import Fp8, GroupQuantized, QuantizedTensor, quantize_fp8, quantized_of
+
+Matrices = torch.Tensor | Fp8 | GroupQuantized  # weights of all experts, [experts, outputs, inputs]
+PROGRAMS_PER_SM = 2  # resident programs per SM of the persistent kernel
+
+# Rows of the batched GEMM, including padding, per real row: beyond it, one GEMM per expert is faster, unless rows are
+# so few that the number of calls dominates.
+PADDING_LIMIT = 2
+FEW_ROWS = 512
 
 
-def fused_moe(
+def moe_reference(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
@@ -23,60 +48,500 @@ def fused_moe(
     shared: torch.Tensor | None,
     activation: Activation = "silu",
     out: torch.Tensor | None = None,
-    *,
-    batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """`moe_reference` on a GPU for contiguous tensors, float32 weights, and interleaved `gate_up` rows.
-
-    Deterministic, no host sync.
+    """``shared[t] + sum_j weights[t, j] * expert[ids[t, j]](x[t])``, accumulated in float32 (float64 for float64).
 
     Args:
-        batch_invariant: the bits of a row do not depend on the other rows.
+        x: [rows, hidden]; ids: int32 [rows, top_k], -1 for no expert; weights: float [rows, top_k].
+        gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width].
+        shared: [rows, hidden] to add, or None.
+        activation: of the gated MLPs.
+        out: receives the result, if not None.
+
+    Returns:
+        [rows, hidden] in x's dtype.
     """
-    return moe_sum(
-        fused_experts(x, ids, gate_up, down, activation, batch_invariant=batch_invariant), ids, weights, shared, out
-    )
+    up = wide(x.dtype)
+    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up).clone()
+    for expert in range(len(gate_up)):
+        row, choice = (ids == expert).nonzero(as_tuple=True)
+        hidden = act_and_mul_reference(x[row] @ gate_up[expert].t(), activation)
+        total.index_add_(0, row, weights[row, choice, None].to(up) * (hidden @ down[expert].t()).to(up))
+    return store_result(total.to(x.dtype), out)
 
 
-def fused_moe_add_norm(
+def store_result(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Returns `result`, copied to `out` if not None."""
+    return result if out is None else out.copy_(result)
+
+
+def moe_torch(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
     shared: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm: torch.Tensor | None,
-    eps: float,
-    *,
-    batch_invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm_reference` of the result of `fused_moe` and `residual`."""
-    return moe_sum_add_norm(
-        fused_experts(x, ids, gate_up, down, "silu", batch_invariant=batch_invariant),
-        ids,
-        weights,
-        shared,
-        residual,
-        norm,
-        eps,
+    activation: Activation = "silu",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`moe_reference` with few calls, for CPUs: rows sorted by expert, and batched if there are few.
+
+    The result of a row depends on the other rows only by rounding.
+    """
+    rows, top_k = ids.shape
+    experts = gate_up.shape[0]
+    flat = ids.flatten().long()
+    num_padding, counts = torch.bincount(flat + 1, minlength=experts + 1).split([1, experts])
+    order = flat.argsort(stable=True)[int(num_padding) :]  # pairs (row, choice) grouped by expert
+    inputs = x[order // top_k]
+    if experts * int(counts.max()) <= max(PADDING_LIMIT * len(flat), FEW_ROWS):
+        outputs = _batched(inputs, flat[order], counts, gate_up, down, activation)
+    else:
+        outputs = _one_by_one(inputs, counts.tolist(), gate_up, down, activation)
+    up = wide(x.dtype)
+    by_choice = outputs.new_zeros(rows * top_k, outputs.shape[1]).index_copy_(0, order, outputs)
+    by_choice = by_choice.unflatten(0, (rows, top_k)).to(up)
+    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
+    for choice, weight in enumerate(weights.to(up).split(1, dim=1)):
+        total = torch.addcmul(total, weight, by_choice[:, choice])
+    return store_result(total.to(x.dtype), out)
+
+
+def _batched(
+    inputs: torch.Tensor,
+    experts: torch.Tensor,
+    counts: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
+) -> torch.Tensor:
+    """One batched GEMM for all experts, padded to the largest number of rows: few calls, for few rows."""
+    starts = counts.cumsum(0) - counts
+    padded_index = experts * int(counts.max()) + torch.arange(len(inputs), device=inputs.device) - starts[experts]
+    padded = inputs.new_zeros(len(counts) * int(counts.max()), inputs.shape[1])
+    padded[padded_index] = inputs
+    hidden = act_and_mul_reference(
+        torch.bmm(padded.unflatten(0, (len(counts), -1)), gate_up.transpose(1, 2)), activation
     )
+    return torch.bmm(hidden, down.transpose(1, 2)).flatten(0, 1)[padded_index]
+
+
+def _one_by_one(
+    inputs: torch.Tensor, counts: list[int], gate_up: torch.Tensor, down: torch.Tensor, activation: Activation
+) -> torch.Tensor:
+    """One GEMM per expert without padding: for many rows or uneven routing."""
+    hidden = inputs.new_empty(len(inputs), gate_up.shape[1])
+    outputs = torch.empty_like(inputs)
+    for expert, (source, target) in enumerate(zip(inputs.split(counts), hidden.split(counts), strict=True)):
+        if len(source):
+            torch.mm(source, gate_up[expert].t(), out=target)
+    activated = act_and_mul_reference(hidden, activation)
+    for expert, (source, target) in enumerate(zip(activated.split(counts), outputs.split(counts), strict=True)):
+        if len(source):
+            torch.mm(source, down[expert].t(), out=target)
+    return outputs
+
+
+def quantized_moe_torch(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: QuantizedTensor,
+    down: QuantizedTensor,
+    shared: torch.Tensor | None,
+    activation: Activation = "silu",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`moe_reference` with quantized weights; one expert is dequantized at a time."""
+    up = wide(x.dtype)
+    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up).clone()
+    for expert in ids.unique().tolist():
+        if expert < 0:
+            continue
+        row, choice = (ids == expert).nonzero(as_tuple=True)
+        hidden = act_and_mul_reference(quantized_linear_torch(x[row], gate_up[expert], None), activation)
+        outputs = quantized_linear_torch(hidden, down[expert], None)
+        total.index_add_(0, row, weights[row, choice, None].to(up) * outputs.to(up))
+    return store_result(total.to(x.dtype), out)
+
+
+@triton.jit
+def _gate_up_tile(
+    x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert, column_tile,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVE: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    """PAIRS of one expert's pairs, and the TAIL behind them, if any; the tail always swaps AB."""
+    depth = tl.arange(0, DEPTH)
+    pos = first_pos + tl.arange(0, PAIRS)
+    ok = pos < end_pos
+    row = tl.load(order_ptr + pos, mask=ok, other=0) // TOP_K
+    x_at = x_ptr + row.to(tl.int64)[:, None] * HIDDEN + depth[None, :]
+    if TAIL > 0:
+        tail_pos = first_pos + PAIRS + tl.arange(0, TAIL)
+        tail_ok = tail_pos < end_pos
+        tail_row = tl.load(order_ptr + tail_pos, mask=tail_ok, other=0) // TOP_K
+        y_at = x_ptr + tail_row.to(tl.int64)[:, None] * HIDDEN + depth[None, :]
+        tail_acc = tl.zeros([2 * COLUMNS, TAIL], tl.float32)
+    weight_row = expert * (2 * WIDTH) + column_tile * (2 * COLUMNS)
+    limit = (expert + 1) * (2 * WIDTH)
+    if FORMAT == "int4" or FORMAT == "group":
+        acc = group_quantized_gemm(
+            x_ptr, row, ok, weights, scales_ptr, weight_row, limit, HIDDEN, GROUP, FORMAT == "int4", 2 * COLUMNS, PAIRS,
+            DEPTH, STAGES, TMA,
+        )  # fmt: skip
+    else:
+        if SWAP_AB:
+            acc = tl.zeros([2 * COLUMNS, PAIRS], tl.float32)
+        else:
+            acc = tl.zeros([PAIRS, 2 * COLUMNS], tl.float32)
+        for start in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
+            weight = tma_load(weights, weight_row, start, limit, HIDDEN, 2 * COLUMNS, DEPTH, TMA)
+            inside = tl.full([1, DEPTH], 1, tl.int1)
+            if HIDDEN % DEPTH != 0:
+                inside = (start + depth < HIDDEN)[None, :]
+            x = tl.load(x_at + start, mask=ok[:, None] & inside, other=0.0)
+            if SWAP_AB:
+                acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+            else:
+                acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+            if TAIL > 0:
+                y = tl.load(y_at + start, mask=tail_ok[:, None] & inside, other=0.0)
+                tail_acc = tl.dot(weight, tl.trans(y), tail_acc, input_precision="ieee")
+        if FORMAT == "fp8":
+            weight_rows = weight_row + tl.arange(0, 2 * COLUMNS)
+            scale = tl.load(scales_ptr + weight_rows, mask=weight_rows < limit, other=0.0)
+            x_scale = tl.load(x_scales_ptr + row, mask=ok, other=0.0)
+            if SWAP_AB:
+                acc = acc * scale[:, None] * x_scale[None, :]
+            else:
+                acc = acc * x_scale[:, None] * scale[None, :]
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    store_gated_tile(acc, hidden_ptr, pos, end_pos, column, WIDTH, INTERLEAVE, PAIRS, COLUMNS, SWAP_AB, GELU)
+    if TAIL > 0:
+        store_gated_tile(tail_acc, hidden_ptr, tail_pos, end_pos, column, WIDTH, INTERLEAVE, TAIL, COLUMNS, True, GELU)
+
+
+@triton.jit(do_not_specialize=["max_tiles"])  # avoids a recompilation per value
+def _gate_up(
+    x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, tiles_ptr, max_tiles,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVE: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, HEIGHT: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    LOW: tl.constexpr, MIDDLE: tl.constexpr, HIGH: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
+    GELU: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of one expert's pairs times COLUMNS of its width; stores act(gate) * up sorted by expert.
+
+    FORMAT of the weights: "float", "fp8", "int4" or "group" (int8 or e4m3 codes). GROUP: inputs per scale of the latter
+    two, see `group_quantized_gemm`. `x_scales_ptr` and `scales_ptr` are None without scales.
+    """
+    column_tile, tile = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(tiles_ptr + tile)
+    if expert < 0:
+        return
+    first_pos, end_pos = tl.load(tiles_ptr + max_tiles + tile), tl.load(tiles_ptr + 2 * max_tiles + tile)
+    remaining = end_pos - first_pos
+    if FORMAT == "float" and is_tail_of_previous_tile(tiles_ptr, tile, expert, remaining, TAIL):
+        return
+    if HEIGHT < 64:
+        _gate_up_tile(
+            x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert, column_tile,
+            TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, HEIGHT, 0, COLUMNS, DEPTH, LOW, SWAP_AB, TMA, GELU,
+        )  # fmt: skip
+    elif SWAP_AB and remaining <= 16:
+        _gate_up_tile(
+            x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert, column_tile,
+            TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, 16, 0, COLUMNS, DEPTH, LOW, SWAP_AB, TMA, GELU,
+        )  # fmt: skip
+    elif HEIGHT == 64 or remaining <= 64:
+        _gate_up_tile(
+            x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert, column_tile,
+            TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, 64, 0, COLUMNS, DEPTH, MIDDLE, SWAP_AB, TMA, GELU,
+        )  # fmt: skip
+    elif FORMAT != "float" or (remaining <= HEIGHT) | (remaining > HEIGHT + TAIL):
+        _gate_up_tile(
+            x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert, column_tile,
+            TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, HEIGHT, 0, COLUMNS, DEPTH, HIGH, SWAP_AB, TMA, GELU,
+        )  # fmt: skip
+    elif TAIL > 0:
+        _gate_up_tile(
+            x_ptr, x_scales_ptr, weights, scales_ptr, hidden_ptr, order_ptr, first_pos, end_pos, expert, column_tile,
+            TOP_K, HIDDEN, WIDTH, INTERLEAVE, FORMAT, GROUP, HEIGHT, TAIL, COLUMNS, DEPTH, HIGH, SWAP_AB, TMA, GELU,
+        )  # fmt: skip
+
+
+def run_gate_up(
+    x: torch.Tensor | Fp8, gate_up: Matrices, inner: torch.Tensor, aligned: AlignedTokens, top_k: int,
+    config: GemmConfig, activation: Activation,
+) -> None:  # fmt: skip
+    """x [rows, hidden] -> inner [pairs, width], sorted by expert."""
+    rows, x_scales = (x.values, x.scales) if isinstance(x, Fp8) else (x, None)
+    codes, scales, format, group = _codes(gate_up)
+    width, max_tiles, height = inner.shape[1], aligned.tiles.shape[1], aligned.rows
+    low, middle, high = config.stages
+    weights = make_descriptor(
+        codes.flatten(0, 1), 2 * config.columns, config.depth // 2 if format == "int4" else config.depth
+    )
+    _gate_up[(triton.cdiv(width, config.columns), max_tiles)](
+        rows, x_scales, weights, scales, inner, aligned.order, aligned.tiles, max_tiles, TOP_K=top_k,
+        HIDDEN=rows.shape[1], WIDTH=width, INTERLEAVE=interleave_group(width), FORMAT=format, GROUP=group,
+        HEIGHT=height, TAIL=config.tail_rows(height) if format == "float" else 0, COLUMNS=config.columns,
+        DEPTH=config.depth, LOW=low, MIDDLE=middle, HIGH=high, SWAP_AB=config.swap_ab, TMA=has_descriptor(weights),
+        GELU=activation == "gelu_tanh", num_warps=config.warps,
+    )  # fmt: skip
+
+
+def _codes(weights: Matrices) -> tuple[torch.Tensor, torch.Tensor | None, str, int]:
+    """Returns the stored values, their scales, and FORMAT and GROUP of the kernels."""
+    if isinstance(weights, torch.Tensor):
+        return weights, None, "float", 0
+    if isinstance(weights, Fp8):
+        return weights.values, weights.scales, "fp8", 0
+    return weights.values, weights.scales, "int4" if weights.is_int4 else "group", group_size(weights)
+
+
+@triton.jit
+def _down_tile(
+    hidden, hidden_scales_ptr, tail, weights, scales_ptr, pairs_ptr, order_ptr, first_pos, end_pos, expert, column_tile,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
+    TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, SWAP_AB: tl.constexpr,
+    TMA: tl.constexpr, HIDDEN_TMA: tl.constexpr,
+):  # fmt: skip
+    """One tile; as `_gate_up_tile`."""
+    if FORMAT == "int4" or FORMAT == "group":
+        row = first_pos + tl.arange(0, PAIRS)
+        ok, weight_row = row < end_pos, expert * HIDDEN + column_tile * COLUMNS
+        acc = group_quantized_gemm(
+            hidden, row, ok, weights, scales_ptr, weight_row, (expert + 1) * HIDDEN, WIDTH, GROUP, FORMAT == "int4",
+            COLUMNS, PAIRS, DEPTH, STAGES, TMA,
+        )  # fmt: skip
+    else:
+        if SWAP_AB:
+            acc = tl.zeros([COLUMNS, PAIRS], tl.float32)
+        else:
+            acc = tl.zeros([PAIRS, COLUMNS], tl.float32)
+        if TAIL > 0:
+            tail_acc = tl.zeros([COLUMNS, TAIL], tl.float32)
+        weight_row, limit = expert * HIDDEN + column_tile * COLUMNS, (expert + 1) * HIDDEN
+        for start in tl.range(0, WIDTH, DEPTH, num_stages=STAGES):
+            weight = tma_load(weights, weight_row, start, limit, WIDTH, COLUMNS, DEPTH, TMA)
+            h = tma_load(hidden, first_pos, start, end_pos, WIDTH, PAIRS, DEPTH, HIDDEN_TMA)
+            if SWAP_AB:
+                acc = tl.dot(weight, tl.trans(h), acc, input_precision="ieee")
+            else:
+                acc = tl.dot(h, tl.trans(weight), acc, input_precision="ieee")
+            if TAIL > 0:
+                h = tma_load(tail, first_pos + PAIRS, start, end_pos, WIDTH, TAIL, DEPTH, HIDDEN_TMA)
+                tail_acc = tl.dot(weight, tl.trans(h), tail_acc, input_precision="ieee")
+    if FORMAT == "fp8":
+        row = first_pos + tl.arange(0, PAIRS)
+        ok, column = row < end_pos, column_tile * COLUMNS + tl.arange(0, COLUMNS)
+        scale = tl.load(scales_ptr + expert * HIDDEN + column, mask=column < HIDDEN, other=0.0)
+        hidden_scale = tl.load(hidden_scales_ptr + row, mask=ok, other=0.0)
+        acc = acc * scale[:, None] * hidden_scale[None, :]
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    _store_pairs(acc, pairs_ptr, order_ptr, first_pos + tl.arange(0, PAIRS), end_pos, column, HIDDEN, SWAP_AB)
+    if TAIL > 0:
+        _store_pairs(
+            tail_acc, pairs_ptr, order_ptr, first_pos + PAIRS + tl.arange(0, TAIL), end_pos, column, HIDDEN, True
+        )
+
+
+@triton.jit
+def _store_pairs(acc, pairs_ptr, order_ptr, pos, end_pos, column, HIDDEN: tl.constexpr, SWAP_AB: tl.constexpr):
+    """Stores an accumulator tile, each token-expert pair at its own index."""
+    ok = pos < end_pos
+    pair = tl.load(order_ptr + pos, mask=ok, other=0).to(tl.int64)
+    at = pairs_ptr + pair * HIDDEN
+    value = acc.to(pairs_ptr.dtype.element_ty)
+    if SWAP_AB:
+        tl.store(at[None, :] + column[:, None], value, mask=(column < HIDDEN)[:, None] & ok[None, :])
+    else:
+        tl.store(at[:, None] + column[None, :], value, mask=ok[:, None] & (column < HIDDEN)[None, :])
+
+
+@triton.jit(do_not_specialize=["max_tiles"])
+def _down(
+    hidden_ptr, middle, hidden, tail, hidden_scales_ptr, weights, scales_ptr, pairs_ptr, order_ptr, tiles_ptr,
+    max_tiles, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    HEIGHT: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr,
+    MIDDLE: tl.constexpr, HIGH: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr, HIDDEN_TMA: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of one expert's pairs times COLUMNS of the hidden size, stored at each pair's index.
+
+    `middle`, `hidden`, `tail`: descriptors of `hidden_ptr` with 64, HEIGHT and TAIL rows; None unless FORMAT is
+    "float". See `_gate_up`.
+    """
+    column_tile, tile = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(tiles_ptr + tile)
+    if expert < 0:
+        return
+    first_pos, end_pos = tl.load(tiles_ptr + max_tiles + tile), tl.load(tiles_ptr + 2 * max_tiles + tile)
+    remaining = end_pos - first_pos
+    if FORMAT == "float" and is_tail_of_previous_tile(tiles_ptr, tile, expert, remaining, TAIL):
+        return
+    if FORMAT != "float":
+        middle, hidden, tail = hidden_ptr, hidden_ptr, hidden_ptr
+    if HEIGHT < 64:
+        _down_tile(
+            hidden_ptr, hidden_scales_ptr, tail, weights, scales_ptr, pairs_ptr, order_ptr, first_pos, end_pos, expert,
+            column_tile, HIDDEN, WIDTH, FORMAT, GROUP, HEIGHT, 0, COLUMNS, DEPTH, LOW, SWAP_AB, TMA, False,
+        )  # fmt: skip
+    elif SWAP_AB and remaining <= 16:
+        _down_tile(
+            hidden_ptr, hidden_scales_ptr, tail, weights, scales_ptr, pairs_ptr, order_ptr, first_pos, end_pos, expert,
+            column_tile, HIDDEN, WIDTH, FORMAT, GROUP, 16, 0, COLUMNS, DEPTH, LOW, SWAP_AB, TMA, False,
+        )  # fmt: skip
+    elif HEIGHT == 64 or remaining <= 64:
+        _down_tile(
+            middle, hidden_scales_ptr, tail, weights, scales_ptr, pairs_ptr, order_ptr, first_pos, end_pos, expert,
+            column_tile, HIDDEN, WIDTH, FORMAT, GROUP, 64, 0, COLUMNS, DEPTH, MIDDLE, SWAP_AB, TMA, HIDDEN_TMA,
+        )  # fmt: skip
+    elif FORMAT != "float" or (remaining <= HEIGHT) | (remaining > HEIGHT + TAIL):
+        _down_tile(
+            hidden, hidden_scales_ptr, tail, weights, scales_ptr, pairs_ptr, order_ptr, first_pos, end_pos, expert,
+            column_tile, HIDDEN, WIDTH, FORMAT, GROUP, HEIGHT, 0, COLUMNS, DEPTH, HIGH, SWAP_AB, TMA, HIDDEN_TMA,
+        )  # fmt: skip
+    elif TAIL > 0:
+        _down_tile(
+            hidden, hidden_scales_ptr, tail, weights, scales_ptr, pairs_ptr, order_ptr, first_pos, end_pos, expert,
+            column_tile, HIDDEN, WIDTH, FORMAT, GROUP, HEIGHT, TAIL, COLUMNS, DEPTH, HIGH, SWAP_AB, TMA, HIDDEN_TMA,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["max_tiles"])
+def _persistent_down(
+    x_desc, weights, pairs_ptr, order_ptr, tiles_ptr, max_tiles,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, TILES_P2: tl.constexpr, TMA: tl.constexpr, X_TMA: tl.constexpr,
+):  # fmt: skip
+    """Persistent kernel of the down GEMM, for experts with many pairs.
+
+    As many programs as fit on the device loop over the tiles, which overlaps the loads of the next tile with the
+    epilogue of the current one. One program processes every n-th work item: a tile of one expert's pairs times COLUMNS
+    of the hidden size. TILES_P2: at least `max_tiles`.
+    """
+    tiles = tl.arange(0, TILES_P2)
+    num_used = tl.sum((tl.load(tiles_ptr + tiles, mask=tiles < max_tiles, other=-1) >= 0).to(tl.int32), 0)
+    column_tiles: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
+    for work_item in tl.range(tl.program_id(0), num_used * column_tiles, tl.num_programs(0), flatten=True):
+        tile, column_tile = work_item // column_tiles, work_item % column_tiles
+        expert = tl.load(tiles_ptr + tile)
+        first, end = tl.load(tiles_ptr + max_tiles + tile), tl.load(tiles_ptr + 2 * max_tiles + tile)
+        weight_row, limit = expert * HIDDEN + column_tile * COLUMNS, (expert + 1) * HIDDEN
+        acc = tl.zeros([HEIGHT, COLUMNS], tl.float32)
+        for start in tl.range(0, WIDTH, DEPTH, num_stages=STAGES):
+            weight = tma_load(weights, weight_row, start, limit, WIDTH, COLUMNS, DEPTH, TMA)
+            h = tma_load(x_desc, first, start, end, WIDTH, HEIGHT, DEPTH, X_TMA)
+            acc = tl.dot(h, tl.trans(weight), acc, input_precision="ieee")
+        pos, column = first + tl.arange(0, HEIGHT), column_tile * COLUMNS + tl.arange(0, COLUMNS)
+        ok = pos < end
+        pair = tl.load(order_ptr + pos, mask=ok, other=0).to(tl.int64)
+        at = pairs_ptr + pair[:, None] * HIDDEN + column[None, :]
+        tl.store(at, acc.to(pairs_ptr.dtype.element_ty), mask=ok[:, None] & (column < HIDDEN)[None, :])
+
+
+def run_down(
+    inner: torch.Tensor | Fp8, down: Matrices, pairs: torch.Tensor, aligned: AlignedTokens, config: GemmConfig
+) -> None:  # fmt: skip
+    """inner [pairs, width], sorted by expert -> pairs [pairs, hidden], in the order of rows and choices."""
+    if isinstance(inner, torch.Tensor) and isinstance(down, torch.Tensor) and use_persistent(aligned, config):
+        run_persistent(inner, down, pairs, aligned, config)
+        return
+    rows, inner_scales = (inner.values, inner.scales) if isinstance(inner, Fp8) else (inner, None)
+    codes, scales, format, group = _codes(down)
+    width, hidden, max_tiles, height = rows.shape[1], pairs.shape[1], aligned.tiles.shape[1], aligned.rows
+    low, middle, high = config.stages
+    weights = make_descriptor(
+        codes.flatten(0, 1), config.columns, config.depth // 2 if format == "int4" else config.depth
+    )
+    tail, descs = 0, [None, None, None]
+    if format == "float":
+        tail = config.tail_rows(height)
+        descs = [make_descriptor(rows, n, config.depth) for n in (64, height, tail or height)]
+    _down[(triton.cdiv(hidden, config.columns), max_tiles)](
+        rows, *descs, inner_scales, weights, scales, pairs, aligned.order, aligned.tiles, max_tiles, HIDDEN=hidden,
+        WIDTH=width, FORMAT=format, GROUP=group, HEIGHT=height, TAIL=tail, COLUMNS=config.columns, DEPTH=config.depth,
+        LOW=low, MIDDLE=middle, HIGH=high, SWAP_AB=config.swap_ab, TMA=has_descriptor(weights),
+        HIDDEN_TMA=format == "float" and has_descriptor(descs[0]), num_warps=config.warps,
+    )  # fmt: skip
+
+
+def use_persistent(aligned: AlignedTokens, config: GemmConfig) -> bool:
+    """Whether tiles are contiguous and pairs are the rows of the GEMM, where the persistent kernel is faster."""
+    return not aligned.gaps and not config.swap_ab and aligned.rows >= 128
+
+
+def run_persistent(
+    inner: torch.Tensor, down: torch.Tensor, pairs: torch.Tensor, aligned: AlignedTokens, config: GemmConfig
+) -> None:  # fmt: skip
+    """`run_down` by the persistent kernel."""
+    width, hidden, max_tiles = inner.shape[1], pairs.shape[1], aligned.tiles.shape[1]
+    weights = make_descriptor(down.flatten(0, 1), config.columns, config.depth)
+    x_desc = make_descriptor(inner, aligned.rows, config.depth)
+    work_items = max_tiles * triton.cdiv(hidden, config.columns)
+    _persistent_down[(min(work_items, PROGRAMS_PER_SM * multiprocessors(inner.device)),)](
+        x_desc, weights, pairs, aligned.order, aligned.tiles, max_tiles, HIDDEN=hidden, WIDTH=width,
+        HEIGHT=aligned.rows, COLUMNS=config.columns, DEPTH=config.depth, STAGES=config.stages[2],
+        TILES_P2=triton.next_power_of_2(max_tiles), TMA=has_descriptor(weights), X_TMA=has_descriptor(x_desc),
+        num_warps=config.warps,
+    )  # fmt: skip
 
 
 def fused_experts(
-    x: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation, *,
+    x: torch.Tensor, ids: torch.Tensor, gate_up: Matrices, down: Matrices, activation: Activation, *,
     batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Returns the outputs of each row's experts, [rows * top_k, hidden]; undefined for expert -1."""
-    hidden, experts, width = x.shape[1], gate_up.shape[0], down.shape[2]
-    if batch_invariant:
-        chosen = batch_invariant_config(ids.numel(), experts, x.element_size(), hidden, width)
-    else:
-        chosen = get_config(ids.numel(), experts, x.element_size(), hidden, width, device_name(x.device))
-    aligned = moe_align_block_size(ids, experts, chosen.height)
+    hidden, (experts, _, width), is_fp8 = x.shape[1], down.shape, isinstance(gate_up, Fp8)
+    config = _select_config(x, ids.numel(), gate_up, down, batch_invariant=batch_invariant)
+    aligned = moe_align_block_size(ids, experts, config.height)
     inner, pairs = x.new_empty(ids.numel(), width), x.new_empty(ids.numel(), hidden)
-    run_gate_up(
-        x, gate_up, inner, aligned.order, aligned.tiles, ids.shape[1], chosen.height, chosen.gate_up, activation
-    )
-    run_down(inner, down, pairs, aligned, chosen.down)
+    run_gate_up(quantized_of(x) if is_fp8 else x, gate_up, inner, aligned, ids.shape[1], config.gate_up, activation)
+    run_down(quantize_fp8(inner) if is_fp8 else inner, down, pairs, aligned, config.down)
     return pairs
+
+
+def _select_config(
+    x: torch.Tensor, pairs: int, gate_up: Matrices, down: Matrices, *, batch_invariant: bool
+) -> FusedMoEConfig:
+    experts, hidden, width = down.shape
+    if isinstance(gate_up, Fp8):
+        return fp8_config(pairs, experts, hidden, width, batch_invariant=batch_invariant)
+    if isinstance(gate_up, GroupQuantized):
+        assert isinstance(down, GroupQuantized)
+        return group_quantized_config(pairs, experts, x.element_size(), gate_up, down)
+    if batch_invariant:
+        return batch_invariant_config(pairs, experts, x.element_size(), hidden, width)
+    return get_config(pairs, experts, x.element_size(), hidden, width, device_name(x.device))
+
+
+def fused_moe(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
+    shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None, *,
+    batch_invariant: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """`moe_reference` on a GPU for contiguous tensors, float32 `weights`, and interleaved `gate_up` rows.
+
+    Deterministic, no host sync. With fp8 weights, rows and the outputs of the activation are quantized per row.
+
+    Args:
+        batch_invariant: the bits of a row do not depend on the other rows.
+    """
+    pairs = fused_experts(x, ids, gate_up, down, activation, batch_invariant=batch_invariant)
+    return moe_sum(pairs, ids, weights, shared, out)
+
+
+def fused_moe_add_norm(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
+    shared: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor | None, eps: float, *,
+    batch_invariant: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`add_rms_norm_reference` of the result of `fused_moe` and `residual`.
+
+    With fp8 weights the normed rows have their fp8 form attached.
+    """
+    pairs = fused_experts(x, ids, gate_up, down, "silu", batch_invariant=batch_invariant)
+    return moe_sum_add_norm(pairs, ids, weights, shared, residual, norm, eps, quantize=isinstance(gate_up, Fp8))

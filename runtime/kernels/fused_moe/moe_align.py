@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import tl, triton
 
 ONE_LAUNCH_PAIRS = 4096  # maximum pairs that one launch sorts
 TILES_PER_STEP = 16  # tiles that a program stores per iteration

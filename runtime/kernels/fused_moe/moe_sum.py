@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.kernels.fp8 import FP8_MAX, MIN_SCALE, Fp8, attach_quantized, empty_fp8, store_quantized_row
-from runtime.kernels.precision import wide
-from runtime.kernels.triton_import import tl, triton
+from runtime.kernels.common import tl, triton, wide
+from runtime.kernels.quantized_tensor import FP8_MAX, MIN_SCALE, Fp8, attach_quantized, empty_fp8, store_quantized_row
 
 
 class TopKOutputs(NamedTuple):

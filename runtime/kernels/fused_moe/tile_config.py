@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runtime.kernels.triton_import import triton
+from runtime.kernels.common import triton
+from runtime.kernels.quantized_linear import depth_of, group_size
+from runtime.kernels.quantized_tensor import GroupQuantized
 
 TAIL_ROWS = (
     32  # pairs behind an expert's last full tile that its program processes too, so that weights are read once for both
@@ -76,9 +78,7 @@ def default_config(pairs_per_expert: float, element_size: int, hidden: int, widt
         chosen = FusedMoEConfig(
             128, GemmConfig(128, 64, (3, 4, 4), 8, swap_ab=False), GemmConfig(128, 64, (3, 3, 3), 4, swap_ab=False)
         )
-    return FusedMoEConfig(
-        chosen.height, clamp_to_shape(chosen.gate_up, width, hidden), clamp_to_shape(chosen.down, hidden, width)
-    )
+    return _clamp_both(chosen, hidden, width)
 
 
 def batch_invariant_config(pairs: int, experts: int, element_size: int, hidden: int, width: int) -> FusedMoEConfig:
@@ -91,9 +91,62 @@ def batch_invariant_config(pairs: int, experts: int, element_size: int, hidden: 
     return chosen
 
 
-def clamp_to_shape(gemm_config: GemmConfig, outputs: int, inputs: int) -> GemmConfig:
-    columns, depth = (max(16, triton.next_power_of_2(size)) for size in (outputs, inputs))
-    return gemm_config._replace(columns=min(gemm_config.columns, columns), depth=min(gemm_config.depth, depth))
+def fp8_config(pairs: int, experts: int, hidden: int, width: int, *, batch_invariant: bool = False) -> FusedMoEConfig:
+    """Returns the config of fp8 weights, which need a depth of 32. `batch_invariant`: as `batch_invariant_config`."""
+    pairs_per_expert = pairs / experts
+    if batch_invariant:  # the weights are the first operand in all remaining configs
+        pairs_per_expert = min(pairs_per_expert, 96)
+    if pairs_per_expert <= 1.5:
+        chosen = FusedMoEConfig(16, GemmConfig(32, 128, (5, 5, 5), 4), GemmConfig(128, 256, (2, 2, 2), 4))
+    elif pairs_per_expert <= 16:
+        chosen = FusedMoEConfig(128, GemmConfig(32, 128, (5, 4, 3), 4), GemmConfig(128, 128, (4, 4, 3), 4))
+    elif pairs_per_expert <= 96:
+        chosen = FusedMoEConfig(128, GemmConfig(64, 128, (4, 3, 3), 4), GemmConfig(128, 128, (4, 4, 3), 4))
+    else:
+        chosen = FusedMoEConfig(
+            128, GemmConfig(128, 128, (4, 4, 4), 8, swap_ab=False), GemmConfig(128, 128, (4, 4, 3), 4)
+        )
+    return _clamp_both(chosen, hidden, width, min_depth=32)
+
+
+def group_quantized_config(
+    pairs: int, experts: int, element_size: int, gate_up: GroupQuantized, down: GroupQuantized
+) -> FusedMoEConfig:
+    """Returns the config of group-quantized weights. Few pairs get kernels without large tiles, as a program reserves
+    the shared memory of its largest tile.
+
+    All configs are batch-invariant: the depth is that of the weight, and pairs are never the first operand.
+    """
+    pairs_per_expert = pairs / experts
+    if element_size == 4:  # no full-precision tensor cores: keep within registers
+        chosen = FusedMoEConfig(16, GemmConfig(16, 64, (2, 2, 2), 4), GemmConfig(32, 64, (2, 2, 2), 4))
+    elif pairs_per_expert <= 1.5:
+        chosen = FusedMoEConfig(16, GemmConfig(64, 128, (4, 4, 4), 4), GemmConfig(128, 128, (3, 3, 3), 4))
+    elif pairs_per_expert <= 48:
+        chosen = FusedMoEConfig(64, GemmConfig(64, 128, (3, 3, 3), 4), GemmConfig(128, 128, (3, 3, 3), 8))
+    else:
+        chosen = FusedMoEConfig(128, GemmConfig(32, 128, (3, 3, 3), 4), GemmConfig(64, 128, (3, 3, 3), 4))
+    return FusedMoEConfig(
+        chosen.height, _clamp_to_weight(chosen.gate_up, gate_up, 2), _clamp_to_weight(chosen.down, down, 1)
+    )
+
+
+def _clamp_to_weight(config: GemmConfig, weight: GroupQuantized, parts: int) -> GemmConfig:
+    columns, depth = max(16, triton.next_power_of_2(weight.shape[-2] // parts)), depth_of(weight)
+    if group_size(weight) == 0:
+        depth = min(config.depth, depth)
+    return config._replace(columns=min(config.columns, columns), depth=depth)
+
+
+def _clamp_both(config: FusedMoEConfig, hidden: int, width: int, min_depth: int = 16) -> FusedMoEConfig:
+    gate_up = clamp_to_shape(config.gate_up, width, hidden, min_depth)
+    return FusedMoEConfig(config.height, gate_up, clamp_to_shape(config.down, hidden, width, min_depth))
+
+
+def clamp_to_shape(config: GemmConfig, outputs: int, inputs: int, min_depth: int = 16) -> GemmConfig:
+    """Shrinks a tile to the matrices of small models."""
+    columns, depth = max(16, triton.next_power_of_2(outputs)), max(min_depth, triton.next_power_of_2(inputs))
+    return config._replace(columns=min(config.columns, columns), depth=min(config.depth, depth))
 
 
 def device_name(device: torch.device) -> str | None:

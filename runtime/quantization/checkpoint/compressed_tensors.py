@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.group_quantized import GroupQuantized, pack
-from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.kernels.quantized_tensor import GroupQuantized, QuantizedTensor, pack
 from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales
 from runtime.quantization.checkpoint.scheme import FIELD, WEIGHT, QuantScheme, Read, refuse, register_method
 

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.fp8 import E4M3, Fp8
-from runtime.kernels.group_quantized import GroupQuantized
-from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.kernels.quantized_tensor import E4M3, Fp8, GroupQuantized, QuantizedTensor
 from runtime.quantization.checkpoint.scheme import WEIGHT, QuantScheme, Read, refuse, register_method
 
 BLOCK = 128  # inputs per block

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.quant_reference import QuantizedTensor
+from runtime.kernels.quantized_tensor import QuantizedTensor
 
 FIELD = "quantization_config"
 WEIGHT = ".weight"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.kernels.gemm_add_norm import gemm_add_norm_reference
+from runtime.kernels.layernorm import gemm_add_norm_reference
 
 
 @pytest.mark.parametrize(("rows", "once"), [(32, True), (33, False)])

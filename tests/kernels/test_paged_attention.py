@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from runtime.kernels.large_head_attention import MAX_WORKSPACE, SCORES_CONFIG, _tiles_per_pass
+from runtime.kernels.paged_attention import MAX_WORKSPACE, SCORES_CONFIG, _tiles_per_pass
 
 
 def given(tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, dim: int = 512, dtype=torch.bfloat16):

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.activation import Activation
-from runtime.kernels.gate_up_gemm import TILES, Tile, fused_gate_up, fused_gate_up_reference
-from runtime.kernels.interleave import interleave_gate_up
+from runtime.kernels.activation import (
+    GATE_UP_TILES,
+    Activation,
+    GateUpTile,
+    fused_gate_up,
+    fused_gate_up_reference,
+    interleave_gate_up,
+)
 from tests.kernels.cases import assert_near, random
 
-EVERY: list[Tile | None] = [None, *(tile for tiles in TILES.values() for tile in tiles)]
-SMALL = [None, Tile(16, 32, 16, 32, 2, 4), Tile(32, 16, 0, 16, 2, 4)]  # of what the interpreter does in little time
+EVERY: list[GateUpTile | None] = [None, *(tile for tiles in GATE_UP_TILES.values() for tile in tiles)]
+SMALL = [
+    None,
+    GateUpTile(16, 32, 16, 32, 2, 4),
+    GateUpTile(32, 16, 0, 16, 2, 4),
+]  # of what the interpreter does in little time
 
 
 def check_gated_product(
-    rows: int, inputs: int, width: int, activation: Activation, tile: Tile | None, dtype: torch.dtype, device: str
+    rows: int, inputs: int, width: int, activation: Activation, tile: GateUpTile | None, dtype: torch.dtype, device: str
 ) -> None:
     """`tile` None: the one that is chosen, or the library and the gate by itself."""
     x = random(rows, inputs, dtype=dtype, device=device, seed=5)

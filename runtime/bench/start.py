@@ -1,0 +1,169 @@
+"""Measures the time from process start to ready, by phase.
+
+Each run starts a server. With ``--arch`` it serves random weights that are written to files first. The kernel cache is
+empty in the first run and filled afterwards, unless ``--kernels`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.bench.output import add_json
+from runtime.errors import ConfigError
+
+POLL_SECONDS = 0.02
+LIMIT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class StartTimes:
+    """Seconds of one start.
+
+    Attributes:
+        health: from the start of the process to the first answer of /health.
+        engine: until the first weight is loaded: imports of the engine, and the checks of flags and files.
+        weights: until the last weight is loaded.
+        kernels: until /ready: kernel compilation, memory profiling and CUDA graph capture.
+        ready: all of these.
+        weight_bytes: bytes of the loaded weights.
+    """
+
+    health: float
+    engine: float
+    weights: float
+    kernels: float
+    ready: float
+    weight_bytes: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="checkpoint directory (default: the demo)")
+    parser.add_argument("--arch", help="named shape: write a checkpoint of random weights first, and serve it")
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="where --arch writes (default: a temporary one)")
+    parser.add_argument("--server-args", default="", metavar="'--FLAG ...'", help="flags of the server")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="starts per state of the cache (%(default)s)")
+    parser.add_argument(
+        "--kernels", choices=["both", "cold", "warm"], default="both", help="kernel caches to measure (%(default)s)"
+    )
+    parser.add_argument(
+        "--drop-page-cache", action="store_true", help="remove the checkpoint's files from the page cache before a run"
+    )
+    add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.arch and args.model:
+        raise ConfigError("--arch writes a checkpoint of its own; leave out --model")
+    with _checkpoint(args) as model, tempfile.TemporaryDirectory(prefix="unmask-kernels-") as filled:
+        rows: list[dict[str, Any]] = []
+        for state in ("cold", "warm"):
+            if args.kernels not in ("both", state):
+                continue
+            if state == "warm":
+                _measure(args, model, filled)  # fills the cache
+            for _ in range(args.runs):
+                with tempfile.TemporaryDirectory(prefix="unmask-kernels-") as empty:
+                    times = _measure(args, model, filled if state == "warm" else empty)
+                rows.append({"kernel_cache": state, **asdict(times)})
+                print(_row(state, times), flush=True)
+        for state in dict.fromkeys(row["kernel_cache"] for row in rows):
+            own = [row for row in rows if row["kernel_cache"] == state]
+            columns = {name: statistics.median(row[name] for row in own) for name in asdict(times)}
+            print(_row(f"{state}, median of {len(own)}", StartTimes(**columns)))
+    if args.json:
+        args.json.write_text(json.dumps(rows))
+    return 0
+
+
+def _row(label: str, times: StartTimes) -> str:
+    rate = times.weight_bytes / times.weights / 1e9 if times.weights else 0.0
+    return (
+        f"kernel cache {label}: ready {times.ready:6.2f} s = health {times.health:5.2f} + engine {times.engine:5.2f} + "
+        f"weights {times.weights:5.2f} ({rate:.2f} GB/s) + kernels and graphs {times.kernels:5.2f}"
+    )
+
+
+@contextmanager
+def _checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
+    if args.arch is None:
+        yield args.model
+        return
+    from runtime.bench.random_weights import write_files, write_tensors
+
+    with tempfile.TemporaryDirectory(prefix="unmask-start-", dir=args.directory) as directory:
+        write_files(Path(directory), args.arch)
+        written = write_tensors(Path(directory), args.arch)
+        print(f"{args.arch}: {written / 1e9:.1f} GB of weights in {directory}", flush=True)
+        yield directory
+
+
+def _measure(args: argparse.Namespace, model: str | None, kernel_cache: str) -> StartTimes:
+    """Starts a server once, waits until it is ready, and stops it."""
+    if args.drop_page_cache and model is not None:
+        for file in Path(model).iterdir():
+            with open(file, "rb") as opened:
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "runtime.server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--log-level", "warning", *(["--model", model] if model else []), *args.server_args.split()]
+    began = time.monotonic()
+    server = subprocess.Popen(command, env=os.environ | {"TRITON_CACHE_DIR": kernel_cache})
+    try:
+        return _poll(server, port, began)
+    finally:
+        server.terminate()
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _poll(server: subprocess.Popen[bytes], port: int, began: float) -> StartTimes:
+    health = first = last = 0.0
+    weight_bytes = 0
+    while (now := time.monotonic() - began) < LIMIT_SECONDS:
+        if server.poll() is not None:
+            raise ConfigError(f"the server exited with status {server.returncode} before it was ready")
+        status, body = _get(port, "/startup")
+        now = time.monotonic() - began
+        if status:
+            health = health or now
+            phase = body.get("phase")
+            if phase == "weights" and body["bytes"]:
+                first = first or now
+                weight_bytes = body["total_bytes"]
+            elif phase == "warmup" or status == 200:
+                last = last or now
+        if status == 200 and _get(port, "/ready")[0] == 200:
+            first, last = first or last, last or now  # a small model is loaded between two requests
+            return StartTimes(health, first - health, last - first, now - last, now, weight_bytes)
+        time.sleep(POLL_SECONDS)
+    raise ConfigError(f"the server was not ready after {LIMIT_SECONDS:.0f} s")
+
+
+def _get(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    """Returns status and JSON body; status 0 if there is no answer yet."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except (OSError, http.client.HTTPException, ValueError):
+            return 0, {}

@@ -1,0 +1,186 @@
+"""The kernels of quantized weights through Triton's interpreter, as `interpreted.py`, and collected as it is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from runtime.kernels import common
+from runtime.kernels.ops import TORCH, TRITON
+from runtime.layers.attention import TritonAttention
+from runtime.layers.layer_factory import LayerFactory
+from runtime.models import resolve_family
+from runtime.models.decoder import Decoder
+from runtime.weights import resolve_checkpoint
+from runtime.weights.loader import load_weights
+from tests.kernels import in_order, interpreting, quantized_cases  # noqa: F401
+from tests.kernels.interpreted import dtypes, matrix_dtypes
+from tests.models.paged import logits_in_chunks
+from tests.oracle.tiny import write_tiny
+
+_convert = interpreter._convert_float
+
+
+def _convert_exactly(given, kind, wanted, rounding):
+    """The interpreter carries no rounded mantissa over into the exponent of e4m3."""
+    if wanted == tl.float8e4nv and kind == tl.float32:
+        made = torch.from_numpy(given.view(np.float32).copy()).to(torch.float8_e4m3fn)
+        return made.view(torch.uint8).numpy().reshape(given.shape)
+    return _convert(given, kind, wanted, rounding)
+
+
+interpreter._convert_float = _convert_exactly
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (5, 100), (9, 32), (1100, 8)])
+def test_fp8_quantize(rows, size, dtype):
+    quantized_cases.check_quantize_fp8(rows, size, dtype, "cpu")
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "size", "activation"), [(1, 16, "silu"), (5, 100, "gelu_tanh")])
+def test_fp8_attached(rows, size, activation, dtype):
+    quantized_cases.check_attached_fp8(rows, size, activation, dtype, "cpu")
+
+
+@pytest.fixture(params=[False, True], ids=["loads", "boxes"])
+def described(request, monkeypatch):
+    """With the copy engine's boxes and without."""
+    on = request.param
+    monkeypatch.setattr(common, "supports_tma", lambda matrix: on and matrix.stride(0) % 16 == 0)
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 8), (20, 48, 100), (70, 160, 70), (520, 32, 130)])
+def test_fp8_linear(rows, inputs, outputs, described):
+    quantized_cases.check_fp8_linear(rows, inputs, outputs, rows < 50, torch.float32, "cpu")
+
+
+@matrix_dtypes
+def test_fp8_linear_dtypes(dtype):
+    quantized_cases.check_fp8_linear(33, 100, 36, True, dtype, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "width", "experts", "top_k"),
+    [(1, 16, 16, 4, 2), (5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
+)
+def test_fp8_moe(rows, hidden, width, experts, top_k, described):
+    """Few pairs an expert, some, many."""
+    shared, crowded = rows != 70, rows == 70
+    quantized_cases.check_fp8_moe(rows, hidden, width, experts, top_k, shared, crowded, torch.float32, "cpu", dead=0.1)
+
+
+@matrix_dtypes
+def test_fp8_moe_dtypes(dtype):
+    quantized_cases.check_fp8_moe(70, 40, 24, 3, 2, True, False, dtype, "cpu")
+
+
+def test_fp8_moe_gelu():
+    quantized_cases.check_fp8_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
+
+
+kinds = pytest.mark.parametrize("kind", quantized_cases.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "inputs", "outputs"),
+    [
+        ("int4", 1, 16, 8),
+        ("int4_32", 20, 80, 100),
+        ("int8", 70, 160, 70),
+        ("blocks", 20, 200, 130),
+        ("int4", 70, 256, 36),
+    ],
+)
+def test_linear(kind, rows, inputs, outputs, described):
+    quantized_cases.check_group_quantized_linear(rows, inputs, outputs, rows < 50, kind, torch.float32, "cpu")
+
+
+@kinds
+def test_dequantize(kind):
+    quantized_cases.check_dequantize(35, 200, kind, torch.float32, "cpu")
+
+
+@kinds
+def test_linear_of_half_precision(kind):
+    quantized_cases.check_group_quantized_linear(33, 200, 36, True, kind, torch.float16, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "hidden", "width", "experts", "top_k"),
+    [
+        ("int4", 5, 48, 12, 12, 1),
+        ("int8", 70, 40, 24, 3, 2),
+        ("blocks", 20, 144, 40, 2, 1),
+        ("int4", 40, 144, 24, 1, 1),
+    ],
+)
+def test_moe(kind, rows, hidden, width, experts, top_k, described):
+    """Few pairs an expert, some, many."""
+    shared, crowded = rows != 70, rows == 70
+    quantized_cases.check_group_quantized_moe(
+        rows, hidden, width, experts, top_k, shared, crowded, kind, torch.float32, "cpu", dead=0.1
+    )
+
+
+@kinds
+def test_moe_of_half_precision(kind):
+    quantized_cases.check_group_quantized_moe(70, 40, 24, 3, 2, True, False, kind, torch.float16, "cpu")
+
+
+HALF_AND_FULL = pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["float16", "float32"])
+
+
+@kinds
+@HALF_AND_FULL
+def test_linear_is_batch_invariant(monkeypatch, kind, dtype):
+    in_order.patch(monkeypatch)
+    rows = 600 if dtype == torch.float16 else 150
+    in_order.check_alike(quantized_cases.batch_invariant_linear(rows, 200, 70, kind, dtype, "cpu"), rows, 1)
+
+
+SLOW = pytest.param("int4_32", 70, 12, marks=pytest.mark.slow), pytest.param("blocks", 256, 3, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "rows", "experts"), [("int8", 256, 3), ("int4", 256, 3), ("int4", 20, 10), *SLOW])
+def test_moe_is_batch_invariant(monkeypatch, kind, rows, experts):
+    """From one block of four rows to 64: few pairs an expert, and many."""
+    in_order.patch(monkeypatch)
+    in_order.check_alike(
+        quantized_cases.batch_invariant_moe(rows, 136, 24, experts, 2, kind, torch.float16, "cpu"), rows, 2
+    )
+
+
+def test_moe_gelu():
+    quantized_cases.check_group_quantized_moe(20, 32, 24, 4, 2, False, False, "int4", torch.float32, "cpu", "gelu_tanh")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "shared"),
+    [("fp8", 1), ("fp8", 2), ("int4", 1), ("int8", 2)],
+    ids=["fp8_an_expert_more", "fp8_pair_stride", "int4_an_expert_more", "int8_pair_stride"],
+)
+def test_whole_model(tmp_path, shared, quantization):
+    """Every kernel in its place: a tiny model as with the torch ones, but for what rounding rows to fp8 costs; its
+    shared expert among the others, or wider than they are."""
+    write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)
+    checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family("llada2", {})
+    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32, quantization=quantization)
+    results = []
+    for kernels in (TORCH, TRITON):
+        model = Decoder(arch, replace(build, kernels=kernels.for_quantization(quantization)))
+        if kernels is TRITON:
+            model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
+            assert (model.layers[2].mlp.fused_shared is not None) == (shared == 1)
+        load_weights(model, checkpoint, family.weights(arch))
+        ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
+        results.append(torch.cat(logits_in_chunks(model, ids, block_size=4, page_size=4, chunk_blocks=[2, 1])))
+    if quantization == "fp8":
+        error = (results[1] - results[0]).norm(dim=1) / results[0].norm(dim=1)
+        assert 0.005 < float(error.median()) < 0.12
+    else:
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)

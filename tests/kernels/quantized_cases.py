@@ -1,0 +1,230 @@
+"""Kernels of quantized weights against their references: those of fp8 to the rounding that both do alike, and all to
+the float64 GEMM of the dequantized values, within what eight bits cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from runtime.kernels import quantized_linear
+from runtime.kernels.activation import Activation, act_and_mul_reference, interleave_gate_up
+from runtime.kernels.fused_moe import fused_moe
+from runtime.kernels.fused_moe.fused_moe import moe_reference
+from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TRITON
+from runtime.kernels.quantized_linear import dequantize
+from runtime.kernels.quantized_tensor import (
+    GroupQuantized,
+    quantize_blocks,
+    quantize_fp8,
+    quantize_fp8_reference,
+    quantize_groups,
+    quantize_rows,
+    quantized_of,
+)
+from tests.kernels.cases import TOLERANCE, assert_near, random, random_ids
+
+MANY = 1000  # numbers whose mean error is what it is of any
+LINEAR, MOE = 0.045, 0.065  # ||out - product|| / ||product|| of e4m3 with a scale for each row, on both sides
+# of sums that the matrix unit keeps 14 bits of, and of numbers that lie so near between two that they round either way
+ALIKE = 5e-3
+
+
+def distance(out: torch.Tensor, expected: torch.Tensor) -> float:
+    assert out.shape == expected.shape
+    assert torch.isfinite(out).all()
+    return float((out.double() - expected.double()).norm() / expected.double().norm())
+
+
+def check_quantize_fp8(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
+    x = random(rows, size, dtype=dtype, device=device, seed=30) * torch.logspace(-3, 3, rows)[:, None].to(device, dtype)
+    x[rows // 2] = 0
+    got, expected = quantize_fp8(x), quantize_fp8_reference(x)
+    torch.testing.assert_close(got.scales, expected.scales)
+    values, wanted = got.values.float(), expected.values.float()
+    assert float((values != wanted).float().mean()) < 1e-3
+    # those that lie between two may go to the other one
+    torch.testing.assert_close(values, wanted, rtol=0.13, atol=0.002)
+    assert not values[rows // 2].any()
+
+
+def check_attached_fp8(rows: int, size: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
+    """Norms and gates as the plain ones, and beside them what `quantise` makes of them."""
+    x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (40, 41))
+    weight = 1 + random(size, dtype=dtype, device=device, seed=42, scale=0.2)
+    gates = random(rows, 2 * size, dtype=dtype, device=device, seed=43, scale=3.0)
+    plain, own = TRITON, TRITON.fp8
+    for out, expected in (
+        (own.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6)),
+        (own.rms_norm(x, None, 1e-6), plain.rms_norm(x, None, 1e-6)),
+        (own.add_rms_norm(x, residual, weight, 1e-6)[0], plain.add_rms_norm(x, residual, weight, 1e-6)[0]),
+        (own.act_and_mul(gates, activation), plain.act_and_mul(gates, activation)),
+    ):
+        assert_near(out, expected, dtype)
+        attached, again = quantized_of(out), quantize_fp8(out)
+        torch.testing.assert_close(attached.scales, again.scales)
+        assert float((attached.values.float() != again.values.float()).float().mean()) < 1e-3
+        assert quantized_of(out) is attached
+        assert quantized_of(out.clone()) is not attached
+    totals = (kernel(x, residual, weight, 1e-6)[1] for kernel in (own.add_rms_norm, plain.add_rms_norm))
+    assert torch.equal(*totals)
+
+
+def check_fp8_linear(rows: int, inputs: int, outputs: int, biased: bool, dtype: torch.dtype, device: str) -> None:
+    x = random(rows, inputs, dtype=dtype, device=device, seed=31)
+    weight = random(outputs, inputs, dtype=dtype, device=device, seed=32, scale=inputs**-0.5)
+    bias = random(outputs, dtype=dtype, device=device, seed=33) if biased else None
+    kept = quantize_fp8_reference(weight)
+    out = quantized_linear.fp8_linear(x, kept, bias)
+    added = 0 if bias is None else bias.double()
+    assert out.dtype == dtype
+    same = quantize_fp8_reference(x).dequantize(torch.float64) @ kept.dequantize(torch.float64).T + added
+    assert distance(out, same) < TOLERANCE[dtype] + ALIKE
+    if out.numel() >= MANY:
+        assert distance(out, x.double() @ weight.double().T + added) < LINEAR
+    assert torch.equal(out, quantized_linear.fp8_linear(x, kept, bias)), "two runs differ"
+
+
+def check_fp8_moe(
+    rows: int, hidden: int, width: int, experts: int, top_k: int, shared: bool, crowded: bool,
+    dtype: torch.dtype, device: str, activation: Activation = "silu", dead: float = 0.0,
+) -> None:  # fmt: skip
+    x = random(rows, hidden, dtype=dtype, device=device, seed=34)
+    gate_up = random(experts, 2 * width, hidden, dtype=dtype, device=device, seed=35, scale=hidden**-0.5)
+    down = random(experts, hidden, width, dtype=dtype, device=device, seed=36, scale=width**-0.5)
+    extra = random(rows, hidden, dtype=dtype, device=device, seed=37) if shared else None
+    weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(38)).to(device)
+    ids = random_ids(rows, experts, top_k, device, crowded, dead)
+    given, kept = quantize_fp8_reference(interleave_gate_up(gate_up)), quantize_fp8_reference(down)
+    out = fused_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
+    assert out.dtype == dtype
+    again = fused_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
+    assert torch.equal(out, again), "two runs differ"
+    if activation == "silu":
+        residual = random(rows, hidden, dtype=dtype, device=device, seed=39)
+        scale = 1 + random(hidden, dtype=dtype, device=device, seed=44, scale=0.2)
+        normed, total = fused_moe.fused_moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
+        expected = TRITON.add_rms_norm(out, residual, scale, 1e-6)
+        assert_near(total, expected[1], dtype)
+        assert_near(normed, expected[0], dtype, slack=2)
+        assert distance(quantized_of(normed).dequantize(torch.float32), normed) < LINEAR
+        assert quantized_of(normed) is quantized_of(normed)
+    added = torch.zeros_like(x) if extra is None else extra
+    same = fp8_moe_expected(x, ids, weights, gate_up, down, activation) + added.double()
+    assert distance(out, same) < TOLERANCE[dtype] + 2 * ALIKE
+    if out.numel() >= MANY:
+        plain = moe_reference(x.double(), ids, weights.double(), gate_up.double(), down.double(), None, activation)
+        assert distance(out - added, plain) < MOE + TOLERANCE[dtype]
+
+
+def fp8_moe_expected(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    activation: Activation,
+) -> torch.Tensor:  # fmt: skip
+    """float64 but for the numbers that are rounded."""
+    quantized_of = quantize_fp8_reference(x).dequantize(torch.float64)
+    total = torch.zeros_like(quantized_of)
+    for expert in range(len(gate_up)):
+        row, choice = (ids == expert).nonzero(as_tuple=True)
+        if len(row):
+            products = quantized_of[row] @ quantize_fp8_reference(gate_up[expert]).dequantize(torch.float64).T
+            hidden = quantize_fp8_reference(act_and_mul_reference(products, activation).to(x.dtype)).dequantize(
+                torch.float64
+            )
+            out = hidden @ quantize_fp8_reference(down[expert]).dequantize(torch.float64).T
+            total.index_add_(0, row, weights[row, choice, None].double() * out)
+    return total
+
+
+Some = torch.Tensor | slice  # which rows
+Kernel = Callable[[Some], tuple[torch.Tensor, ...]]
+KINDS = ("int8", "int4", "int4_32", "blocks")
+
+
+def quantized(x: torch.Tensor, kind: str) -> GroupQuantized:
+    """`x` in a format; blocks: e4m3 with a scale for each 128 inputs."""
+    if kind == "int8":
+        return quantize_rows(x)
+    if kind == "blocks":
+        return quantize_blocks(x, 128)
+    return quantize_groups(x, int(kind.partition("_")[2] or 128))
+
+
+def check_group_quantized_linear(
+    rows: int, inputs: int, outputs: int, biased: bool, kind: str, dtype: torch.dtype, device: str
+) -> None:
+    x = random(rows, inputs, dtype=dtype, device=device, seed=50)
+    weight = quantized(random(outputs, inputs, dtype=dtype, device=device, seed=51, scale=inputs**-0.5), kind)
+    bias = random(outputs, dtype=dtype, device=device, seed=52) if biased else None
+    out = quantized_linear.group_quantized_linear(x, weight, bias)
+    added = 0 if bias is None else bias.double()
+    assert_near(out, x.double() @ weight.dequantize(torch.float64).T + added, dtype)
+    assert torch.equal(out, quantized_linear.group_quantized_linear(x, weight, bias)), "two runs differ"
+
+
+def check_dequantize(rows: int, size: int, kind: str, dtype: torch.dtype, device: str) -> None:
+    weight = quantized(random(rows, size, dtype=dtype, device=device, seed=60), kind)
+    torch.testing.assert_close(dequantize(weight, dtype), weight.dequantize(dtype), rtol=1e-6, atol=0)
+
+
+def check_group_quantized_moe(
+    rows: int, hidden: int, width: int, experts: int, top_k: int, shared: bool, crowded: bool, kind: str,
+    dtype: torch.dtype, device: str, activation: Activation = "silu", dead: float = 0.0,
+) -> None:  # fmt: skip
+    x = random(rows, hidden, dtype=dtype, device=device, seed=53)
+    gate_up = random(experts, 2 * width, hidden, dtype=dtype, device=device, seed=54, scale=hidden**-0.5)
+    down = random(experts, hidden, width, dtype=dtype, device=device, seed=55, scale=width**-0.5)
+    extra = random(rows, hidden, dtype=dtype, device=device, seed=56) if shared else None
+    weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(57)).to(device)
+    ids = random_ids(rows, experts, top_k, device, crowded, dead)
+    swap_ab, kept = quantized(interleave_gate_up(gate_up), kind), quantized(down, kind)
+    out = fused_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)
+    expected = moe_reference(
+        x.double(), ids, weights.double(), quantized(gate_up, kind).dequantize(torch.float64),
+        kept.dequantize(torch.float64), None if extra is None else extra.double(), activation,
+    )  # fmt: skip
+    assert_near(out, expected, dtype)
+    assert torch.equal(out, fused_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)), "two runs differ"
+    if activation == "silu":
+        residual = random(rows, hidden, dtype=dtype, device=device, seed=58)
+        scale = 1 + random(hidden, dtype=dtype, device=device, seed=59, scale=0.2)
+        normed, total = fused_moe.fused_moe_add_norm(x, ids, weights, swap_ab, kept, extra, residual, scale, 1e-6)
+        normal, sums = TRITON.add_rms_norm(out, residual, scale, 1e-6)
+        assert_near(total, sums, dtype)
+        assert_near(normed, normal, dtype, slack=2)
+
+
+def batch_invariant_linear(rows: int, inputs: int, outputs: int, kind: str, dtype: torch.dtype, device: str) -> Kernel:
+    """The deterministic linear layer of some of `rows`."""
+    x = random(rows, inputs, dtype=dtype, device=device, seed=70)
+    weight = quantized(random(outputs, inputs, dtype=dtype, device=device, seed=71, scale=inputs**-0.5), kind)
+    bias = random(outputs, dtype=dtype, device=device, seed=72)
+    return lambda some: (BATCH_INVARIANT_TRITON.group_quantized.linear(x[some], weight, bias),)
+
+
+def batch_invariant_moe(
+    rows: int, hidden: int, width: int, experts: int, top_k: int, kind: str, dtype: torch.dtype, device: str, *,
+    crowded: bool = False,
+) -> Kernel:  # fmt: skip
+    """The deterministic experts of some of `rows`: alone, and with what follows them."""
+    x = random(rows, hidden, dtype=dtype, device=device, seed=73)
+    gate_up = random(experts, 2 * width, hidden, dtype=dtype, device=device, seed=74, scale=hidden**-0.5)
+    down = quantized(random(experts, hidden, width, dtype=dtype, device=device, seed=75, scale=width**-0.5), kind)
+    residual = random(rows, hidden, dtype=dtype, device=device, seed=76)
+    norm = 1 + random(hidden, dtype=dtype, device=device, seed=77, scale=0.2)
+    weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(78)).to(device)
+    ids, swap_ab = (
+        random_ids(rows, experts, top_k, device, crowded, dead=0.1),
+        quantized(interleave_gate_up(gate_up), kind),
+    )
+    kernels = BATCH_INVARIANT_TRITON.for_quantization("int4")  # as all of these
+
+    def computed(some: Some) -> tuple[torch.Tensor, ...]:
+        given = x[some], ids[some], weights[some], swap_ab, down
+        assert kernels.moe_add_norm is not None
+        return (
+            kernels.moe(*given, residual[some], "gelu_tanh"),
+            *kernels.moe_add_norm(*given, None, residual[some], norm, 1e-6),
+        )
+
+    return computed

@@ -1,0 +1,174 @@
+"""The kernels of quantized weights compile for Hopper in the shapes of LLaDA2.0-mini, as in `test_compile.py`."""
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import pytest
+
+from runtime.kernels import activation, layernorm, quantized_linear, quantized_tensor
+from runtime.kernels.activation import interleave_group
+from runtime.kernels.fused_moe import fused_moe, tile_config
+from runtime.kernels.quantized_tensor import empty_group_quantized
+from tests.kernels.test_compile import boxed, build, spilled
+
+pytestmark = pytest.mark.matrix
+UNIT = re.compile(r"(wgmma)\.mma_async\S*?(k\d+)|(mma\.sync)\S*?(k\d+)")
+KINDS = {  # how codes are stored, their groups, and how Triton calls them
+    "int8": (torch.int8, None, "i8"),
+    "int4": (torch.uint8, 128, "u8"),
+    "blocks": (torch.float8_e4m3fn, 128, "fp8e4nv"),
+}
+
+
+def held(shape, kind):
+    stored, group, name = KINDS[kind]
+    return empty_group_quantized(shape, stored, group or shape[-1], torch.device("meta")), name
+
+
+def constants_of(weight, depth):
+    four = weight.values.dtype == torch.uint8
+    return {
+        "GROUP": quantized_linear.group_size(weight),
+        "INT4": four,
+        "DEPTH": depth,
+    }, depth // 2 if four else depth
+
+
+def products(kind, pairs, experts, hidden, width, described):
+    """Both products of experts, compiled."""
+    (gate_up, name), (down, _) = held((experts, 2 * width, hidden), kind), held((experts, hidden, width), kind)
+    height, *both = tile_config.group_quantized_config(pairs, experts, 2, gate_up, down)
+    types = {"scales_ptr": "*fp32", "order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32", "hidden_ptr": "*bf16"}
+    kernels = fused_moe._gate_up, fused_moe._down
+    for how, kernel, weight in zip(both, kernels, (gate_up, down), strict=True):
+        low, middle, high = how.stages
+        own, deep = constants_of(weight, how.depth)
+        constants = {
+            "FORMAT": "int4" if own.pop("INT4") else "group", "TAIL": 0, "SWAP_AB": how.swap_ab, **own,
+            "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "LOW": low, "MIDDLE": middle,
+            "HIGH": high, "TMA": described,
+        }  # fmt: skip
+        first = kernel is fused_moe._gate_up
+        weights = boxed((2 if first else 1) * how.columns, deep, name) if described else f"*{name}"
+        if first:
+            constants |= {"TOP_K": 8, "INTERLEAVE": interleave_group(width), "GELU": False, "x_scales_ptr": None}
+        else:
+            constants |= dict.fromkeys(("middle", "hidden", "tail", "hidden_scales_ptr")) | {"HIDDEN_TMA": False}
+        pointers = {"weights": weights} | ({"x_ptr": "*bf16"} if first else {"pairs_ptr": "*bf16"})
+        yield build(kernel, types | pointers, constants, num_warps=how.warps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs_per_expert", "described"),
+    [
+        ("int4", 1, True),
+        ("int4", 8, True),
+        ("int4", 64, True),
+        ("int4", 8, False),
+        ("int8", 8, True),
+        ("blocks", 64, True),
+    ],
+)
+def test_group_quantized_moe(kind, pairs_per_expert, described):
+    for compiled in products(kind, 256 * pairs_per_expert, 256, 2048, 512, described):
+        assert spilled(compiled) == 0
+        assert "wgmma" in compiled.asm["ptx"]
+        assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize(("hidden", "width"), [(2048, 512), (64, 12)])
+def test_all_cuts_sum_on_the_same_unit(kind, hidden, width):
+    """Deterministic experts are cut as the others are, by how many pairs there are: sums may not differ by it."""
+    units = [
+        [set(UNIT.findall(compiled.asm["ptx"])) for compiled in products(kind, 16 * each, 16, hidden, width, False)]
+        for each in (1, 8, 64)
+    ]
+    assert all(len(found) == 1 for both in units for found in both)
+    assert units[0] == units[1] == units[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "described"),
+    [
+        ("int4", 1, True),
+        ("int4", 200, True),
+        ("int8", 128, False),
+        ("blocks", 128, True),
+        *((kind, 1000, described) for kind in KINDS for described in (True, False)),  # of deterministic ones
+    ],
+)
+def test_group_quantized_linear(kind, rows, described):
+    weight, name = held((3072, 2048), kind)
+    tall, columns, depth, stages, warps = quantized_linear.group_quantized_tile_sizes(
+        rows, weight, 2, batch_invariant=True
+    )
+    own, deep = constants_of(weight, depth)
+    types = {"x_ptr": "*bf16", "scales_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
+    types["weights"] = boxed(columns, deep, name) if described else f"*{name}"
+    constants = own | {
+        "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "STAGES": stages, "BIASED": True,
+        "TMA": described,
+    }  # fmt: skip
+    compiled = build(quantized_linear._group_quantized_linear, types, constants, num_warps=warps)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("pairs_per_expert", [1, 8, 64, 1000])
+def test_fp8_moe(pairs_per_expert, described):
+    height, gate_up, down = tile_config.fp8_config(256 * pairs_per_expert, 256, 2048, 512)
+    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32", "scales_ptr": "*fp32"}
+    for how, kernel in ((gate_up, fused_moe._gate_up), (down, fused_moe._down)):
+        low, middle, high = how.stages
+        constants = {
+            "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
+            "LOW": low, "MIDDLE": middle, "HIGH": high, "TMA": described, "SWAP_AB": how.swap_ab, "FORMAT": "fp8",
+            "GROUP": 0, "TAIL": 0,
+        }  # fmt: skip
+        first = kernel is fused_moe._gate_up
+        weights = boxed((2 if first else 1) * how.columns, how.depth, "fp8e4nv") if described else "*fp8e4nv"
+        if first:
+            constants |= {"TOP_K": 8, "INTERLEAVE": 8, "GELU": False}
+            own = {"x_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "weights": weights, "hidden_ptr": "*bf16"}
+        else:
+            constants |= dict.fromkeys(("middle", "hidden", "tail")) | {"HIDDEN_TMA": False}
+            own = {"hidden_ptr": "*fp8e4nv", "hidden_scales_ptr": "*fp32", "weights": weights, "pairs_ptr": "*bf16"}
+        compiled = build(kernel, types | own, constants, num_warps=how.warps)
+        assert spilled(compiled) == 0
+        assert ".f32.e4m3.e4m3" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
+        assert "wgmma" in compiled.asm["ptx"]
+        assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("rows", [1, 32, 256, 8192])
+def test_fp8_linear(rows, described):
+    tall, columns, depth, stages, warps = quantized_linear.fp8_tile_sizes(rows, 2048)
+    types = {"x_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "scales_ptr": "*fp32", "bias_ptr": "*bf16"}
+    types |= {"out_ptr": "*bf16", "rows": "i32"}
+    types["weights"] = boxed(columns, depth, "fp8e4nv") if described else "*fp8e4nv"
+    constants = {
+        "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "DEPTH": depth, "STAGES": stages,
+        "BIASED": True, "TMA": described,
+    }  # fmt: skip
+    compiled = build(quantized_linear._fp8_linear, types, constants, num_warps=warps)
+    assert spilled(compiled) == 0
+    assert "wgmma" in compiled.asm["ptx"]
+
+
+def test_fp8_quantize():
+    limits = {"FP8_MAX": quantized_tensor.FP8_MAX, "MIN_SCALE": quantized_tensor.MIN_SCALE}
+    made = {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
+    shape = limits | {"SIZE": 512, "SIZE_P2": 512, "ROWS": 4}
+    assert spilled(build(quantized_tensor._quantize, made | {"x_ptr": "*bf16", "rows": "i32"}, shape, num_warps=4)) == 0
+    types = made | dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16")
+    shape = limits | {"SIZE": 4096, "SIZE_P2": 4096, "ADD": True, "WEIGHTED": True}
+    assert spilled(build(layernorm._rms_norm_quant, types | {"eps": "fp32"}, shape, num_warps=8)) == 0
+    types = made | {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"}
+    shape = limits | {"WIDTH": 14336, "WIDTH_P2": 16384, "GELU": False}
+    assert spilled(build(activation._act_and_mul_quant, types, shape, num_warps=16)) == 0

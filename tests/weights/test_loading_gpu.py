@@ -1,0 +1,66 @@
+"""On a GPU, weights that are read ahead equal those that are loaded one tensor at a time."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from runtime.errors import ConfigError
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.parameter import named_weights
+from runtime.models import resolve_family
+from runtime.weights import load_model, loader, resolve_checkpoint
+from tests.oracle.tiny import tiny_config, tiny_tensors
+
+pytestmark = pytest.mark.gpu
+
+
+def write(path, change=lambda tensors: None, parts=3):
+    settings = tiny_config()
+    tensors = tiny_tensors(settings, seed=1)
+    change(tensors)
+    (path / "config.json").write_text(json.dumps(settings))
+    names, files = sorted(tensors), [f"model-{n}-of-{parts}.safetensors" for n in range(parts)]
+    index = {name: files[n % parts] for n, name in enumerate(names)}
+    for file in files:
+        save_file({name: each for name, each in tensors.items() if index[name] == file}, path / file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return path
+
+
+def load(path, dtype, quantization=None):
+    checkpoint = resolve_checkpoint(str(path))
+    family = resolve_family(None, checkpoint.config)
+    build = LayerFactory.create("cuda", dtype, "torch", quantization)
+    return load_model(checkpoint, family, family.parse(checkpoint.config), build)
+
+
+def stored(weight):
+    held = weight.kernel_arg
+    return [held] if isinstance(held, torch.Tensor) else [held.values, held.scales]
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_prefetched_weights_equal_those_that_are_loaded_one_by_one(tmp_path, monkeypatch, dtype, quantization):
+    path = write(tmp_path)
+    prefetched = named_weights(load(path, dtype, quantization))
+    monkeypatch.setattr(loader, "_prefetch", lambda checkpoint, sources, names, streamed: (
+        (name, sources[name]) for name in names
+    ))  # fmt: skip
+    expected = named_weights(load(path, dtype, quantization))
+    for name, weight in expected.items():
+        for mine, other in zip(stored(prefetched[name]), stored(weight), strict=True):
+            assert torch.equal(mine.view(torch.uint8), other.view(torch.uint8)), name
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [(float("nan"), "holds NaN or infinite values"), (1e38, "holds values too large for torch.float16")],
+)
+def test_values_that_are_not_finite_are_named_with_their_tensor(tmp_path, value, sentence):
+    name = "model.layers.1.mlp.experts.2.gate_proj.weight"
+    path = write(tmp_path, lambda tensors: tensors[name].view(-1)[:1].fill_(value))
+    with pytest.raises(ConfigError, match=f"{name}.*{sentence}"):
+        load(path, torch.float16)
