@@ -171,8 +171,10 @@ class SelfAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP. The residual stream is passed on beside the normed rows, and the next layer's input
-    norm is applied here. `forward_attention` and `forward_mlp` are its halves, for the last layer.
+    """Pre-norm attention and MLP.
+
+    It returns the residual stream and the rows under the input norm of the next layer. The last layer calls its halves,
+    `forward_attention` and `forward_mlp`.
     """
 
     __call__: ForwardCall[[torch.Tensor, torch.Tensor, ForwardContext, RMSNorm], tuple[torch.Tensor, torch.Tensor]]

@@ -16,7 +16,7 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(config, "diffullama", block_size=32, max_positions=4096)
 
 
-def facts(config: DecoderConfig) -> ModelInfo:
+def model_info(config: DecoderConfig) -> ModelInfo:
     return replace(decoder_info(config), shift=True, bos_id=config.bos_id)
 
 
@@ -26,7 +26,7 @@ DIFFULLAMA = register_family(
         aliases=(),
         detect=lambda config: False,  # config.json is the same as for any Llama
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("full",),

@@ -34,7 +34,7 @@ def generation(config: Mapping[str, Any]) -> dict[str, Value]:
     return found
 
 
-def facts(config: DiffusionGemmaConfig) -> ModelInfo:
+def model_info(config: DiffusionGemmaConfig) -> ModelInfo:
     return ModelInfo(
         vocab_size=config.vocab_size,
         max_positions=config.max_positions,
@@ -52,7 +52,7 @@ DIFFUSION_GEMMA = register_family(
         detect=lambda config: config.get("model_type") == "diffusion_gemma",
         architectures=("DiffusionGemmaForBlockDiffusion",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=DiffusionGemma,
         weights=weights,
         strategies=("diffusion_gemma",),

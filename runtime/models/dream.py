@@ -24,7 +24,7 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(config, "dream", qkv_bias=True, block_size=32, max_positions=131072)
 
 
-def facts(config: DecoderConfig) -> ModelInfo:
+def model_info(config: DecoderConfig) -> ModelInfo:
     """config.json allows 131072 positions, but the authors trained the model on 2048."""
     return replace(decoder_info(config), shift=True, max_model_len=2048)
 
@@ -36,7 +36,7 @@ DREAM = register_family(
         detect=detect,
         architectures=("DreamModel",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("full", "d2f"),

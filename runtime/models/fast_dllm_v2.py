@@ -20,7 +20,7 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def facts(config: DecoderConfig) -> ModelInfo:
+def model_info(config: DecoderConfig) -> ModelInfo:
     return replace(decoder_info(config), shift=True)
 
 
@@ -31,7 +31,7 @@ FAST_DLLM_V2 = register_family(
         detect=lambda config: config.get("model_type") == "Fast_dLLM_Qwen",
         architectures=("Fast_dLLM_QwenForCausalLM",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("fast_dllm_v2",),

@@ -35,7 +35,7 @@ def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "llada" and "LLaDAMoEModelLM" not in architectures(config)
 
 
-def facts(config: DecoderConfig) -> ModelInfo:
+def model_info(config: DecoderConfig) -> ModelInfo:
     """Every text of the training begins with a token that the published config does not name."""
     known = BOS if config.vocab_size > BOS else None
     return replace(decoder_info(config), bos_id=known if config.bos_id is None else config.bos_id)
@@ -48,7 +48,7 @@ LLADA = register_family(
         detect=detect,
         architectures=("LLaDAModelLM",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=partial(llama_weights, names=NAMES),
         strategies=("full", "d2f"),

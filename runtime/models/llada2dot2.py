@@ -20,7 +20,7 @@ def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "llada2_moe" and config.get("expert_capacity") is not None
 
 
-def facts(config: DecoderConfig) -> ModelInfo:
+def model_info(config: DecoderConfig) -> ModelInfo:
     """A decoded block has one or more blocks of the config, which are routing blocks."""
     return replace(
         decoder_info(config), block_multiple=config.block_size, delete_id=config.delete_id, split_id=config.split_id
@@ -34,7 +34,7 @@ LLADA2DOT2 = register_family(
         aliases=(),
         detect=detect,
         parse=parse_pooled,
-        facts=facts,
+        facts=model_info,
         strategies=("multi_bd",),
         sampling_modes=("edit",),
         accept_threshold=0.5,

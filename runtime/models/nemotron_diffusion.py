@@ -31,7 +31,7 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def facts(config: DecoderConfig) -> ModelInfo:
+def model_info(config: DecoderConfig) -> ModelInfo:
     return replace(decoder_info(config), bos_id=config.bos_id)
 
 
@@ -42,7 +42,7 @@ NEMOTRON_DIFFUSION = register_family(
         detect=lambda config: config.get("model_type") == "nemotron_labs_diffusion",
         architectures=("NemotronLabsDiffusionModel",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=partial(llama_weights, names=NAMES),
         strategies=("nemotron_diffusion",),
