@@ -21,7 +21,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Bytecode is cached: otherwise each process compiles the modules again, and pytest rewrites all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
+.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds docs operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -104,7 +104,7 @@ format: setup  ## rewrite files in the house style
 typecheck: setup  ## run mypy
 	$(BIN)/mypy
 
-crds: setup  ## write crds/, its chart's copy and docs/fields.md from the operator's models
+crds: setup  ## write crds/, its chart's copy and docs/reference/fields.md from the operator's models
 	@mkdir -p crds charts/unmask-crds/files/crds
 	PYTHONPATH=operator:. $(BIN)/python -m tools.strategies names > operator/unmask_operator/api/strategies.py.new
 	mv operator/unmask_operator/api/strategies.py.new operator/unmask_operator/api/strategies.py
@@ -112,7 +112,21 @@ crds: setup  ## write crds/, its chart's copy and docs/fields.md from the operat
 	mv tools/strategy_rules.py.new tools/strategy_rules.py
 	PYTHONPATH=operator:. $(BIN)/python -m tools.crd > crds/diffusionlmservices.serving.unmask.dev.yaml
 	cp crds/*.yaml charts/unmask-crds/files/crds/
-	PYTHONPATH=operator:. $(BIN)/python -m tools.reference > docs/fields.md
+	PYTHONPATH=operator:. $(BIN)/python -m tools.reference > docs/reference/fields.md
+
+# The generator of the site has an environment of its own, because nothing else needs it.
+DOCS_VENV := build/docs-venv
+DOCS_STAMP := $(DOCS_VENV)/.installed
+
+docs: $(DOCS_STAMP)  ## build the site of docs/ in build/site; every link and anchor has to lead somewhere
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet --site-dir build/site
+	$(DOCS_VENV)/bin/python -m tools.docs.site build/site
+
+$(DOCS_STAMP): constraints/docs.txt
+	@$(UV)
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(BIN)/uv pip install $(QUIET) --require-hashes --python $(DOCS_VENV)/bin/python -r constraints/docs.txt
+	@touch $@
 
 operator-bench: setup programs  ## 200 services on pretend nodes: time to Ready, requests, memory, rest, failover
 	@$(BIN)/python -m e2e.cluster build kube-scheduler kwok
@@ -148,8 +162,10 @@ LOCK := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-ha
 lock: setup  ## resolve the constraints again (names, versions and hashes only)
 	$(LOCK) --extra dev -c constraints/pins.txt pyproject.toml -o constraints/lock.txt
 	$(LOCK) --extra client --extra otel -c constraints/lock.txt pyproject.toml -o constraints/runtime.txt
-	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["operator"], sep="\n")' \
-	  | $(LOCK) -c constraints/lock.txt - -o constraints/operator.txt
+	for extra in operator docs; do \
+	  $(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $$extra \
+	    | $(LOCK) -c constraints/lock.txt - -o constraints/$$extra.txt || exit 1; \
+	done
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

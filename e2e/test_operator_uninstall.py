@@ -16,7 +16,7 @@ from e2e.release import CRDS, NAMESPACE, RELEASE, Release, helm
 from e2e.services import API, KIND, POD_TIMEOUT, ask, demo, engines, kubectl, patch, wait_condition
 
 GROUP = API.partition("/")[0]
-PURGE = ("delete", "crd", "diffusionlmservices.serving.unmask.dev")  # as docs/install.md and the chart's notes say
+PURGE = ("delete", "crd", "diffusionlmservices.serving.unmask.dev")  # as docs/operations/install.md and chart notes say
 CRD: Key = ("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", PURGE[2])
 SERVED: Key = ("apiregistration.k8s.io/v1", "APIService", "", f"v1alpha1.{GROUP}")  # the API server's own, for the CRD
 
@@ -32,7 +32,7 @@ def nobody_elses(kube: Kube) -> None:
 
 
 def purge(kube: Kube, release: Release) -> None:
-    assert f"\nkubectl {' '.join(PURGE)}\n" in (ROOT / "docs" / "install.md").read_text()
+    assert f"\nkubectl {' '.join(PURGE)}\n" in (ROOT / "docs/operations/install.md").read_text()
     kubectl(*PURGE, namespace=NAMESPACE)
     release.uninstall_crds()
     kube.wait("the API server forgets the API", lambda: API not in versions(kube), timeout=POD_TIMEOUT)

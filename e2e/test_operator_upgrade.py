@@ -136,7 +136,7 @@ def test_an_upgrade_and_a_downgrade_restart_no_engine(
 
 
 def restart(kube: Kube, namespace: str, name: str) -> None:
-    """As docs/rolling-upgrade.md says."""
+    """As docs/operations/rolling-upgrade.md says."""
     kube.patch(demo(namespace, name), {"metadata": {"annotations": {"serving.unmask.dev/restartedAt": "now"}}})
 
 

@@ -11,7 +11,7 @@ from e2e.services import POD_TIMEOUT, condition, demo, get, is_ready, kubectl, k
 
 LOST = ("EOF", "connection reset", "broke off")  # what clients see of a process that died with their request
 # And of one that is not forgotten yet, or of its successor in the same pod.
-SENT_TO_NOBODY = ("connection refused", "no route to host", "model is still being loaded")
+SENT_TO_NOBODY = ("connection refused", "no route to host", "model is being loaded")
 # Ends the engine's first process, as running out of memory would, so that nothing of a drain runs. It is at work then,
 # and is stopped for some seconds before, in which clients go on sending: it has some of their requests, however fast it
 # is.

@@ -1,4 +1,4 @@
-"""What docs/backup-restore.md says: a resource is made again from what kubectl printed of it, and all comes back."""
+"""docs/operations/backup-restore.md: a resource made again from the output of kubectl gets all its objects back."""
 
 from __future__ import annotations
 

@@ -155,8 +155,8 @@ def draw(frame: Frame) -> Text:
 class Terminal:
     """The loop around a conversation: reads lines, obeys commands, draws answers."""
 
-    def __init__(self, talk: Conversation, console: Console) -> None:
-        self.talk = talk
+    def __init__(self, conversation: Conversation, console: Console) -> None:
+        self.conversation = conversation
         self.console = console
 
     def run(self) -> None:
@@ -178,25 +178,25 @@ class Terminal:
         """Obey a command; what to tell about it."""
         match line.split():
             case ["/reset"]:
-                self.talk.reset()
+                self.conversation.reset()
                 return "forgotten"
             case ["/mode"]:
-                self.talk.decoding.pop("mode", None)
+                self.conversation.decoding.pop("mode", None)
                 return "mode: the server's own"
             case ["/mode", mode] if mode in MODES:
-                self.talk.decoding["mode"] = mode
+                self.conversation.decoding["mode"] = mode
                 return f"mode: {mode}"
             case ["/edit"]:
-                if self.talk.decoding.pop("algorithm", None) is None:
-                    self.talk.decoding["algorithm"] = "edit"
-                return f"editing: {'on' if 'algorithm' in self.talk.decoding else 'off'}"
+                if self.conversation.decoding.pop("algorithm", None) is None:
+                    self.conversation.decoding["algorithm"] = "edit"
+                return f"editing: {'on' if 'algorithm' in self.conversation.decoding else 'off'}"
             case _:
                 return HELP
 
     def answer(self, text: str) -> None:
         from rich.live import Live
 
-        frames = self.talk.ask(text)
+        frames = self.conversation.ask(text)
         frame = Frame("")
         try:
             with Live(console=self.console, refresh_per_second=24, transient=True) as live:
@@ -210,7 +210,7 @@ class Terminal:
             self.console.print(f"error: {error or type(error).__name__}", style="red", markup=False)
         else:
             self.console.print(frame.text, markup=False, highlight=False)
-            cut = " (cut: no room left)" if self.talk.finish_reason == "length" else ""
+            cut = " (cut: no room left)" if self.conversation.finish_reason == "length" else ""
             self.console.print(f"[dim]{frame.nfe} steps{cut}[/dim]")
 
 
@@ -240,12 +240,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (ServerError, httpx.HTTPError) as error:
             print(f"{args.url}: {error or type(error).__name__}; is a server running there?", file=sys.stderr)
             return 1
-        talk = Conversation(http, args.model, **{k: v for k, v in fields.items() if v is not None})
+        conversation = Conversation(http, args.model, **{k: v for k, v in fields.items() if v is not None})
         if args.mode:
-            talk.decoding["mode"] = args.mode
+            conversation.decoding["mode"] = args.mode
         console = Console()
         console.print(f"{args.model or response.json()['data'][0]['id']} at {args.url}", markup=False)
-        Terminal(talk, console).run()
+        Terminal(conversation, console).run()
     return 0
 
 

@@ -10,18 +10,18 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
-from runtime.engine.output_collector import OutputCollector
+from runtime.engine.output_processor import OutputCollector
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
 from runtime.request.engine_messages import EngineInfo, EngineOutput, StreamMode
 from runtime.request.output import CompletionState, IdsOnly, TextBuilder, append_event, denoise_event
 from runtime.request.request_output import GenerationOutput
-from runtime.request.resolve import expand_choices, resolve
+from runtime.request.resolve import RequestContext, expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import refuse
-from runtime.scoring import ScoringMixin
+from runtime.scoring import ScoringMixin, forward_logits
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox_on_demand import LazyGrammarSandbox
 from runtime.weights import resolve_checkpoint
@@ -143,7 +143,7 @@ class LLM(ScoringMixin):
         stream_mode: Literal["denoise", "block_append"] = "denoise",
         adapter: str | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Yields the events of docs/server.md#streaming. The last one, ``event: "final"``, has the full answer."""
+        """Yields the events of docs/guide/streaming.md. The last one, ``event: "final"``, has the full answer."""
         params = params or SamplingParams()
         if params.n != 1:
             raise refuse("n", "a stream has one answer; leave it out")
@@ -179,8 +179,6 @@ class LLM(ScoringMixin):
         Returns:
             float32 [len(ids), vocab]; float64 if the model is.
         """
-        from runtime.engine.forward_logits import forward_logits
-
         name = self.engine.lora_manager.resolve(adapter, self.info.default_adapter)
         return forward_logits(self.engine, list(ids), block_size, name)
 
@@ -241,9 +239,11 @@ class LLM(ScoringMixin):
             params,
             self._encode(prompt),
             self.engine.info,
-            id=f"llm-{next(self._ids)}",
-            stream_mode=report or ("stable" if stop else "final"),
-            adapter=self.engine.lora_manager.resolve(adapter),
+            RequestContext(
+                id=f"llm-{next(self._ids)}",
+                stream_mode=report or ("stable" if stop else "final"),
+                adapter=self.engine.lora_manager.resolve(adapter),
+            ),
         )
         if spec.grammar:
             assert self.engine.grammars is not None  # otherwise it was refused

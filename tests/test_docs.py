@@ -3,18 +3,20 @@
 import argparse
 import ast
 import json
+import os
 import re
 import shlex
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from runtime.algorithms import algorithm_keys, get_algorithm
 from runtime.algorithms.common import COMMON
 from runtime.bench import sweep
-from runtime.bench.__main__ import TOOLS
+from runtime.bench.__main__ import MODULES, TOOLS
 from runtime.config import FLAGS, parse
 from runtime.models import families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS, SELECTORS
@@ -25,20 +27,15 @@ from tests.layout.pages import headings, slugs
 from tools.docs import decoding_fields, models
 from tools.docs import request_fields as request_markdown
 from tools.docs.flags import with_table
+from tools.docs.readability import lengths
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "docs/server.md",
-    "docs/tools.md",
-    "docs/decoding.md",
-    "docs/decoding-rules.md",
-    "docs/models.md",
-    "docs/performance.md",
-    "docs/security.md",
-    "docs/architecture.md",
-]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md"))]
+PAGES = [name for name in PAGES if not name.startswith("docs/benchmarks/")]
+FLAGS_PAGE, FIELDS_PAGE = "docs/reference/flags.md", "docs/reference/request-fields.md"
+DECODING_PAGE, DEFINITIONS_PAGE = "docs/guide/decoding.md", "docs/research/decoding-rules.md"
+MODELS_PAGE, RECIPES_PAGE = "docs/models/index.md", "docs/models/recipes.md"
+VERIFICATION_PAGE = "docs/models/verification.md"
 
 
 def page(name: str) -> str:
@@ -49,8 +46,13 @@ def code(name: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page(name), re.DOTALL)
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_the_median_sentence_of_a_page_is_short(name):
+    assert median(lengths(page(name))) <= 16, f"see python -m tools.docs.readability {name}"
+
+
 def test_flags_are_the_tables():
-    assert page("docs/server.md") == with_table(page("docs/server.md")), "run python -m tools.docs.flags"
+    assert page(FLAGS_PAGE) == with_table(page(FLAGS_PAGE)), "run python -m tools.docs.flags"
 
 
 @cache
@@ -59,28 +61,57 @@ def bench_flags() -> set[str]:
     found = set()
     for tool in TOOLS:
         parser = argparse.ArgumentParser()
-        import_module(f"runtime.bench.{tool}").add_arguments(parser)
+        import_module(f"runtime.bench.{MODULES.get(tool, tool)}").add_arguments(parser)
         found |= set(parser._option_string_actions)
     return found
+
+
+# Flags of other programs that pages name.
+OTHER_FLAGS = {
+    "pytest": {"--hypothesis-profile", "--timeout"},
+    "tests": {"--all", "--list", "--uses", "--write", "--repeat", "--passes"},  # tools in tests/
+    "docker": {"--gpus", "--name", "--rm", "--volume"},
+    "helm": {
+        *("--create-namespace", "--kube-version", "--namespace", "--reset-then-reuse-values", "--set"),
+        *("--show-only", "--take-ownership", "--wait"),
+    },
+    "kubectl": {
+        *("--all", "--cascade", "--for", "--from-literal", "--overwrite", "--prefix", "--previous"),
+        *("--replicas", "--server-side", "--tail", "--type", "--watch"),
+    },
+    "Diffulex": {
+        *("--auto-max-nfe-tpf-floor", "--auto-max-nfe-warmup-steps", "--deepep-mode", "--moe-dispatcher-backend"),
+        *("--deepep-num-max-dispatch-tokens-per-rank", "--moe-gemm-impl", "--moe-topk-impl"),
+    },
+    "vLLM": {
+        *("--enable-auto-tool-choice", "--lora-modules", "--max-num-seqs", "--no-enable-prefix-caching"),
+        "--trust-remote-code",
+    },
+    "SGLang": {
+        *("--chunked-prefill-size", "--context-length", "--disable-cuda-graph", "--disable-radix-cache", "--dp-size"),
+        *("--lora-paths", "--max-loras-per-batch", "--max-running-requests", "--mem-fraction-static", "--model-path"),
+        "--tp-size",
+    },
+    "velero": {"--include-namespaces", "--selector"},
+    "openapi-python-client": {"--url"},
+    "placeholders": {"--flag"},
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_flags_that_are_named_exist(name):
     text = page(name)
     own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
-    tools = bench_flags() | {"--hypothesis-profile", "--timeout"}
-    tools |= {"--namespace", "--create-namespace", "--set", "--wait", "--for", "--from-literal"}  # helm's and kubectl's
-    # of tests.siege, tests.without, tests.layout.baselines and tests.under_load
-    tools |= {"--all", "--list", "--uses", "--write", "--repeat", "--passes"}
+    known = own | bench_flags() | set().union(*OTHER_FLAGS.values())
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
-        assert flag in own | tools, flag
+        assert flag in known, flag
 
 
 def test_server_commands_parse():
-    for name in ("README.md", "docs/models.md"):
+    for name in PAGES:
         for args in re.findall(r'make serve ARGS="(.*?)"', page(name)):
             parse(shlex.split(args), {})
-    for block in code("docs/server.md", "yaml"):
+    for block in code(FLAGS_PAGE, "yaml"):
         import yaml
 
         assert set(yaml.safe_load(block)) <= {f.name for f in FLAGS}
@@ -96,14 +127,14 @@ def test_tools_and_targets_exist():
         assert tool in TOOLS
 
 
-def test_the_picture_of_the_rules_is_the_commands(monkeypatch):
+def test_the_picture_of_the_algorithms_is_the_commands(monkeypatch):
     monkeypatch.chdir(ROOT)
-    text = page("docs/decoding.md")
+    text = page(DECODING_PAGE)
     (command,) = re.findall(r"python -m runtime\.bench sweep (.*)", text)
     parser = argparse.ArgumentParser()
     sweep.add_arguments(parser)
     picture = parser.parse_args(shlex.split(command)).plot
-    assert f"]({picture.relative_to('docs')})" in text
+    assert f"]({os.path.relpath(picture, Path(DECODING_PAGE).parent)})" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size <= 120_000
 
@@ -121,30 +152,30 @@ def test_python_examples_use_what_there_is():
 
 @pytest.mark.all_entries
 def test_decoding_fields_are_the_table():
-    text = page("docs/decoding.md")
+    text = page(DECODING_PAGE)
     assert text == decoding_fields.with_table(text), "run python -m tools.docs.decoding_fields"
 
 
 def test_fields_of_every_request_are_documented():
-    text = page("docs/decoding.md")
+    text = page(DECODING_PAGE)
     for field in (*SELECTORS, *ENGINE_FIELDS):
         assert f"`{field}`" in text, field
 
 
 def described(section: str) -> dict[str, set[str]]:
-    """Of each paragraph of a section of decoding.md: the fields that it names at its end."""
-    text = re.search(rf"\n## {section}\n(.*?)(?=\n## )", page("docs/decoding.md"), re.DOTALL)[1]
+    """Of each paragraph of a section of docs/guide/decoding.md: the fields that it names at its end."""
+    text = re.search(rf"\n## {section}\n(.*?)(?=\n## )", page(DECODING_PAGE), re.DOTALL)[1]
     paragraphs = dict(re.findall(r"### (\w+)\n\n(.*?)(?=\n###|\Z)", text, re.DOTALL))
     fields = {key: re.search(r"\nFields: (.*)\.$", sentence.strip(), re.DOTALL) for key, sentence in paragraphs.items()}
     return {key: set(re.findall(r"`(.*?)`", found[1])) for key, found in fields.items()}
 
 
 def test_a_requests_fields_are_the_table():
-    text = page("docs/server.md")
+    text = page(FIELDS_PAGE)
     assert text == request_markdown.with_table(text), "run python -m tools.docs.request_fields"
 
 
-RULES, STRATEGIES = described("Rules"), described("Strategies")
+ALGORITHMS, STRATEGIES = described("Algorithms"), described("Strategies")
 
 
 def made(key: str) -> Strategy:
@@ -153,40 +184,40 @@ def made(key: str) -> Strategy:
 
 
 def test_every_entry_is_described():
-    assert set(algorithm_keys()) <= RULES.keys()
+    assert set(algorithm_keys()) <= ALGORITHMS.keys()
     assert set(strategies()) <= STRATEGIES.keys()
-    section = page("docs/models.md").split("## Family by family")[1].split("## What was compared with what")[0]
+    recipes = page(RECIPES_PAGE)
     for key in {resolve_family(key, {}).key for key in families()}:
-        assert f"`{key}`" in section, key
+        assert f"`{key}`" in recipes, key
 
 
-def test_every_entry_has_its_rules():
-    titles = headings(page("docs/decoding-rules.md"))
+def test_every_entry_is_defined():
+    titles = headings(page(DEFINITIONS_PAGE))
     assert {f"Algorithm `{key}`" for key in algorithm_keys()} <= set(titles)
     assert {f"Strategy `{key}`" for key in strategies()} <= set(titles)
 
 
 def test_the_contents_of_the_decoding_rules_are_its_headings():
-    text = page("docs/decoding-rules.md")
+    text = page(DEFINITIONS_PAGE)
     listed = set(re.findall(r"\(#([\w-]+)\)", text.split("Contents:")[1].split("\n## ")[0]))
     assert listed == {slug for slug in slugs(text) if slug != "decoding-rules" and not slug.startswith("invariant-")}
 
 
-@pytest.mark.parametrize("key", RULES)
-def test_a_rules_paragraph_names_its_fields(key):
-    assert RULES[key] == {field.name for field in get_algorithm(key).fields if field not in COMMON}
+@pytest.mark.parametrize("key", ALGORITHMS)
+def test_the_paragraph_of_an_algorithm_names_its_fields(key):
+    assert ALGORITHMS[key] == {field.name for field in get_algorithm(key).fields if field not in COMMON}
 
 
 @pytest.mark.parametrize("key", STRATEGIES)
 def test_a_strategys_paragraph_and_the_table_name_its_fields(key):
     assert STRATEGIES[key] == {field.name for field in made(key).fields}
     for field in STRATEGIES[key]:
-        assert f"| `{field}` |" in page("docs/decoding.md"), field
+        assert f"| `{field}` |" in page(DECODING_PAGE), field
 
 
 @pytest.mark.all_entries
 def test_families_and_shapes_are_the_tables():
-    assert page("docs/models.md") == models.with_tables(page("docs/models.md")), "run python -m tools.docs.models"
+    assert page(MODELS_PAGE) == models.with_tables(page(MODELS_PAGE)), "run python -m tools.docs.models"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +234,7 @@ def test_families_and_shapes_are_the_tables():
     ],
 )
 def test_golden_answers_are_counted(family, folder, kind, sentence):
-    compared = page("docs/models.md").split("## What was compared with what")[1]
+    compared = page(VERIFICATION_PAGE).split("## What was compared with what")[1]
     cases = json.loads((GOLDEN / folder / "cases.json").read_text())
     count = sum(case["kind"] == kind for case in cases)
     (row,) = [line for line in compared.splitlines() if line.startswith(f"| `{family}`")]
@@ -211,7 +242,7 @@ def test_golden_answers_are_counted(family, folder, kind, sentence):
 
 
 def test_modes_of_threshold_and_edit_are_documented():
-    text = page("docs/decoding.md")
+    text = page(DECODING_PAGE)
     for mode in ("speed", "balanced", "quality"):
         edit = get_algorithm("edit").modes[mode]
         row = f"| `{mode}` | {get_algorithm('threshold').modes[mode]['accept_threshold']} | "
@@ -219,41 +250,42 @@ def test_modes_of_threshold_and_edit_are_documented():
 
 
 def test_routes_and_fields_are_documented():
-    from runtime.server.routes import chat, completions, generate, status, tokens
-    from runtime.server.schemas import Generation
+    from runtime.server.admin import routes, tokenize
+    from runtime.server.generate import serving
+    from runtime.server.openai import chat, completions
+    from runtime.server.openai.protocol import GenerationRequest
 
-    text = page("docs/server.md")
-    for module in (chat, completions, generate, status, tokens):
+    text = "".join(page(name) for name in PAGES if name.startswith(("docs/reference/", "docs/guide/")))
+    for module in (chat, completions, serving, routes, tokenize):
         for route in module.router.routes:
             assert route.path.replace("/{name:path}", "") in text, route.path
-    for field in set(Generation.model_fields) - {"stop_token_ids", "min_tokens"}:
+    for field in set(GenerationRequest.model_fields) - {"stop_token_ids", "min_tokens"}:
         assert f"`{field}`" in text, field
 
 
 def test_metrics_are_documented():
-    from runtime.server.metrics import Metrics
-    from runtime.server.observed import Observed
+    from runtime.server.metrics import Metrics, RequestMetrics
 
-    text = page("docs/server.md")
-    for name in re.findall(r"^# TYPE (\w+)", Metrics("m", Observed()).text().decode(), re.MULTILINE):
+    text = page("docs/operations/observability.md")
+    for name in re.findall(r"^# TYPE (\w+)", Metrics("m", RequestMetrics()).text().decode(), re.MULTILINE):
         if not name.endswith("_created"):
             assert f"`{name}" in text, name
 
 
 def test_limits_of_the_security_page_are_the_codes():
-    from runtime.server import bodies, conversation, preparing, schemas, shape
-    from runtime.server.lanes import MAX_WAITING
+    from runtime.server.openai import chat_messages, protocol
+    from runtime.server.preprocessing import preprocessor, request_body
+    from runtime.server.preprocessing.executors import MAX_WAITING_CHARS
     from runtime.server.wire.limits import Limits
     from runtime.tokenizer import template_limits
 
-    rows = {
-        line.split("|")[1].strip(): line.split("|")[2] for line in page("docs/security.md").splitlines() if "|" in line
-    }
+    lines = [line for line in page("docs/operations/security.md").splitlines() if "|" in line]
+    rows = {line.split("|")[1].strip(): line.split("|")[2] for line in lines}
     limits = Limits()
     kib, mib = 2**10, 2**20
     for sentence, *values in (
         ("request line", f"{limits.head_bytes // kib} KiB", f"{limits.headers} fields"),
-        ("a body", f"{bodies.MAX_BODY // mib} MiB"),
+        ("a body", f"{request_body.MAX_BODY // mib} MiB"),
         ("requests that wait on", f"{limits.queued}"),
         ("a head that", f"{limits.head_seconds:.0f} s"),
         ("a body that", f"{limits.body_seconds:.0f} s"),
@@ -270,14 +302,15 @@ def test_limits_of_the_security_page_are_the_codes():
         ("what all", f"{limits.held_bytes // mib} MiB", f"{limits.body_weight}"),
         (
             "values",
-            f"{shape.MAX_VALUES:,}; {shape.MAX_STRINGS:,}; {shape.MAX_FIELDS:,}; {shape.MAX_CONTAINERS:,}",
-            f"; {shape.MAX_DIGITS} ",
+            f"{request_body.MAX_VALUES:,}; {request_body.MAX_STRINGS:,}; {request_body.MAX_FIELDS:,}; "
+            f"{request_body.MAX_CONTAINERS:,}",
+            f"; {request_body.MAX_DIGITS} ",
         ),
-        ("bodies of more", f"{preparing.MAX_WAITING_BODIES // mib} MiB"),
-        ("messages", f"{conversation.MAX_MESSAGES:,}", f"{conversation.MAX_PARTS:,}"),
-        ("entries", f"{schemas.MAX_ENTRIES}"),
-        ("prompts of", f"{preparing.MAX_PROMPT_TOKENS:,}"),
-        ("characters of long", f"{MAX_WAITING // mib} Mi"),
+        ("bodies of more", f"{preprocessor.MAX_WAITING_BODIES // mib} MiB"),
+        ("messages", f"{chat_messages.MAX_MESSAGES:,}", f"{chat_messages.MAX_PARTS:,}"),
+        ("entries", f"{protocol.MAX_ENTRIES}"),
+        ("prompts of", f"{preprocessor.MAX_PROMPT_TOKENS:,}"),
+        ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),
         ("what a chat template", f"{template_limits.MAX_CHARS // mib} Mi", f"{template_limits.MAX_SECONDS:g} s"),
     ):
         (row,) = [value for name, value in rows.items() if re.match(rf"{sentence}\b", name)][:1]

@@ -10,18 +10,12 @@ from tests.golden import GOLDEN
 from tests.oracle.tiny import write_tiny
 
 
-def hold(runner, work):
-    """As a GPU's runner does: `work` is done when a step has been launched."""
-    runner.meanwhile = work
-    return True
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["at once", "held"])
 def llm(request):
     """Its news are told after each step, or while the next one runs."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param:
-            patch.setattr(ModelRunner, "set_overlap_callback", hold)
+            patch.setattr(ModelRunner, "overlaps", True)
         with LLM(str(GOLDEN / "llada2_tiny"), device="cpu", dtype="float64", skip_tokenizer=True) as llm:
             yield llm
 

@@ -1,4 +1,4 @@
-"""docs/models.md says of every repository of the hub that pages name whether it was checked."""
+"""docs/models/verification.md says of every repository of the hub that pages name whether it was checked."""
 
 import re
 from pathlib import Path
@@ -8,12 +8,12 @@ PLACEHOLDERS = {"org/name", "ORG/NAME", "me/chess-lora", "my-org/chess-lora", "m
 
 
 def test_every_repository_of_the_pages_is_in_the_table() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "charts").glob("**/*.yaml")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "charts").glob("**/*.yaml")]
     pages += [*(ROOT / "examples").rglob("*.yaml"), *(ROOT / "examples").rglob("*.md")]
     named = {
         name for page in pages for name in re.findall(r"hf://([\w.-]+/[\w.-]*\w)", page.read_text(encoding="utf-8"))
     }
     assert len(named) > 10
-    section = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").split("## Which repositories were checked")[1]
-    table = section.split("\n## ")[0]
+    page = (ROOT / "docs/models/verification.md").read_text(encoding="utf-8")
+    table = page.split("## Which repositories were checked")[1].split("\n## ")[0]
     assert sorted(name for name in named - PLACEHOLDERS if f"`{name}`" not in table) == []

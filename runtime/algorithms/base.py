@@ -1,16 +1,19 @@
-"""Interface of unmasking algorithms (docs/decoding-rules.md#unmasking-algorithms): inputs and updates as tensors."""
+"""Interface of unmasking algorithms: inputs and updates as tensors.
+
+See docs/research/decoding-rules.md#unmasking-algorithms.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
-from runtime.algorithms.sampling import TopTokens
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
 from runtime.errors import ConfigError
 from runtime.request.field_spec import Field, Value
 
@@ -47,7 +50,7 @@ class LogitStat(enum.IntFlag):
 
 @dataclass(frozen=True)
 class EditTokens:
-    """Ids of the model's edit tokens, which no output contains (docs/decoding-rules.md#insert-and-delete)."""
+    """Ids of the model's edit tokens, which no output contains (docs/research/decoding-rules.md#insert-and-delete)."""
 
     delete: int
     split: int
@@ -153,7 +156,7 @@ class BlockUpdate:
 
 
 class SoftEmbeddingParams(NamedTuple):
-    """Parameters of docs/decoding-rules.md#soft-embeddings, see ``runtime.layers.embedding``."""
+    """Parameters of docs/research/decoding-rules.md#soft-embeddings, see ``runtime.layers.embedding``."""
 
     smooth: bool  # add the mixture to the token's embedding. False: the mask's embedding gets the remaining probability
     weight: float  # factor of the mixture if `smooth`
@@ -169,9 +172,9 @@ class UnmaskingAlgorithm:
         speed_accuracy_knob: the field that ``python -m runtime.bench sweep`` varies. None: it measures the defaults.
         modes: values of some fields for each mode. Without modes, the ``mode`` of a request is rejected.
         edits: it changes unmasked positions, so a block without masks is not finished
-            (docs/decoding-rules.md#algorithm-edit). The family must support it.
+            (docs/research/decoding-rules.md#algorithm-edit). The family must support it.
         supports_grammar: its threshold also applies to constrained decoding, which unmasks from left to right
-            (``runtime.worker.sample.constrained_decoding``).
+            (``runtime.worker.constrained_decoding``).
         reorders_tokens: tokens may move to other positions.
         uniform_noise: it denoises noise instead of masks, for strategies that have `uniform_noise` too. All positions
             of an open block are MASKED before each step, and those that stay masked get new noise. `process_logits`
@@ -300,10 +303,11 @@ def get_algorithm(key: str) -> UnmaskingAlgorithm:
     return _ALGORITHMS[key]
 
 
+@lru_cache
 def algorithms_with_edit_tokens(edit_tokens: EditTokens | None) -> Callable[[str], UnmaskingAlgorithm]:
     """Returns `get_algorithm` for a model with these edit tokens; None: the model has none.
 
-    The function returns the same object for each call with the same key.
+    It returns the same objects for equal tokens and keys.
     """
     if edit_tokens is None:
         return get_algorithm

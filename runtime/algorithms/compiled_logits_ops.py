@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 
 from runtime.algorithms import sampling
-from runtime.algorithms.logits_ops import LogitsOps
-from runtime.algorithms.sampling import Candidate
+from runtime.algorithms.sampling import Candidate, LogitsOps
 from runtime.errors import ConfigError
 
 

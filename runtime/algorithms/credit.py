@@ -1,4 +1,4 @@
-"""`credit`: raises logits of repeated candidates (docs/decoding-rules.md#algorithm-credit; dInfer)."""
+"""`credit`: raises logits of repeated candidates (docs/research/decoding-rules.md#algorithm-credit; dInfer)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""`dmax`: unmasks a confident prefix and revises tokens (docs/decoding-rules.md#algorithm-dmax; arXiv 2604.08302).
+"""`dmax`: unmasks a confident prefix and revises tokens.
 
-Input embeddings of unmasked positions are soft embeddings (docs/decoding-rules.md#soft-embeddings).
+See docs/research/decoding-rules.md#algorithm-dmax; arXiv 2604.08302.
+
+Input embeddings of unmasked positions are soft embeddings (docs/research/decoding-rules.md#soft-embeddings).
 """
 
 from __future__ import annotations

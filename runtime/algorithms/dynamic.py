@@ -1,4 +1,7 @@
-"""`dynamic`: unmasks confident positions, at least the step quota (docs/decoding-rules.md#algorithm-dynamic)."""
+"""`dynamic`: unmasks confident positions, at least the step quota.
+
+See docs/research/decoding-rules.md#algorithm-dynamic.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`edit`: unmasks, and replaces unmasked tokens until nothing changes (docs/decoding-rules.md#algorithm-edit)."""
+"""`edit`: unmasks, and replaces unmasked tokens until nothing changes.
+
+See docs/research/decoding-rules.md#algorithm-edit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`entropy_bound`: bounds the entropy of a step (docs/decoding-rules.md#algorithm-entropy_bound)."""
+"""`entropy_bound`: bounds the entropy of a step (docs/research/decoding-rules.md#algorithm-entropy_bound)."""
 
 from __future__ import annotations
 

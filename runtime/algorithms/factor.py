@@ -1,4 +1,7 @@
-"""`factor`: unmasks more positions the higher their confidence is (docs/decoding-rules.md#algorithm-factor)."""
+"""`factor`: unmasks more positions the higher their confidence is.
+
+See docs/research/decoding-rules.md#algorithm-factor.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fixed`: unmasks the step quota by confidence (docs/decoding-rules.md#algorithm-fixed)."""
+"""`fixed`: unmasks the step quota by confidence (docs/research/decoding-rules.md#algorithm-fixed)."""
 
 from __future__ import annotations
 

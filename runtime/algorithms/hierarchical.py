@@ -1,4 +1,7 @@
-"""`hierarchical`: unmasks the best of each run of masks (docs/decoding-rules.md#algorithm-hierarchical; dInfer)."""
+"""`hierarchical`: unmasks the best of each run of masks.
+
+See docs/research/decoding-rules.md#algorithm-hierarchical; dInfer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`edit` for models that insert and delete with two edit tokens (docs/decoding-rules.md#insert-and-delete; LLaDA2.2).
+"""`edit` for models that insert and delete with two edit tokens.
+
+See docs/research/decoding-rules.md#insert-and-delete; LLaDA2.2.
 
 A record has three numbers for each position: its content before the step, the token that the step wrote there, and
 whether an original mask is there after the step.

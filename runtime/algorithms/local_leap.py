@@ -1,4 +1,7 @@
-"""`local_leap`: unmasks anchors and their neighbors (docs/decoding-rules.md#algorithm-local_leap; arXiv 2510.07081)."""
+"""`local_leap`: unmasks anchors and their neighbors.
+
+See docs/research/decoding-rules.md#algorithm-local_leap; arXiv 2510.07081.
+"""
 
 from __future__ import annotations
 

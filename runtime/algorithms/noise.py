@@ -1,4 +1,4 @@
-"""`noise`: denoises a canvas of random tokens by entropy (docs/decoding-rules.md#algorithm-noise)."""
+"""`noise`: denoises a canvas of random tokens by entropy (docs/research/decoding-rules.md#algorithm-noise)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counter-based random numbers of a request (docs/decoding-rules.md#random-numbers)."""
+"""Counter-based random numbers of a request (docs/research/decoding-rules.md#random-numbers)."""
 
 from __future__ import annotations
 

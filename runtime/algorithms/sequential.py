@@ -1,4 +1,4 @@
-"""`sequential`: unmasks the step quota from left to right (docs/decoding-rules.md#algorithm-sequential)."""
+"""`sequential`: unmasks the step quota from left to right (docs/research/decoding-rules.md#algorithm-sequential)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`threshold`: unmasks confident positions (docs/decoding-rules.md#algorithm-threshold), and remasks others.
+"""`threshold`: unmasks confident positions (docs/research/decoding-rules.md#algorithm-threshold), and remasks others.
 
-docs/decoding-rules.md#remasking states when a position is remasked.
+docs/research/decoding-rules.md#remasking states when a position is remasked.
 """
 
 from __future__ import annotations

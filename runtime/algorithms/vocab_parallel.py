@@ -11,8 +11,7 @@ import torch
 
 from runtime.algorithms import sampling
 from runtime.algorithms.distributed_quantile import DistributedQuantile, sortable_keys
-from runtime.algorithms.logits_ops import LogitsOps
-from runtime.algorithms.sampling import Candidate, TopTokens
+from runtime.algorithms.sampling import Candidate, LogitsOps, TopTokens
 from runtime.layers.sharding import VocabShard
 
 NEG_INF = float("-inf")

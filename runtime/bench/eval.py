@@ -135,5 +135,5 @@ def _show_wrong(console: Any, results: Sequence[Result], args: argparse.Namespac
         samples = prompts_of(task, args.n, args.seed)
         wrong = [(s, t) for s, t in zip(samples, result.answers, strict=True) if not task.check(s, t)]
         for sample, text in wrong[: args.show_wrong]:
-            said = sample.messages[-1]["content"]
-            console.print(f"{result.task}: {said!r} -> {text!r}, expected {sample.answer!r}", markup=False)
+            prompt = sample.messages[-1]["content"]
+            console.print(f"{result.task}: {prompt!r} -> {text!r}, expected {sample.answer!r}", markup=False)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.bench import floor, output
+from runtime.bench import output, roofline
 from runtime.config.flag_definitions import BY_DEST
 from runtime.errors import ConfigError
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: bfloat16 on CUDA")
     parser.add_argument("--enforce-eager", action="store_true", help="launch each step anew")
     parser.add_argument("--repeats", type=int, default=30, help="timed steps of the bound; default: 30")
-    floor.add_arguments(parser)
+    roofline.add_arguments(parser)
     output.add_json(parser)
 
 
@@ -80,9 +80,9 @@ def _llm(args: argparse.Namespace) -> Iterator[LLM]:
         with LLM(args.model, **flags) as llm:
             yield llm
         return
-    with tempfile.TemporaryDirectory(prefix="unmask-bench-") as place:
-        write_files(Path(place), args.arch)
-        with random_llm(place, **flags) as llm:
+    with tempfile.TemporaryDirectory(prefix="unmask-bench-") as directory:
+        write_files(Path(directory), args.arch)
+        with random_llm(directory, **flags) as llm:
             yield llm
 
 
@@ -119,7 +119,7 @@ def _case(llm: LLM, batch: int, args: argparse.Namespace) -> dict[str, Any]:
 def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
     """Milliseconds of a step that commits; None where the strategy has none."""
     from runtime.bench.live import Live
-    from runtime.bench.steady import SERVED, pages_of, steady
+    from runtime.bench.steady_state import SERVED, pages_of, steady_step
     from runtime.engine.lora_manager import LoRAManager
     from runtime.models.base import ModelInfo
 
@@ -127,13 +127,13 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
     block, runner = info.block_size, engine.runner
     context = (args.prompt + args.max_tokens // 2) // block * block
     try:
-        step = steady("commit", batch, context, block, strategy, SERVED)
+        step = steady_step("commit", batch, context, block, strategy, SERVED)
     except ConfigError:
         return None
-    plain = {"check": False, "deterministic": False, "temperature": 0.0, "top_p": 1.0}
-    wanted = argparse.Namespace(**vars(args) | plain | {"block_size": block})
+    defaults = {"check": False, "deterministic": False, "temperature": 0.0, "top_p": 1.0}
+    live_args = argparse.Namespace(**vars(args) | defaults | {"block_size": block})
     facts = ModelInfo(info.vocab_size, info.max_model_len, block, info.mask_token_id, ())
     pool = runner.pool.like(pages_of(step, strategy, block, info.page_size))
-    live = Live(runner.model, pool, strategy, facts, info.mask_token_id, wanted, LoRAManager())
+    live = Live(runner.model, pool, strategy, facts, info.mask_token_id, live_args, LoRAManager())
     found: float = live.case("commit", batch, context, [step])["wall_ms"]
     return found

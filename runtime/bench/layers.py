@@ -33,29 +33,29 @@ def layer_error(runner: ModelRunner, plan: StepPlan) -> float:
     by itself. RuntimeError where it is more than rounding explains."""
     model = cast(Any, runner.model)
     layers = list(model.layers)
-    given: list[tuple[Any, ...]] = []
+    inputs: list[tuple[Any, ...]] = []
     made: list[list[torch.Tensor]] = []
     errors: list[float] = []
 
     def listens(layer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        given.append(tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args))
+        inputs.append(tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args))
         made.append([part.clone() for part in _tensors(out)])
 
     def gives(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        theirs = given[len(errors)]
+        theirs = inputs[len(errors)]
         return tuple(had if isinstance(had, torch.Tensor) else arg for had, arg in zip(theirs, args, strict=True))
 
     def compares(layer: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         theirs = made[len(errors)]
-        errors.append(max(_apart(*pair) for pair in zip(theirs, _tensors(out), strict=True)))
+        errors.append(max(_relative_error(*pair) for pair in zip(theirs, _tensors(out), strict=True)))
         return theirs[0] if isinstance(out, torch.Tensor) else tuple(theirs)  # what follows begins with the same
 
     with _hooked(layers, None, listens):
         left = _forward(runner, plan)
     finished = model.final_hidden_states(left)
     with _references(model, runner.pool.dtype), _hooked(layers, gives, compares):
-        errors.append(_apart(left, _forward(runner, plan)))
-        errors.append(_apart(finished, model.final_hidden_states(left)))
+        errors.append(_relative_error(left, _forward(runner, plan)))
+        errors.append(_relative_error(finished, model.final_hidden_states(left)))
     worst = max(range(len(errors)), key=errors.__getitem__)
     of_eight_bits = any(isinstance(weight.active, Fp8Weight) for weight in named_weights(model).values())
     allowed = ALLOWED_FP8 if of_eight_bits else ALLOWED[runner.pool.dtype]
@@ -72,7 +72,7 @@ def _forward(runner: ModelRunner, plan: StepPlan) -> torch.Tensor:
     return runner.model.forward(runner.model.embed(batch.tokens), batch, runner.pool)
 
 
-def _apart(made: torch.Tensor, reference: torch.Tensor) -> float:
+def _relative_error(made: torch.Tensor, reference: torch.Tensor) -> float:
     return float((made.double() - reference.double()).norm() / reference.double().norm())
 
 
@@ -104,7 +104,7 @@ def _references(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     for part in model.modules():
         for name, held in list(vars(part).items()):
             if isinstance(held, KernelSet):
-                put(part, name, _taking(held))
+                put(part, name, _reference_kernels(held))
             elif isinstance(held, TritonAttention):
                 put(part, name, TorchAttention(held.shape, dtype))
             elif isinstance(held, list) and all(isinstance(each, TritonAttention) for each in held):
@@ -119,13 +119,13 @@ def _references(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def _taking(kernels: KernelSet) -> KernelSet:
+def _reference_kernels(kernels: KernelSet) -> KernelSet:
     """The references, taking what `kernels` take; weights of few bits as the numbers that they stand for."""
 
     def experts(
         x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, shared: Any, activation: Any = "silu", out: Any = None
     ) -> torch.Tensor:
-        gate_up, down = _whole(gate_up, x.dtype), _whole(down, x.dtype)
+        gate_up, down = _dequantized(gate_up, x.dtype), _dequantized(down, x.dtype)
         gate_up = deinterleave(gate_up) if kernels.interleaved_gate_up else gate_up
         return TORCH.moe(x, ids, weights, gate_up, down, shared, activation, out)
 
@@ -147,7 +147,7 @@ def _taking(kernels: KernelSet) -> KernelSet:
     return replace(TORCH, moe=experts, router_logits=scores, sandwich_norms=sandwich_norms, gemm_add_norm=added)
 
 
-def _whole(kernel_arg: Any, dtype: torch.dtype) -> torch.Tensor:
+def _dequantized(kernel_arg: Any, dtype: torch.dtype) -> torch.Tensor:
     made: torch.Tensor = kernel_arg if isinstance(kernel_arg, torch.Tensor) else kernel_arg.dequantize(dtype)
     return made
 

@@ -1,9 +1,9 @@
 """`python -m runtime.bench steps --live`: wall clock of ``Engine.execute_step`` beside the device's own time.
 
 Requests are live: prefilled, scheduled, planned, and their results applied. What a step writes into a block is
-discarded, so that every step finds the same (`steady.py`): each position of the open block masked with probability .5,
-the others random ids; a block that has just opened is masked throughout. The wall clock has all of the host's work in
-it, copies, forward, head and algorithms, and what is put back before the step.
+discarded, so that all steps have the same input (`steady_state.py`): each position of the open block is masked with
+probability .5, the others hold random ids; a block that has just opened is masked throughout. The wall clock includes
+all host work, copies, forward, head and unmasking algorithms, and the reset before the step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import numpy as np
 import torch
 
 from runtime.algorithms import algorithm_keys, get_algorithm
-from runtime.bench.discarding import Discarding, experts_chosen
-from runtime.bench.floor import work_of
+from runtime.bench.accept_none import AcceptNoneRunner, count_experts
 from runtime.bench.layers import layer_error
-from runtime.bench.steady import SERVED, Steady, begin, pages_of, steady
+from runtime.bench.roofline import work_of
+from runtime.bench.steady_state import SERVED, SteadyStep, begin, pages_of, steady_step
 from runtime.engine.engine import Engine
 from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.request import MASKED, UNMASKED, Request
+from runtime.engine.request import Request
+from runtime.engine.step_plan import MASKED, UNMASKED
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, ModelInfo
 from runtime.models.decoder import Decoder
@@ -33,10 +34,10 @@ from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.strategies import Strategy, max_request_len
 from runtime.strategies.full import CACHE
-from runtime.worker.cuda_graph import GraphCapturer
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.memory import capture_sizes_for
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 IDS = 1000, 150_000  # of what is not masked, as far as the vocabulary reaches
@@ -44,7 +45,7 @@ BLOCKS = 23  # seed of what open blocks hold, which is the same after contexts o
 SETTLE = 12  # steps before those that are timed
 
 
-def cases(args: argparse.Namespace, strategy: Strategy) -> list[tuple[str, int, int, list[Steady]]]:
+def cases(args: argparse.Namespace, strategy: Strategy) -> list[tuple[str, int, int, list[SteadyStep]]]:
     """Kind, batch and context of what the flags ask for, and the steps that each is made of, itself the last. Raises
     ConfigError for what the strategy does not do."""
     found = []
@@ -53,7 +54,7 @@ def cases(args: argparse.Namespace, strategy: Strategy) -> list[tuple[str, int, 
         lengths = args.prompt if kind == "prefill" else args.context
         for batch in [1] if kind == "prefill" else args.batch:
             for length in lengths:
-                steps = [steady(each, batch, length, args.block_size, strategy, args.budget) for each in kinds]
+                steps = [steady_step(each, batch, length, args.block_size, strategy, args.budget) for each in kinds]
                 found.append((kind, len(steps[-1].members) if kind == "prefill" else batch, length, steps))
     return found
 
@@ -77,10 +78,10 @@ class Live:
     adapters: LoRAManager
     loras: int = 0  # of these, that requests have in turn
 
-    def case(self, kind: str, batch: int, context: int, steps: list[Steady]) -> dict[str, Any]:
+    def case(self, kind: str, batch: int, context: int, steps: list[SteadyStep]) -> dict[str, Any]:
         """Milliseconds of a step, medians; of one that is made of others, also what these take by themselves."""
-        *parts, whole = steps
-        row: dict[str, Any] = {"case": kind, "batch": batch, "context": context, **self._time(whole, context)}
+        *parts, complete = steps
+        row: dict[str, Any] = {"case": kind, "batch": batch, "context": context, **self._time(complete, context)}
         if self.adapters.slots:
             row["loras"] = self.loras
         if parts:
@@ -91,12 +92,12 @@ class Live:
             row["tokens_per_s"] = round(row["rows"] / row["wall_ms"] * 1e3)
         return row
 
-    def _time(self, step: Steady, seed: int, *, measure: bool = True) -> dict[str, Any]:
+    def _time(self, step: SteadyStep, seed: int, *, measure: bool = True) -> dict[str, Any]:
         """`measure`: also the step's floor, and the error of each layer."""
         block, repeats = self.args.block_size, self.args.repeats
         info = self._info(step)
         runner = self._runner(info)
-        discarding = Discarding(runner)
+        discarding = AcceptNoneRunner(runner)
         engine = Engine(info=info, runner=discarding, strategy=self.strategy, lora_manager=self.adapters)
         engine.set_overlap_callback(engine.take_outputs)  # which a server's backend sends then
         random = np.random.default_rng(len(step.members) * 1_000_003 + seed)
@@ -145,16 +146,16 @@ class Live:
             row |= self._measured(discarding, row["wall_ms"])
         return row
 
-    def _measured(self, discarding: Discarding, wall: float) -> dict[str, Any]:
+    def _measured(self, discarding: AcceptNoneRunner, wall: float) -> dict[str, Any]:
         """Of the last step."""
         model, plan, args = cast(torch.nn.Module, self.model), discarding.plan, self.args
-        experts = experts_chosen(model, discarding.runner, plan)
-        whole = (
+        experts = count_experts(model, discarding.runner, plan)
+        complete = (
             experts[:-1] if isinstance(model, Decoder) and model.split_last_layer else experts
         )  # of layers that see all rows
-        found: dict[str, Any] = {"experts": round(statistics.mean(whole), 1)} if whole else {}
+        found: dict[str, Any] = {"experts": round(statistics.mean(complete), 1)} if complete else {}
         if self.pool.device.type == "cuda":  # the rates are a GPU's
-            found |= work_of(model, self.pool, plan, experts).told(wall, args)
+            found |= work_of(model, self.pool, plan, experts).columns(wall, args)
         if args.check:
             found["error"] = float(f"{layer_error(discarding.runner, plan):.2g}")
         return found
@@ -170,20 +171,20 @@ class Live:
         served = msgspec.structs.replace(info, max_num_batched_tokens=SERVED)
         pages = -(-max_request_len(self.strategy, info.max_model_len) // info.page_size)
         sizes = capture_sizes_for(served, self.strategy, pages, self.adapters)
-        named: dict[str, Any] = {
-            "block_size": sizes.block_size,
-            "mask_id": self.mask_id,
-            "max_token_id": info.max_token_id,
-            "eos_ids": (0,),
-            "max_num_reqs": info.max_num_reqs,
-            "batch_invariant": self.args.deterministic,
-        }
+        config = SamplerConfig(
+            block_size=sizes.block_size,
+            mask_id=self.mask_id,
+            max_token_id=info.max_token_id,
+            eos_ids=(0,),
+            max_num_reqs=info.max_num_reqs,
+            batch_invariant=self.args.deterministic,
+        )
         if self.args.enforce_eager or self.pool.device.type != "cuda":
-            return ModelRunner(self.model, self.pool, **named)
-        recorder = GraphCapturer(self.pool.device)
-        return CudaGraphRunner(self.model, self.pool, **named, sizes=sizes, capture=recorder, capture_after=2)
+            return ModelRunner(self.model, self.pool, config)
+        capture = GraphCapturer(self.pool.device)
+        return CudaGraphRunner(self.model, self.pool, config, sizes, capture, capture_after=2)
 
-    def _info(self, step: Steady) -> EngineInfo:
+    def _info(self, step: SteadyStep) -> EngineInfo:
         fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == self.strategy.uniform_noise]
         algorithm = get_algorithm("threshold" if "threshold" in fitting else fitting[0])
         size = self.args.block_size
@@ -202,7 +203,7 @@ class Live:
             page_size=self.pool.page_size,
             num_pages=self.pool.num_pages,
             max_model_len=longest + 1,
-            max_num_reqs=step.places,
+            max_num_reqs=step.max_requests,
             max_num_batched_tokens=step.budget,
             prefix_caching=False,
             blocks_from_prompt=self.strategy.block_layout.from_prompt,

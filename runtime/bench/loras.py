@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lora-rank", type=int, default=16, help="their rank, on attention's projections")
 
 
-def room(args: argparse.Namespace) -> LoRAConfig | None:
+def lora_config(args: argparse.Namespace) -> LoRAConfig | None:
     """For the adapters that the flags ask for. ConfigError for what they cannot."""
     if args.loras is None:
         return None
@@ -33,7 +33,7 @@ def room(args: argparse.Namespace) -> LoRAConfig | None:
     return LoRAConfig(args.loras, args.lora_rank)
 
 
-def drawn(
+def random_adapters(
     args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: Model, build: LayerFactory
 ) -> LoRAManager:
     """They, named "0", "1" ..., all on the device."""

@@ -252,17 +252,17 @@ def random_model(
     model = family.make(family.parse(config), build)
     if check is not None:
         check(model, build)
-    whole, own = (torch.Generator(build.device).manual_seed(seed + n) for n in (0, 1 + build.group.rank))
-    fill_random(cast(nn.Module, model), whole, own)
+    replicated, sharded = (torch.Generator(build.device).manual_seed(seed + n) for n in (0, 1 + build.group.rank))
+    fill_random(cast(nn.Module, model), replicated, sharded)
     return model
 
 
-def fill_random(model: nn.Module, generator: torch.Generator, own: torch.Generator | None = None) -> None:
+def fill_random(model: nn.Module, generator: torch.Generator, sharded: torch.Generator | None = None) -> None:
     """Matrices: normal, variance 1/inputs (embeddings 1). Vectors: norm weights near 1, biases near 0. Drawn a piece at
     a time, as a checkpoint comes. `own`: draws what this process has a share of; the rest is alike in all of them."""
     for name, weight in named_weights(model).items():
         first, *others = weight.shape
-        draws = generator if weight.shard is None or own is None else own
+        draws = generator if weight.shard is None or sharded is None else sharded
         if name.startswith("embed_tokens"):
             mean, spread = 0.0, 1.0
         elif others:

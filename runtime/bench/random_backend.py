@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.server import backend
-from runtime.server.messages import Configure
+from runtime.server.engine_client.ipc_protocol import Configure
+from runtime.server.engine_process import backend
 
 
 def make_engine(configure: Configure, progress: backend.Progress, lost: backend.Lost) -> Any:

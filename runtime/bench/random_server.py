@@ -14,7 +14,7 @@ BACKEND = (sys.executable, "-m", "runtime.bench.random_backend")
 if __name__ == "__main__":
     try:
         config = parse(sys.argv[1:], os.environ)
-        from runtime.server.serve import run
+        from runtime.server.launcher import run
 
         sys.exit(run(config, BACKEND))
     except ConfigError as error:

@@ -46,10 +46,10 @@ def write_files(directory: Path, name: str) -> None:
     size = config.get("vocab_size") or config["text_config"]["vocab_size"]
     tokenizer: dict[str, Any] = json.loads((demo / "tokenizer.json").read_text())
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
-    _give(config.get("mask_token_id"), "<|mask|>", tokenizer["added_tokens"])
+    _assign_id(config.get("mask_token_id"), "<|mask|>", tokenizer["added_tokens"])
     vocab |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # they keep their ids so
-    words = (SPACE + word for word in _words() if SPACE + word not in vocab)
-    vocab |= dict(zip(words, range(max(vocab.values()) + 1, size), strict=False))
+    invented = (SPACE + word for word in _invented_tokens() if SPACE + word not in vocab)
+    vocab |= dict(zip(invented, range(max(vocab.values()) + 1, size), strict=False))
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     (directory / "model.safetensors").write_bytes(NO_TENSORS)
@@ -94,15 +94,15 @@ def write_tensors(directory: Path, name: str, shard_bytes: int = 2 << 30) -> int
     return written
 
 
-def _give(wanted: int | None, name: str, tokens: list[dict[str, Any]]) -> None:
+def _assign_id(token_id: int | None, name: str, tokens: list[dict[str, Any]]) -> None:
     """The token `name` gets the id `wanted` if that is another's of `tokens`, which gets its own."""
-    other = next((token for token in tokens if token["id"] == wanted), None)
+    other = next((token for token in tokens if token["id"] == token_id), None)
     mine = next(token for token in tokens if token["content"] == name)
     if other is not None:
         mine["id"], other["id"] = other["id"], mine["id"]
 
 
-def _words() -> Iterator[str]:
+def _invented_tokens() -> Iterator[str]:
     for length in itertools.count(4):
         yield from map("".join, itertools.product(string.ascii_lowercase, repeat=length))
 

@@ -53,16 +53,16 @@ def _served(args: argparse.Namespace, size: int, experts: int) -> list[dict[str,
     from runtime.bench.random_weights import random_llm, write_files
 
     longest = args.context + args.steps
-    most = max(*args.batch, args.prefill // args.context)
+    max_requests = max(*args.batch, args.prefill // args.context)
     flags: dict[str, Any] = {
-        "max_num_reqs": most, "max_model_len": longest, "skip_tokenizer": True, "device": args.device,
+        "max_num_reqs": max_requests, "max_model_len": longest, "skip_tokenizer": True, "device": args.device,
         "tensor_parallel_size": size, "expert_parallel_size": experts, "disable_prefix_caching": True,
-        "num_pages": most * (longest // 32 + 2), "quantization": args.quantization,
+        "num_pages": max_requests * (longest // 32 + 2), "quantization": args.quantization,
     }  # fmt: skip
     rows = []
-    with tempfile.TemporaryDirectory(prefix="unmask-bench-") as place:
-        write_files(Path(place), args.arch)
-        with random_llm(place, **flags) as llm:
+    with tempfile.TemporaryDirectory(prefix="unmask-bench-") as directory:
+        write_files(Path(directory), args.arch)
+        with random_llm(directory, **flags) as llm:
             for batch in args.batch:
                 row = {"ranks": size, "expert_parallel": experts, "batch": batch, "context": args.context}
                 rows.append(row | _batch(llm, batch, args))

@@ -20,8 +20,8 @@ import aiohttp
 import uvloop
 
 from runtime.bench import output, plot, started
-from runtime.bench.crowd import crowd
 from runtime.bench.load import answers_at_once, closed_loop, open_loop, session
+from runtime.bench.multiprocess_load import load_processes
 from runtime.client import DEFAULT_URL, is_address
 from runtime.errors import ConfigError
 
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     if args.url and not is_address(args.url):
         print(f"--url: {args.url!r} is no server's address; one is like {DEFAULT_URL}", file=sys.stderr)
         return 2
-    if (sentence := started.wrong(args)) is not None:
+    if (sentence := started.flags_error(args)) is not None:
         print(sentence, file=sys.stderr)
         return 2
     try:
@@ -127,7 +127,7 @@ async def _measure(
         await closed_loop(client, made(-1)[:2], 1, lambda: None)
         several = None
         if args.processes > 1:
-            several = stack.enter_context(crowd(args.processes, url, args.api_key, args.timeout))
+            several = stack.enter_context(load_processes(args.processes, url, args.api_key, args.timeout))
         with Progress(*columns, transient=True) as progress:
             for kind, value in loads:
                 rounds = []
@@ -246,12 +246,12 @@ def _show(report: dict[str, Any]) -> None:
         load["clients"]: _median(load["rounds"], "tokens_per_second") for load in report["loads"] if "clients" in load
     }
     if len(speeds) > 1 and (least := speeds[min(speeds)]):
-        most = speeds[max(speeds)] or 0.0
-        console.print(f"{max(speeds):g} clients against {min(speeds):g}: {most / least:.2f} times the tokens/s")
+        fastest = speeds[max(speeds)] or 0.0
+        console.print(f"{max(speeds):g} clients against {min(speeds):g}: {fastest / least:.2f} times the tokens/s")
     for clients, answers in report.get("at_once", {}).items():
         rounds = next(load["rounds"] for load in report["loads"] if load.get("clients") == float(clients))
-        share = (_median(rounds, "requests_per_second") or 0.0) / answers
-        console.print(f"{clients} clients at a route that answers at once: {answers:.1f} req/s; of that {share:.2f}")
+        ratio = (_median(rounds, "requests_per_second") or 0.0) / answers
+        console.print(f"{clients} clients at a route that answers at once: {answers:.1f} req/s; of that {ratio:.2f}")
     if "llm" in report:
         own = _median(report["llm"]["rounds"], "tokens_per_second") or 0.0
         console.print(f"LLM.generate at batch {LLM_BATCH}: {own:.1f} tokens/s")

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server-args", default="", metavar="'--FLAG ...'", help="flags of the server that is started")
 
 
-def wrong(args: argparse.Namespace) -> str | None:
+def flags_error(args: argparse.Namespace) -> str | None:
     """What is wrong with the flags, if something is."""
     if args.random_weights != (args.arch is not None):
         return "--random-weights goes with --arch, which has no weights of its own, and with nothing else"
@@ -41,9 +41,9 @@ def checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
         return
     from runtime.bench.random_weights import write_files
 
-    with tempfile.TemporaryDirectory(prefix="unmask-bench-") as place:
-        write_files(Path(place), args.arch)
-        yield place
+    with tempfile.TemporaryDirectory(prefix="unmask-bench-") as directory:
+        write_files(Path(directory), args.arch)
+        yield directory
 
 
 @contextmanager

@@ -3,19 +3,18 @@ writes. Which rows see what, which of them are open, and which rule decides, fol
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from runtime.algorithms import algorithm_keys, get_algorithm
-from runtime.engine.page_table import PageTable
-from runtime.engine.request import UNMASKED, Block, Request
-from runtime.engine.scheduled_request import ForwardSpan, ScheduledRequest
-from runtime.engine.step_plan import StepPlan
+from runtime.engine.kv_cache_manager import PageTable
+from runtime.engine.request import Block, ForwardSpan, Request, ScheduledRequest
+from runtime.engine.step_plan import UNMASKED, StepPlan
 from runtime.request.field_spec import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
-from runtime.worker.input_builder import InputBuilder
+from runtime.worker.input_batch import InputBuilder
 
 if TYPE_CHECKING:  # the machines that measure lack the messages' package
     from runtime.request.engine_messages import RequestSpec
@@ -60,6 +59,7 @@ class _Asked:
     prefilled_tokens: dict[int, int] = field(default_factory=dict)
     cache_salt: str = ""
     adapter: str = ""
+    grammar: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,4 +139,6 @@ class StepPlans:
         for scheduled, pages in zip(batch, drawn.tolist(), strict=True):
             scheduled.request.req_slot = table.allocate_row()
             table.write(scheduled.request.req_slot, 0, pages)
-        return InputBuilder(table, self.strategy).plan(batch)
+        builder = InputBuilder(table, self.strategy)
+        plan = builder.plan(batch)
+        return replace(plan, blocks=builder.blocks(batch))

@@ -1,6 +1,6 @@
 """`python -m runtime.bench steps`: times of decode steps and prefills by batch size and context length.
 
-docs/performance.md#measure-it-yourself describes the tool.
+docs/operations/performance.md#measure-it-yourself describes the tool.
 Runs the server's own model runner: forward, head, sampling, results on the host. Times are warm medians; inputs are
 random, every output is checked to be finite. Decode feeds one block a request (S=1) in its second step, of masks and
 random tokens, or a canvas of noise; which rows see what is the strategy's to say, the family's first. A model whose
@@ -18,11 +18,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from runtime.bench import floor, loras, output
-from runtime.bench.captured import captured
+from runtime.bench import loras, output, roofline
+from runtime.bench.graph_capture import capture
 from runtime.bench.model_shapes import ARCHITECTURES, architecture, random_model
 from runtime.bench.sizes import check_memory, check_positive, check_weights
-from runtime.bench.steady import COLUMNS, KINDS
+from runtime.bench.steady_state import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
 from runtime.config.flag_definitions import BY_DEST
@@ -39,9 +39,10 @@ from runtime.quantization.checkpoint import quantization_of
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_TOLD = (
+_REPORTED_ARGS = (
     "deterministic", "block_size", "page_size", "kv_cache_layout", "filled", "budget", "repeats", "temperature",
     "top_p",
 )  # fmt: skip
@@ -85,15 +86,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="of --live: compare each layer with the kernels' references"
     )
-    floor.add_arguments(parser)
+    roofline.add_arguments(parser)
     output.add_json(parser, "the results")
 
 
 def main(args: argparse.Namespace) -> int:
     if args.tensor_parallel_size > 1:
-        from runtime.bench.spread import spread
+        from runtime.bench.multi_run import run_on_ranks
 
-        return spread(args, _run)
+        return run_on_ranks(args, _run)
     return _run(args)
 
 
@@ -145,17 +146,18 @@ class _Setup:
         self.plans = StepPlans(
             strategy, args.block_size, mask_id, known.vocab_size, args.page_size, self.pool.num_pages
         )
-        self.runner = ModelRunner(
-            model, self.pool, block_size=args.block_size, mask_id=mask_id, max_token_id=last, eos_ids=(0,),
-            max_num_reqs=max(args.batch), batch_invariant=args.deterministic,
+        config = SamplerConfig(
+            args.block_size, mask_id, last, eos_ids=(0,), max_num_reqs=max(args.batch),
+            batch_invariant=args.deterministic,
         )  # fmt: skip
+        self.runner = ModelRunner(model, self.pool, config)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
         weights = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
         self.facts = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
             "quantization": build.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
             "ranks": build.group.size, "experts_dealt": build.expert_parallel,
-        } | {name: getattr(args, name) for name in _TOLD}  # fmt: skip
+        } | {name: getattr(args, name) for name in _REPORTED_ARGS}  # fmt: skip
 
     def fill_pool(self) -> None:
         """Random keys and values, so that the context is as scattered as a real one."""
@@ -183,7 +185,7 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
         dtype,
         args.attn_impl,
         quantization,
-        loras.room(args),
+        loras.lora_config(args),
         deterministic=args.deterministic,
         group=group,
         expert_parallel=deals,
@@ -197,7 +199,7 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
         if checkpoint is None
         else load_model(checkpoint, family, arch, build)
     )
-    adapters = loras.drawn(args, family, arch, model, build)
+    adapters = loras.random_adapters(args, family, arch, model, build)
     return _Setup(model, strategy, known, args, build, adapters)
 
 
@@ -238,7 +240,7 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     row["step_ms"] = median(lambda: runner.run(plan), setup.pool.device, args)
     row["forward_ms"] = median(forward, setup.pool.device, args)
     if args.graphs:
-        row["graph_ms"] = median(captured(forward), setup.pool.device, args)
+        row["graph_ms"] = median(capture(forward), setup.pool.device, args)
     row["tokens_per_s"] = round(batch * args.block_size / row["step_ms"] * 1e3)
     print(json.dumps(row), flush=True)
     return row

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Walk:
+class Sweep:
     """An algorithm and the values of its field to try. An algorithm without such a field is tried at its defaults."""
 
     algorithm: str
@@ -45,10 +45,10 @@ class Walk:
 
     def decoding(self, value: float | None) -> dict[str, Any]:
         """What a request says; a field ``outer.inner`` is the entry of an object."""
-        said: Any = value
+        fields: Any = value
         for name in reversed((self.field or "").split(".")):
-            said = {name: said}
-        return {"algorithm": self.algorithm} | (said if self.field else {})
+            fields = {name: fields}
+        return {"algorithm": self.algorithm} | (fields if self.field else {})
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Point:
         return "" if self.value is None else f"{self.value:g}"
 
 
-Found = list[tuple[Walk, list[Point]]]
+Found = list[tuple[Sweep, list[Point]]]
 
 
 def main(args: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         tasks = chosen_tasks(args.tasks, None if args.tasks else "long")
         found: Found = []
         with open_llm(args, args.batch) as llm:
-            for walk in walks(llm.info, args.algorithm, args.values):
+            for walk in sweeps(llm.info, args.algorithm, args.values):
                 points: list[Point] = []
                 for value in walk.values:
                     title = walk.algorithm if value is None else f"{walk.algorithm}, {walk.field} {value:g}"
@@ -99,8 +99,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def walks(info: EngineInfo, wanted: Sequence[str] | None, values: Sequence[float] | None) -> list[Walk]:
-    """Returns the algorithms of `wanted`, else all of the served model, with `values`, else those that each declares.
+def sweeps(info: EngineInfo, names: Sequence[str] | None, values: Sequence[float] | None) -> list[Sweep]:
+    """Returns the algorithms of `names`, else all of the served model, with `values`, else those that each declares.
 
     Raises:
         ConfigError: The model does not have an algorithm, or values belong to several algorithms.
@@ -109,10 +109,10 @@ def walks(info: EngineInfo, wanted: Sequence[str] | None, values: Sequence[float
     from runtime.algorithms import get_algorithm
 
     fitting = [algorithm.key for algorithm in info.algorithms]
-    for name in wanted or ():
+    for name in names or ():
         if name not in fitting:
             raise ConfigError(f"--algorithm: {name} is no algorithm of this model; available: {', '.join(fitting)}")
-    keys = list(dict.fromkeys(wanted or fitting))
+    keys = list(dict.fromkeys(names or fitting))
     if values is None:
         return [_declared(key, info) for key in keys]
     if len(keys) != 1:
@@ -123,16 +123,16 @@ def walks(info: EngineInfo, wanted: Sequence[str] | None, values: Sequence[float
     field = speed_accuracy_knob.field
     for value in values:
         check_declared(f"--values: {field.name}", value, field)
-    return [Walk(keys[0], field.name, tuple(values))]
+    return [Sweep(keys[0], field.name, tuple(values))]
 
 
-def _declared(key: str, info: EngineInfo) -> Walk:
+def _declared(key: str, info: EngineInfo) -> Sweep:
     from runtime.algorithms import get_algorithm
 
     speed_accuracy_knob = get_algorithm(key).speed_accuracy_knob
     if speed_accuracy_knob is None:
-        return Walk(key, None, (None,))
-    return Walk(key, speed_accuracy_knob.field.name, speed_accuracy_knob.values_for(info.block_size))
+        return Sweep(key, None, (None,))
+    return Sweep(key, speed_accuracy_knob.field.name, speed_accuracy_knob.values_for(info.block_size))
 
 
 def curves(found: Found) -> list[plot.Curve]:
@@ -140,9 +140,9 @@ def curves(found: Found) -> list[plot.Curve]:
     if len(found) > 1:
         return [_curve(_name(walk), [pooled(p.tasks) for p in points]) for walk, points in found]
     ((_, points),) = found
-    whole = _curve("all", [pooled(p.tasks) for p in points], [p.label for p in points])
+    overall = _curve("all", [pooled(p.tasks) for p in points], [p.label for p in points])
     each = zip(*(p.tasks for p in points), strict=True)
-    return [whole, *(_curve(some[0].task, [(r.accuracy, r.tokens_per_forward) for r in some]) for some in each)]
+    return [overall, *(_curve(some[0].task, [(r.accuracy, r.tokens_per_forward) for r in some]) for some in each)]
 
 
 def _curve(name: str, scores: Sequence[tuple[float, float]], labels: Sequence[str] = ()) -> plot.Curve:
@@ -150,7 +150,7 @@ def _curve(name: str, scores: Sequence[tuple[float, float]], labels: Sequence[st
     return plot.Curve(name, [(speed, 100 * accuracy) for accuracy, speed in scores], labels or [""] * len(scores))
 
 
-def _name(walk: Walk) -> str:
+def _name(walk: Sweep) -> str:
     if walk.field is None:
         return walk.algorithm
     return f"{walk.algorithm}: {walk.field} {walk.values[0]:g} to {walk.values[-1]:g}"
@@ -169,7 +169,7 @@ def _print(title: str, tasks: Sequence[Task], found: Found) -> None:
     for walk, points in found:
         for point in points:
             accuracy, speed = pooled(point.tasks)
-            figures = [f"{100 * share:.1f}" for share in (accuracy, *(r.accuracy for r in point.tasks[: len(each)]))]
+            figures = [f"{100 * value:.1f}" for value in (accuracy, *(r.accuracy for r in point.tasks[: len(each)]))]
             field = "" if walk.field is None else f"{walk.field} {point.label}"
             table.add_row(walk.algorithm, field, f"{speed:.2f}", *figures)
         table.add_section()

@@ -90,13 +90,13 @@ def main(args: argparse.Namespace) -> int:
 def shape_of(arch: str, ranks: int = 1) -> tuple[int, int, int, int]:
     """(experts, hidden, width, choices of a row) as the kernels of one of so many ranks see a named shape: a shared
     expert may be one."""
-    experts, hidden, width, top_k = _whole(arch)
+    experts, hidden, width, top_k = _full_shape(arch)
     if width % ranks:
         raise ConfigError(f"--tensor-parallel-size {ranks} does not divide the experts' width, {width}")
     return experts, hidden, width // ranks, top_k
 
 
-def _whole(arch: str) -> tuple[int, int, int, int]:
+def _full_shape(arch: str) -> tuple[int, int, int, int]:
     config = architecture(arch)
     parsed = resolve_family(None, config).parse(config)
     mixture = getattr(parsed, "mixture", None)
@@ -155,13 +155,13 @@ def _best(ids: torch.Tensor, experts: int, hidden: int, width: int, repeats: int
 
     default = default_config(rows * top_k / experts, 2, hidden, width)
     picked = []
-    for run, some, given, sides in (
+    for run, some, default_gemm, sides in (
         (first, GATE_UP, default.gate_up, (width, hidden)), (second, DOWN, default.down, (hidden, width)),
     ):  # fmt: skip
-        candidates = dict.fromkeys([given, *(clamp_to_shape(how, *sides) for how in some)])
+        candidates = dict.fromkeys([default_gemm, *(clamp_to_shape(how, *sides) for how in some)])
         (own, _), *others = zip(_timed(run, list(candidates), repeats), candidates, strict=True)
         best, how = min(others)
-        picked.append(how if best < own * (1 - GAIN) else given)
+        picked.append(how if best < own * (1 - GAIN) else default_gemm)
     return FusedMoEConfig(HEIGHT, *picked)
 
 

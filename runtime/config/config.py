@@ -22,7 +22,7 @@ DEMO_NAME = "unmask-demo"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Configuration of one engine. ``None`` means "decided at start" (by checkpoint, device or docs/decoding.md).
+    """Configuration of one engine. ``None`` means "decided at start" (by checkpoint, device or docs/guide/decoding.md).
 
     Values are checked and converted on construction; a ConfigError names the flag.
     """
@@ -62,7 +62,7 @@ class EngineConfig:
     torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = None
     disable_prefix_caching: bool = False
     skip_tokenizer: bool = False  # Python API only: ids in, ids out
-    # decoding defaults of the server; None: the family's, else those of docs/decoding.md
+    # decoding defaults of the server; None: the family's, else those of docs/guide/decoding.md
     add_block_threshold: float | None = None
     semi_complete_threshold: float | None = None
     accept_threshold: float | None = None

@@ -1,4 +1,4 @@
-"""Declares every flag of the server once, in the order of ``--help`` (docs/server.md#flags)."""
+"""Declares every flag of the server once, in the order of ``--help`` (docs/reference/flags.md)."""
 
 from __future__ import annotations
 

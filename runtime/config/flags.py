@@ -1,6 +1,6 @@
 """Declaration of a flag, for command line, environment, YAML, ``--help`` and the operator.
 
-docs/server.md#flags lists all flags. This module has plain data and checks of single values. It reads no file and no
+docs/reference/flags.md lists all flags. This module has plain data and checks of single values. It reads no file and no
 environment variable, and imports no torch.
 """
 

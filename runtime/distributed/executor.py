@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from runtime.distributed.rpc import (
 from runtime.distributed.serialization import block_arrays, step_arrays
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import BatchLayout, BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.lora.distributed_backend import DistributedLoRABackend
@@ -205,27 +204,41 @@ class DistributedRunner:
         self.executor = executor
         self.stats = local.stats
         local.notify_ranks = lambda rows: executor.broadcast(FetchRows(), {"rows": rows})
+        self.overlaps = local.overlaps
         self._step_guard = executor.step_guard()
-        self._last_positions: Any = None  # positions of the last step; the same array means the same layout
+        self._last_layout: BatchLayout | None = None
 
-    def run(self, plan: StepPlan) -> BlockResults | None:
-        with self._step_guard:
-            same = plan.positions is self._last_positions
-            self._last_positions = plan.positions
-            self.executor.broadcast(Step(same, plan.active_lora_modules), step_arrays(plan, same=same))
-            # no asynchronous scheduling: other ranks would block on a step whose requests may have been aborted
-            return self.local.run(replace(plan, make_blocks=lambda: self._send_sample(plan), try_launch_next=bool))
+    @contextmanager
+    def step_context(self) -> Iterator[None]:
+        with self._step_guard, self.local.step_context():
+            yield
 
-    def _send_sample(self, plan: StepPlan) -> DenoiseBlocks | None:
-        blocks = plan.blocks
+    def launch_forward(self, plan: StepPlan) -> None:
+        same = plan.layout is self._last_layout
+        self._last_layout = plan.layout
+        self.executor.broadcast(Step(same, plan.layout.active_lora_modules), step_arrays(plan, same=same))
+        self.local.launch_forward(plan)
+
+    def must_split(self, blocks: DenoiseBlocks) -> bool:
+        return False  # several ranks exclude batch-invariant sampling
+
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
         self.executor.broadcast(*block_arrays(blocks))
-        return blocks
+        self.local.launch_sampling(blocks)
+
+    def wait(self) -> bool:
+        self.local.wait()
+        return False  # other ranks would block on an early step whose requests may have been aborted
+
+    def launch_next(self) -> None:
+        raise NotImplementedError
+
+    def results(self) -> BlockResults:
+        return self.local.results()
 
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """See `ModelRunner.logits`."""
         with self._step_guard:
-            self.executor.broadcast(ComputeLogits(pages, plan.active_lora_modules), step_arrays(plan, same=False))
+            message = ComputeLogits(pages, plan.layout.active_lora_modules)
+            self.executor.broadcast(message, step_arrays(plan, same=False))
             return self.local.logits(plan, pages)
-
-    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
-        return self.local.set_overlap_callback(work)

@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -24,7 +23,6 @@ from runtime.distributed.rpc import (
     VERSION,
     AdapterPair,
     AddAdapter,
-    Arrays,
     CheckFiles,
     CloseEngine,
     ComputeLogits,
@@ -44,10 +42,10 @@ from runtime.distributed.rpc import (
     Step,
     WorkerFailed,
 )
-from runtime.distributed.serialization import LAYOUT, block_plan, step_plan
+from runtime.distributed.serialization import batch_layout, block_plan, step_plan
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.lora.distributed_backend import WorkerLoRABackend
@@ -111,18 +109,17 @@ class RankWorker:
         runner, matrices = engine.runner, engine.lora_manager.backend
         assert isinstance(runner, ModelRunner)
         bank = WorkerLoRABackend(matrices) if isinstance(matrices, LoRAWeights) else None
-        geometry: dict[str, Any] = {}
+        layout: BatchLayout | None = None
         while True:
             message, arrays = self.connection.receive()
             match message:
                 case CloseEngine():
                     return
                 case Step(same, adapted):
-                    if not same:
-                        geometry = {name: arrays[name] for name in LAYOUT}
-                    runner.run(step_plan(arrays, geometry, self._receive_sample, adapted))
+                    layout = layout if same and layout is not None else batch_layout(arrays, adapted)
+                    self._run_step(runner, step_plan(arrays, layout))
                 case ComputeLogits(pages, adapted):
-                    runner.logits(self._full_plan(arrays, adapted), pages)
+                    runner.logits(step_plan(arrays, batch_layout(arrays, adapted)), pages)
                 case FetchRows() if runner.last_logits is not None:
                     with torch.inference_mode():
                         runner.last_logits.rows(arrays["rows"])
@@ -134,14 +131,18 @@ class RankWorker:
                     raise ValueError(f"{type(message).__name__} is not valid for a loaded engine")
             self.steps += 1
 
-    def _receive_sample(self) -> DenoiseBlocks | None:
+    def _run_step(self, runner: ModelRunner, plan: StepPlan) -> None:
+        with runner.step_context():
+            runner.launch_forward(plan)
+            runner.launch_sampling(self._receive_blocks(runner))
+            runner.wait()
+            runner.results()
+
+    def _receive_blocks(self, runner: ModelRunner) -> DenoiseBlocks | None:
         message, arrays = self.connection.receive()
         if not isinstance(message, Sample):
             raise ValueError(f"{type(message).__name__} came within a step")
-        return block_plan(message, arrays)
-
-    def _full_plan(self, arrays: Arrays, adapted: int) -> StepPlan:
-        return step_plan(arrays, {name: arrays[name] for name in LAYOUT}, lambda: None, adapted)
+        return block_plan(message, arrays, runner.step.sampler.get_algorithm)
 
     def send_heartbeats(self) -> None:
         """Sends heartbeats until the connection is closed."""

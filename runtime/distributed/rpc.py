@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 4  # of the protocol; raised whenever a message changes its name or meaning
+VERSION = 5  # of the protocol; raised whenever a message changes its name or meaning
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # without acknowledgment from another host, after which the connection is closed
 _HEAD = struct.Struct("<II")  # bytes of the message, and of its arrays
@@ -88,7 +88,7 @@ class Step(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         same: The layout is that of the last step, and only token ids follow.
-        adapted: See `StepPlan`.
+        adapted: `active_lora_modules` of the layout.
     """
 
     same: bool = False

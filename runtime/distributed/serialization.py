@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.distributed.rpc import Arrays, Sample
 from runtime.engine.step_plan import (
     AlgorithmBatch,
+    BatchLayout,
     DenoiseBlocks,
     LogitsProcessorBatch,
     SamplingInputs,
@@ -33,9 +35,9 @@ def step_arrays(plan: StepPlan, *, same: bool) -> Arrays:
     """Returns the arrays of a step. `same`: without the layout, which is that of the last step."""
     arrays: Arrays = {"tokens": plan.tokens}
     if not same:
-        arrays |= {name: getattr(plan, name) for name in LAYOUT}
-    if plan.lora_slots is not None:
-        arrays["adapters"] = plan.lora_slots
+        arrays |= {name: getattr(plan.layout, name) for name in LAYOUT}
+        if plan.layout.lora_slots is not None:
+            arrays["lora_slots"] = plan.layout.lora_slots
     if plan.soft_embeddings is not None:
         arrays |= {f"soft_embeddings_{name}": getattr(plan.soft_embeddings, name) for name in MERGED}
     if plan.self_conditioning is not None:
@@ -43,19 +45,20 @@ def step_arrays(plan: StepPlan, *, same: bool) -> Arrays:
     return arrays
 
 
-def step_plan(
-    arrays: Arrays, geometry: Mapping[str, Any], sampled: Callable[[], DenoiseBlocks | None], adapted: int = 0
-) -> StepPlan:
+def batch_layout(arrays: Arrays, active_lora_modules: int = 0) -> BatchLayout:
+    layout = {name: arrays[name] for name in LAYOUT}
+    return BatchLayout(**layout, lora_slots=arrays.get("lora_slots"), active_lora_modules=active_lora_modules)
+
+
+def step_plan(arrays: Arrays, layout: BatchLayout) -> StepPlan:
+    """Returns a plan without its blocks."""
     merged = None
     if "soft_embeddings_rows" in arrays:
         merged = SoftEmbeddingRows(**{name: arrays[f"soft_embeddings_{name}"] for name in MERGED})
     conditioned = None
     if "self_conditioning_rows" in arrays:
         conditioned = SelfConditioningRows(**{name: arrays[f"self_conditioning_{name}"] for name in CONDITIONED})
-    return StepPlan(
-        tokens=arrays["tokens"], **geometry, make_blocks=sampled, soft_embeddings=merged, self_conditioning=conditioned,
-        lora_slots=arrays.get("adapters"), active_lora_modules=adapted,
-    )  # fmt: skip
+    return StepPlan(arrays["tokens"], layout, merged, conditioned)
 
 
 def block_arrays(plan: DenoiseBlocks | None) -> tuple[Sample, Arrays]:
@@ -70,15 +73,19 @@ def block_arrays(plan: DenoiseBlocks | None) -> tuple[Sample, Arrays]:
         arrays |= {f"members{i}": group.members, f"params{i}": group.params}
         if group.history is not None:
             arrays[f"history{i}"] = group.history
-    return Sample(groups=[(group.algorithm, int(group.required_stats)) for group in plan.groups]), arrays
+    return Sample(groups=[(group.algorithm.key, int(group.required_stats)) for group in plan.groups]), arrays
 
 
-def block_plan(message: Sample, arrays: Arrays) -> DenoiseBlocks | None:
+def block_plan(
+    message: Sample, arrays: Arrays, get_algorithm: Callable[[str], UnmaskingAlgorithm]
+) -> DenoiseBlocks | None:
     if message.none:
         return None
     groups = tuple(
-        AlgorithmBatch(rule, arrays[f"members{i}"], arrays[f"params{i}"], wants, arrays.get(f"history{i}"))
-        for i, (rule, wants) in enumerate(message.groups)
+        AlgorithmBatch(
+            get_algorithm(key), arrays[f"members{i}"], arrays[f"params{i}"], wants, arrays.get(f"history{i}")
+        )
+        for i, (key, wants) in enumerate(message.groups)
     )
     drawing = SamplingInputs(arrays["limits"], arrays["uniform"]) if "limits" in arrays else None
     processors = None

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 import torch
 
 from runtime.algorithms.base import algorithms_with_edit_tokens
-from runtime.engine.async_scheduling import AsyncScheduler
-from runtime.engine.engine_outputs import make_output
-from runtime.engine.grammar_queue import ConstraintError, GrammarQueue, error_message
-from runtime.engine.kv_cache_manager import KVCacheManager
+from runtime.engine.kv_cache_manager import KVCacheManager, PageTable
 from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.output_processor import OutputProcessor
-from runtime.engine.page_table import PageTable
-from runtime.engine.request import Request, Status
+from runtime.engine.output_processor import OutputProcessor, make_output
+from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_defaults import edit_tokens_of
+from runtime.engine.request_queue import ConstraintError, GrammarQueue, error_message
 from runtime.engine.scheduler import Scheduler, SchedulingError
-from runtime.engine.step_plan import NO_RESULTS
-from runtime.engine.step_stats import StepStats
 from runtime.errors import ReplicaLost
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, max_request_len
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
-from runtime.worker.input_builder import InputBuilder
-from runtime.worker.model_runner import Runner
+from runtime.worker.input_batch import InputBuilder
+from runtime.worker.model_runner import OBSERVATIONS, Runner
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +68,8 @@ class Engine:
         )
         self.grammars = grammars
         self.grammar_queue = GrammarQueue(self.scheduler, grammars)
-        self._async_scheduler = AsyncScheduler(self.grammar_queue, self.scheduler)
+        self._launched: list[ScheduledRequest] | None = None  # the batch of a step whose forward was launched early
+        self._has_pending_commands: Callable[[], bool] = bool
         self._requests: dict[str, Request] = {}  # without finished ones
         self._failed_outputs: list[EngineOutput] = []  # of requests that ended with an error
         self._on_outputs: Callable[[], None] | None = None
@@ -157,62 +154,84 @@ class Engine:
         If the step fails, its requests end with ``finish_reason="error"``. If the strategy fails on a request, only
         that request does.
 
+        If all blocks of the batch continue and no request joins or leaves, the next step has the same layout, and only
+        its token ids are new. Its forward is then launched before the results of this step are processed on the host.
+
         Raises:
             torch.AcceleratorError: the device failed. The process cannot run further steps.
             ReplicaLost: another process of the replica failed. The process cannot run further steps.
         """
-        if not self._execute_step():
-            self._flush_outputs()
-
-    def _execute_step(self) -> bool:
-        """Returns whether a step ran successfully."""
-        if self.grammar_queue.waiting:
-            failed = self.grammar_queue.poll()
-            for request, error in failed:
-                self._fail([request], error)
-            if failed:
-                return False
-        schedule_start, launched = time.perf_counter(), self._async_scheduler.take_launched()
-        try:
-            batch = launched or self.scheduler.schedule()
-        except SchedulingError as error:
-            self._fail_request(error.request, error.__cause__ or error)
-            return False
+        schedule_start, runner, outputs = time.perf_counter(), self.runner, self._output_processor
+        batch, launched = self._schedule()
         if not batch:
-            return False
+            self._send_outputs()
+            return
         started = time.perf_counter()
         try:
-            make_plan = self.input_builder.replan if launched else self.input_builder.plan
-            plan = make_plan(
-                batch, self._output_processor.finish_deferred, self._async_scheduler.make_launch_hook(batch)
-            )
-            results = self.runner.run(plan)
-            self._flush_outputs()  # a step without results does not call the callback
-            self._output_processor.update_from_output(batch, results or NO_RESULTS)
+            plan = self.input_builder.replan(batch) if launched else self.input_builder.plan(batch)
+            with runner.step_context():
+                runner.launch_forward(plan)  # no launch if it was launched in the previous step
+                outputs.finish_deferred()  # of the previous step
+                blocks = self.input_builder.blocks(batch)
+                if blocks is not None and runner.must_split(blocks):
+                    blocks = self.input_builder.split(blocks, batch)
+                runner.launch_sampling(blocks)
+                if self._on_outputs is not None:
+                    self._on_outputs()  # of the previous step
+                if runner.wait() and self._may_launch_next(batch):
+                    runner.launch_next()
+                    self._launched = batch
+                results = runner.results()
+            outputs.update_from_output(batch, results)
         except (torch.AcceleratorError, ReplicaLost):
             raise
         except Exception as error:
             log.exception("Step failed: ending its %d requests with an error", len(batch))
-            self._output_processor.finish_deferred()
+            outputs.finish_deferred()
             self._fail([scheduled.request for scheduled in batch], error)
-            return False
-        self._stats.steps += 1
+            self._send_outputs()
+            return
         ended = time.perf_counter()
         self.scheduler.step_time.update(len(plan.tokens), ended - started)
         if launched:  # during the output processing of the previous step
             schedule_start = started = self._last_step_end
-        self._step_stats.record(
-            len(batch),
-            ended - started,
-            total_seconds=ended - schedule_start,
-            device_seconds=self.runner.stats.last_device_seconds,
-        )
-        self._last_step_end = ended
-        return True
+        self._record_step(len(batch), schedule_start, started, ended)
 
-    def _flush_outputs(self) -> None:
-        """Calls the overlap callback if it is set and there are outputs."""
-        if self._on_outputs is not None and (self._output_processor.updated_requests or self._failed_outputs):
+    def _schedule(self) -> tuple[list[ScheduledRequest], bool]:
+        """Returns the requests of the next step, and whether its forward was launched in the previous one.
+
+        There are none if nothing is to run, or if a request failed.
+        """
+        if self.grammar_queue.compiling:
+            failed = self.grammar_queue.poll()
+            for request, error in failed:
+                self._fail([request], error)
+            if failed:
+                return [], False
+        batch, self._launched = self._launched, None
+        if batch is not None and any(scheduled.request.status is not Status.FINISHED for scheduled in batch):
+            return batch, True
+        try:
+            return self.scheduler.schedule(), False
+        except SchedulingError as error:
+            self._fail_request(error.request, error.__cause__ or error)
+            return [], False
+
+    def _may_launch_next(self, batch: list[ScheduledRequest]) -> bool:
+        """Whether the next step may be this batch again. An early launch would delay pending commands by a step."""
+        return self.scheduler.may_repeat(batch) and not self.grammar_queue.waiting and not self._has_pending_commands()
+
+    def _record_step(self, requests: int, schedule_start: float, started: float, ended: float) -> None:
+        self._stats.steps += 1
+        self._last_step_end = ended
+        device_seconds = self.runner.stats.last_device_seconds
+        self._step_stats.record(
+            requests, ended - started, total_seconds=ended - schedule_start, device_seconds=device_seconds
+        )
+
+    def _send_outputs(self) -> None:
+        """Calls the overlap callback if it is set."""
+        if self._on_outputs is not None:
             self._on_outputs()
 
     def take_outputs(self) -> list[EngineOutput]:
@@ -260,14 +279,14 @@ class Engine:
     def set_overlap_callback(
         self, callback: Callable[[], None], has_pending_commands: Callable[[], bool] = bool
     ) -> bool:
-        """Sets a callback that runs while the device runs a step, see `Runner`. Returns False if nothing overlaps.
+        """Sets a callback that runs while the device runs a step. Returns False if nothing overlaps on this device.
 
         Args:
             callback: must not raise, and may call only `take_outputs`.
             has_pending_commands: whether requests wait to be added or aborted; no step is launched early then.
         """
-        self._async_scheduler.has_pending_commands = has_pending_commands
-        if not self.runner.set_overlap_callback(callback):
+        self._has_pending_commands = has_pending_commands
+        if not self.runner.overlaps:
             return False
         self._on_outputs = callback
         return True
@@ -278,7 +297,7 @@ class Engine:
             return
         self._closed = True
         self.grammar_queue.close()
-        self._async_scheduler.take_launched()
+        self._launched = None
         if self.grammars is not None:
             self.grammars.close()
         for request in (*self.scheduler.running, *self.scheduler.waiting):
@@ -304,3 +323,37 @@ class Engine:
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
         self._step_stats.flush_to(report)
         return report
+
+
+class StepStats:
+    """Stores the latest observations since the last report."""
+
+    def __init__(self) -> None:
+        self.step_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
+        self.device_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
+        self.host_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
+        self.batch_sizes: deque[int] = deque(maxlen=OBSERVATIONS)
+        self.block_steps: deque[int] = deque(maxlen=OBSERVATIONS)
+
+    def record(self, requests: int, seconds: float, *, total_seconds: float, device_seconds: float | None) -> None:
+        """Records a step.
+
+        If a step was launched before the previous one ended, its times are measured from the end of the previous step.
+
+        Args:
+            requests: number of requests in the batch.
+            seconds: time since planning began.
+            total_seconds: time since scheduling began.
+            device_seconds: device time. None: unknown.
+        """
+        self.step_seconds.append(seconds)
+        self.batch_sizes.append(requests)
+        if device_seconds is not None:
+            self.device_seconds.append(device_seconds)
+            self.host_seconds.append(max(total_seconds - device_seconds, 0.0))
+
+    def flush_to(self, stats: EngineStats) -> None:
+        """Moves all observations to `stats`."""
+        for name, observed in vars(self).items():
+            setattr(stats, name, list(observed))
+            observed.clear()

@@ -1,19 +1,25 @@
-"""Allocates the KV pool to requests, and finds cached prefixes (docs/decoding-rules.md#prefix-cache).
+"""Allocates the KV pool to requests, and finds cached prefixes (docs/research/decoding-rules.md#prefix-cache).
 
 The pool is allocated in *page groups* of ``max(page_size, block_size)`` tokens. A block is cached as a whole, and a
 page is reused only if all its positions are final. A page group is one page, or the ``block_size / page_size``
 consecutive pages of a block. Page groups have a reference count. A page group with final content may have a block hash,
 which covers all tokens up to its end. It then stays in the pool without references until its space is needed. The least
 recently used one is evicted first.
+
+On admission, a request finds only page groups with final content. `InBatchPrefixCache` finds those that other running
+requests compute later.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+
+from runtime.engine.request import Request
 
 
 class OutOfPages(Exception):
@@ -156,3 +162,108 @@ class KVCacheManager:
                     self._idle[unit] = None
                 else:
                     self._free.append(unit)
+
+
+class PageTable:
+    """Stores the pages of each running request.
+
+    Args:
+        rows: maximum number of running requests.
+        page_groups: maximum number of page groups per request.
+        pages_per_group: pages per page group.
+        page_size: tokens per page.
+
+    Attributes:
+        version: increases with every change.
+    """
+
+    def __init__(self, *, rows: int, page_groups: int, pages_per_group: int, page_size: int) -> None:
+        self.page_size = page_size
+        self._pages_per_group = pages_per_group
+        self._pages = np.zeros((rows, page_groups * pages_per_group), dtype=np.int32)
+        self.version = 0
+        self._free_rows = list(range(rows - 1, -1, -1))
+
+    def allocate_row(self) -> int:
+        return self._free_rows.pop()
+
+    def free_row(self, row: int) -> None:
+        self._free_rows.append(row)
+
+    def write(self, row: int, at: int, page_groups: list[int]) -> None:
+        """Writes page groups of a request from index `at` on."""
+        self.version += 1
+        n = self._pages_per_group
+        if n == 1:
+            for i, page_group in enumerate(page_groups, at):  # usually one: a slice would take ten times as long
+                self._pages[row, i] = page_group
+            return
+        pages = np.array(page_groups, dtype=np.int32)[:, None] * n + np.arange(n, dtype=np.int32)
+        self._pages[row, at * n : (at + len(page_groups)) * n] = pages.ravel()
+
+    def rows(self, rows: npt.NDArray[np.int64], max_tokens: int) -> npt.NDArray[np.int32]:
+        """Returns page ids [len(rows), pages for `max_tokens` tokens].
+
+        Entries after a request's last page are stale but valid ids.
+        """
+        width = -(-max_tokens // self.page_size)
+        return self._pages[rows, :width]
+
+
+class InBatchPrefixCache:
+    """Tracks the page groups that the requests of a step compute. The first request of a step never waits.
+
+    Args:
+        num_uncacheable_tail: ``Strategy.uncacheable_tail``.
+
+    Attributes:
+        num_adopted_tokens: prompt tokens whose K/V was adopted.
+    """
+
+    def __init__(self, cache: KVCacheManager, table: PageTable, tail: Callable[[Request], int]) -> None:
+        self.cache = cache
+        self.table = table
+        self.tail = tail
+        self.num_adopted_tokens = 0  # tokens
+
+    def should_wait(self, request: Request, computing: set[bytes]) -> bool:
+        """Adopts cached page groups for the next prefill of `request`.
+
+        Args:
+            computing: see `mark_computing`.
+
+        Returns:
+            Whether another request of this step computes the next page group.
+        """
+        cache = self.cache
+        if not cache.prefix_caching or request.num_computed_tokens % cache.page_group_size:
+            return False
+        for n in range(request.num_computed_tokens // cache.page_group_size, self._num_cacheable_page_groups(request)):
+            key = request.block_hashes[n]
+            unit = cache.swap_for_cached(request.page_groups[n], key)
+            if unit is None:
+                return key in computing
+            self._adopt(request, n, unit)
+        return False
+
+    def _adopt(self, request: Request, n: int, unit: int) -> None:
+        request.page_groups[n] = unit
+        self.table.write(request.req_slot, n, [unit])
+        request.num_computed_tokens = (n + 1) * self.cache.page_group_size
+        request.num_cached_page_groups = n + 1
+        if not request.preempted:  # it would be counted twice: what was computed, or found, before is found again
+            assert request.cached_tokens is not None
+            request.cached_tokens += self.cache.page_group_size
+            self.num_adopted_tokens += self.cache.page_group_size
+
+    def mark_computing(self, request: Request, computing: set[bytes]) -> None:
+        """Adds the block hashes that `request` computes, in this step or later, so that other requests wait."""
+        if self.cache.prefix_caching:
+            unit = self.cache.page_group_size
+            computing.update(
+                request.block_hashes[request.num_computed_tokens // unit : self._num_cacheable_page_groups(request)]
+            )
+
+    def _num_cacheable_page_groups(self, request: Request) -> int:
+        """Returns the number of leading page groups of the prefill that may come from the cache."""
+        return (request.prefill_len - self.tail(request)) // self.cache.page_group_size

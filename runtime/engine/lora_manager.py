@@ -1,21 +1,30 @@
-"""Manages LoRA adapters: which are loaded, and which are in a slot on the device (LRU)."""
+"""Manages LoRA adapters: those of the configuration, which are loaded, and which are in a slot on the device (LRU)."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
-from runtime.config.adapters import check_adapter_name
+import torch
+
+from runtime.config import EngineConfig
+from runtime.config.adapters import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.engine.request import Request
 from runtime.engine.request_queue import FairQueue
 from runtime.errors import ConfigError, RequestError
-
-if TYPE_CHECKING:  # its module imports torch
-    from runtime.lora.adapter_checkpoint import Adapter
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.lora import LoRAConfig
+from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, read_adapter, resolve_adapter
+from runtime.lora.adapter_weights import LoRAWeights
+from runtime.lora.merge_lora import LoRAMerge
+from runtime.models.base import Model, ModelFamily
+from runtime.weights.loader import WeightTransform
 
 LORA_DISABLED = "LoRA is disabled; start the server with --max-loras"
+MIN_DEFAULT_RANK = 16
 LOOKAHEAD = 64  # requests searched for one of the base model while the first one waits for a slot
 
 
@@ -199,3 +208,55 @@ class LoRAManager:
         self.all_modules = 0
         for bits in self._modules.values():
             self.all_modules |= bits
+
+
+@dataclass(frozen=True)
+class LoRASetup:
+    """LoRA part of the configuration.
+
+    Attributes:
+        base: the base model of the adapters.
+        weight_transform: merges an adapter into the weights while they are loaded.
+        lora_config: slots and rank. None: adapters are not served.
+        adapters: those to load at start.
+    """
+
+    base: BaseModelInfo | None = None
+    weight_transform: WeightTransform | None = None
+    lora_config: LoRAConfig | None = None
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+
+    def load_adapters(self, model: Model, build: LayerFactory) -> LoRAManager:
+        """Returns the LoRA manager of a built model. Raises ConfigError for an adapter that cannot be served with
+        others.
+        """
+        if build.lora is None or self.base is None or self.lora_config is None:
+            return LoRAManager()
+        bank = LoRAWeights(self.base, model, build.lora, self.lora_config.rank, build.device)
+        adapters = LoRAManager(self.lora_config.slots, bank, build.lora.eager_modules, build.lora.capturable_modules)
+        for name, adapter in self.adapters.items():
+            bank.check(adapter)
+            adapters.load(name, adapter)
+        for name in adapters.available[: self.lora_config.slots]:
+            adapters.activate(name)  # before the KV pool takes the remaining memory
+        return adapters
+
+
+def make_lora_setup(
+    config: EngineConfig, family: ModelFamily[Any], arch: Any, dtype: torch.dtype, device: torch.device
+) -> LoRASetup:
+    """Reads all adapters of the configuration. Raises ConfigError if one of them is invalid."""
+    if config.lora_path is None and not config.serves_adapters:
+        return LoRASetup()
+    base = BaseModelInfo.of(family, arch, dtype)
+    change = None
+    if config.pre_merge_lora and config.lora_path is not None:
+        change = LoRAMerge.read(config.lora_path, base, device)
+    if not config.serves_adapters:
+        return LoRASetup(base, change)
+    named = {
+        name: read_adapter(resolve_adapter(uri), base, config.max_lora_rank) for name, uri in config.adapters.items()
+    }
+    slots = config.max_loras or (1 if config.use_lora and not config.pre_merge_lora else DEFAULT_MAX_LORAS)
+    rank = config.max_lora_rank or max([MIN_DEFAULT_RANK, *(adapter.rank for adapter in named.values())])
+    return LoRASetup(base, change, LoRAConfig(slots, rank), named)

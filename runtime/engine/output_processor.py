@@ -1,4 +1,4 @@
-"""Applies sampler output to request state.
+"""Applies sampler output to request state, and makes the outputs that the engine returns.
 
 Only what the next step's inputs need is applied immediately. The rest overlaps with the next forward.
 """
@@ -6,16 +6,22 @@ Only what the next step's inputs need is applied immediately. The rest overlaps 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from runtime.engine.grammar_queue import check_constraint
-from runtime.engine.request import Request, Status
-from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.request import Request, ScheduledRequest, Status
+from runtime.engine.request_queue import check_constraint
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
-from runtime.engine.step_stats import StepStats
-from runtime.request.engine_messages import EngineStats
+from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec, TokenLogprobs
 from runtime.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from runtime.engine.engine import Engine, StepStats
+
+
+OutputQueue = deque[EngineOutput]
 
 
 class OutputProcessor:
@@ -52,13 +58,15 @@ class OutputProcessor:
         """
         self.finish_deferred()  # no effect if the plan's blocks were made
         stats, left, self._results = self._stats, self._deferred, results
-        continuing = results.continuing
+        continuing: list[bool] | None = None
         first = 0
         for scheduled in batch:
             if scheduled.request.status is Status.FINISHED:  # the deferred part failed
                 first += len(scheduled.blocks)
                 continue
-            if scheduled.stable_layout and continuing[first]:
+            if scheduled.stable_layout and continuing is None:
+                continuing = results.continuing
+            if scheduled.stable_layout and continuing is not None and continuing[first]:
                 (block,) = scheduled.blocks
                 block.tokens[...] = results.tokens[first, : block.size]
                 scheduled.request.output_deferred = True
@@ -154,3 +162,79 @@ class OutputProcessor:
                 if block.finished:
                     self._step_stats.block_steps.append(block.steps)
         return True
+
+
+def make_output(request: Request) -> EngineOutput:
+    """Returns the tokens that have become stable since the last output, and the state of the request."""
+    output = EngineOutput(
+        id=request.spec.id,
+        nfe=request.nfe,
+        new_tokens=request.tokens[request.num_sent_tokens : request.num_stable_tokens].tolist(),
+        finish_reason=request.reason,
+        eos=request.hit_eos,
+        cached_tokens=request.cached_tokens,
+        queue_seconds=request.queue_seconds,
+        prefill_seconds=request.prefill_seconds,
+    )
+    if request.logprobs is not None:
+        output.logprobs = _make_logprobs(request)
+    if request.stream_steps:
+        output.start, output.tokens, output.masked = request.last_step_event
+    request.num_sent_tokens = request.num_stable_tokens
+    return output
+
+
+def _make_logprobs(request: Request) -> TokenLogprobs:
+    """Returns the logprobs of the new tokens, and of the end-of-sequence token."""
+    assert request.logprobs is not None
+    last = request.num_stable_tokens + request.hit_eos
+    found = TokenLogprobs(*request.logprobs.between(request.num_sent_tokens, last))
+    if request.hit_eos:
+        found.end = int(request.tokens[request.num_stable_tokens])
+    return found
+
+
+class OutputCollector:
+    """Gives each call the outputs of its own requests, whichever call runs the step.
+
+    On devices with overlap, outputs are dispatched while the next step runs.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._queues: dict[str, OutputQueue] = {}  # by request id
+        self._overlaps = engine.set_overlap_callback(self._dispatch)
+
+    def submit(self, specs: Iterable[RequestSpec]) -> OutputQueue:
+        """Adds requests to the engine. Returns the queue of their outputs."""
+        queue: OutputQueue = deque()
+        for spec in specs:
+            self.engine.add(spec)
+            self._queues[spec.id] = queue
+        return queue
+
+    def get(self, queue: OutputQueue) -> EngineOutput:
+        """Returns the next output of a queue; runs steps until there is one.
+
+        Raises:
+            RuntimeError: the engine was closed.
+        """
+        while not queue:
+            has_work = self.engine.has_work()
+            if has_work:
+                self.engine.execute_step()
+            if not self._overlaps or not self.engine.has_work():
+                self._dispatch()
+            if not has_work and not queue:
+                raise RuntimeError("the LLM was closed while a request was running")
+        return queue.popleft()
+
+    def cancel(self, request_id: str) -> None:
+        """Discards the outputs of a request and aborts it if it is not finished."""
+        self._queues.pop(request_id, None)
+        self.engine.abort(request_id)
+
+    def _dispatch(self) -> None:
+        for output in self.engine.take_outputs():
+            if output.id in self._queues:
+                self._queues[output.id].append(output)

@@ -5,27 +5,22 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm
 from runtime.algorithms.resolved_params import resolve_params
-from runtime.engine.logits_processors_state import LogitsProcessorState
-from runtime.engine.logprobs_request import LogprobTable
+from runtime.engine.logits_processors import LogitsProcessorState
+from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, Floats, Ints, SoftTokens
 
-if TYPE_CHECKING:  # the runner needs this module's constants where the messages' package is not installed
-    from runtime.engine.scheduled_request import ScheduledRequest
-    from runtime.engine.step_plan import SoftTokens
+if TYPE_CHECKING:
     from runtime.request.engine_messages import FinishReason, RequestSpec
     from runtime.structured_output.grammar_matcher import GrammarMatcher
 
-# States of a position. They do not follow from the token id (docs/decoding-rules.md#position-states).
-FIXED = 0  # prompt or prefilled: never changes
-MASKED = 1
-UNMASKED = 2
+MIN_LOGPROB = -9999.0  # as in ``request.engine_messages``, whose dependencies may be missing here
 
 
 class Status(enum.Enum):
@@ -45,7 +40,7 @@ class Block:
         logits_start: position of the row whose logits belong to the first token.
         masks: number of MASKED positions.
         num_editable: positions that are not FIXED.
-        progress, same_token_ratio: see docs/decoding-rules.md.
+        progress, same_token_ratio: see docs/research/decoding-rules.md.
         first_masked: offset of the first MASKED position, `size` if there is none.
         first_eos: offset of the first UNMASKED end-of-sequence id, `size` if there is none.
         has_eos: an UNMASKED token of the block ends the output.
@@ -150,7 +145,7 @@ class Request:
         reused_kv_spans: rows of open blocks whose K/V later steps read without forwarding them, in order.
         recompute_spans: those of them to recompute first after a preemption.
         nfe: number of denoising steps.
-        blocks_opened: the blocks of this step are open (docs/decoding-rules.md#opening-blocks).
+        blocks_opened: the blocks of this step are open (docs/research/decoding-rules.md#opening-blocks).
         last_served_step: number of the last engine step with this request.
         last_scheduled: result of the last scheduling of its open blocks, reset on preemption.
         output_deferred: the next step has the same layout; only token ids of the last step have been applied.
@@ -165,6 +160,7 @@ class Request:
         required_stats: mask of the statistics that the algorithm needs.
         has_stop_tokens: some token ends the output.
         constraint: grammar matcher of structured output; it has accepted all UNMASKED tokens.
+        decodes_left_to_right: a grammar or forced tokens fill its masks from left to right, one block at a time.
         soft_embedding_params: None if the algorithm uses no soft embeddings.
         lora_slot: slot of its adapter on the device while it runs, else -1.
         req_slot: row of the page table while it runs, else -1.
@@ -236,6 +232,7 @@ class Request:
         )
         self.logprobs = None if spec.logprobs is None else LogprobTable(size, spec.logprobs)
         self.constraint: GrammarMatcher | None = None
+        self.decodes_left_to_right = bool(spec.grammar) or bool(spec.forced_token_ids)
         self.soft_embedding_params = resolved.soft_embedding_params
 
         self.adapter = spec.adapter
@@ -254,11 +251,6 @@ class Request:
 
         sampling = (spec.temperature, spec.top_p, spec.top_k, spec.min_p)
         self.params = np.array([*sampling, *resolved.param_row], dtype=np.float64)
-
-    @property
-    def decodes_left_to_right(self) -> bool:
-        """Whether a grammar or forced tokens fill its masks from left to right, one block at a time."""
-        return self.constraint is not None or bool(self.spec.forced_token_ids)
 
     @property
     def prefilling(self) -> bool:
@@ -335,3 +327,90 @@ class RepetitionRun:
         other = RepetitionRun(self.position)
         other.token, other.length = self.token, self.length
         return other
+
+
+@dataclass(slots=True, eq=False)
+class ForwardSpan:
+    """Positions ``[first, last)`` of the open blocks that a step forwards, and the blocks to sample.
+
+    The strategy sets `may_force` of each of these blocks: whether the algorithm may unmask the best position below its
+    threshold. ``Strategy.update`` counts such steps in `num_steps_forcing`. A span without blocks only writes K/V: it
+    is no denoising step and has no output.
+    """
+
+    first: int
+    last: int
+    blocks: list[Block]
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledRequest:
+    """Positions ``[first, last)`` of a request that a step forwards.
+
+    Read-only: while the layout of a request is stable, all steps use the same object, and what is derived from it is
+    reused too.
+
+    Attributes:
+        span: the part in open blocks. None: all rows are final tokens, or they are recomputed.
+        recompute: rows of open blocks to recompute after a preemption, with the ids that they had.
+        stable_layout: the span has one block, and ``Strategy.steady`` returned true for it.
+        blocks: blocks to sample.
+        is_denoise_step: whether this is a denoising step of the request.
+        tokens: [rows], a view of the current tokens of the request, or the tokens of `recompute`.
+    """
+
+    request: Request
+    first: int
+    last: int
+    span: ForwardSpan | None
+    recompute: KVSpan | None = None
+    stable_layout: bool = False
+    blocks: list[Block] = field(init=False)
+    is_denoise_step: bool = field(init=False)
+    tokens: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        span = self.span
+        self.blocks = [] if span is None else span.blocks
+        self.is_denoise_step = span is not None and span.first < span.last and bool(span.blocks)
+        self.tokens = self.request.tokens[self.first : self.last] if self.recompute is None else self.recompute.tokens
+
+
+class BlockLogprobs(NamedTuple):
+    """Logprobs of the positions of a block that a step changed.
+
+    Attributes:
+        offsets: [n], offsets in the block.
+        values: [n], logprobs of the current tokens.
+        top_ids: [n, top], the most probable tokens in descending order.
+        top_values: [n, top], their logprobs.
+    """
+
+    offsets: Ints
+    values: Floats
+    top_ids: Ints
+    top_values: Floats
+
+
+class LogprobTable:
+    """Stores the logprobs of one request by position: `values` [size], `top_ids` and `top_values` [size, num_top]."""
+
+    __slots__ = ("num_top", "top_ids", "top_values", "values")
+
+    def __init__(self, size: int, num_top: int) -> None:
+        self.num_top = num_top
+        self.values = np.full(size, MIN_LOGPROB)
+        self.top_ids = np.zeros((size, num_top), dtype=np.int64)
+        self.top_values = np.full((size, num_top), MIN_LOGPROB)
+
+    def update(self, start: int, logprobs: BlockLogprobs) -> None:
+        """Stores the logprobs of a step for the block at position `start`."""
+        at = start + logprobs.offsets
+        self.values[at] = np.maximum(logprobs.values, MIN_LOGPROB)
+        self.top_ids[at] = logprobs.top_ids[:, : self.num_top]
+        self.top_values[at] = np.maximum(logprobs.top_values[:, : self.num_top], MIN_LOGPROB)
+
+    def between(self, first: int, last: int) -> tuple[list[float], list[list[int]], list[list[float]]]:
+        """Returns values, top ids and top values of the positions ``[first, last)``."""
+        here = slice(first, last)
+        return self.values[here].tolist(), self.top_ids[here].tolist(), self.top_values[here].tolist()

@@ -1,4 +1,6 @@
-"""Fair queueing across tenants and HTTP requests: a request with n=100 cannot starve others.
+"""Queues of requests: until their grammar is compiled, and until they are admitted.
+
+Admission is fair across tenants and HTTP requests: a request with n=100 cannot starve others.
 
 A *tenant* is an API key, a *group* consists of the prompts and choices of one HTTP request. The next request to admit
 belongs to the tenant with the fewest running requests, and there to the group with the fewest running requests. Equal
@@ -11,25 +13,37 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from runtime.engine.request import Request
+from runtime.structured_output.async_compiler import GrammarCompiler
+from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
+
+if TYPE_CHECKING:
+    from runtime.engine.scheduler import Scheduler
+
+
+IDLE_SECONDS = 0.005  # wait for a grammar if the engine has no other work
 
 
 class FairQueue:
     """The waiting requests, and the numbers of running requests per tenant and group.
 
     The cost of each operation does not depend on the number of waiting requests.
+
+    Attributes:
+        count: number of waiting requests.
     """
 
     def __init__(self) -> None:
         self._tenants = _LeastRunningQueue()
         self._groups: dict[str, _LeastRunningQueue] = {}  # of each tenant with waiting or running requests
         self._waiting: dict[tuple[str, str], OrderedDict[int, Request]] = {}  # by tenant and group, in order of arrival
-        self._count = 0
+        self.count = 0
         self._groups_running = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Request]:
         for members in self._waiting.values():
@@ -55,7 +69,7 @@ class FairQueue:
         tenant, group = key = request.spec.tenant, request.spec.parent_id
         members = self._waiting[key]
         del members[request.arrival_index]
-        self._count -= 1
+        self.count -= 1
         if not members:
             del self._waiting[key]
             self._groups[tenant].leave(group)
@@ -112,7 +126,7 @@ class FairQueue:
         members[request.arrival_index] = request
         if at_front:  # running requests of a group are older than its waiting ones
             members.move_to_end(request.arrival_index, last=False)
-        self._count += 1
+        self.count += 1
 
     def _count_running(self, request: Request, change: int, *, at_front: bool) -> None:
         tenant, group = request.spec.tenant, request.spec.parent_id
@@ -207,3 +221,78 @@ def served_longest_ago(request: Request) -> tuple[int, bool, int]:
 def _rounds(queues: Iterable[list[Request]]) -> Iterator[list[Request]]:
     for round in zip_longest(*queues):
         yield [request for request in round if request is not None]
+
+
+class ConstraintError(Exception):
+    """Structured output failed: the grammar matcher cannot continue."""
+
+
+class GrammarQueue:
+    """Adds requests to the scheduler, at once or after their grammar is compiled.
+
+    Args:
+        grammars: None if structured output is not available.
+
+    Attributes:
+        compiling: the requests whose grammar is being compiled. None: structured output is not available.
+    """
+
+    def __init__(self, scheduler: Scheduler, grammars: GrammarCache | None) -> None:
+        self.scheduler = scheduler
+        self.compiling: GrammarCompiler[Request] | None = None if grammars is None else GrammarCompiler(grammars)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests whose grammar is being compiled."""
+        return 0 if self.compiling is None else len(self.compiling)
+
+    def submit(self, request: Request) -> None:
+        """Adds a request. Raises ValueError if it has a grammar and structured output is not available."""
+        grammar = request.spec.grammar
+        if grammar:
+            if self.compiling is None:
+                raise ValueError("structured output is not available")
+            request.constraint = self.compiling.submit(request.spec.id, request, grammar, request.spec.tenant)
+            if request.constraint is None:
+                return
+        self.scheduler.add(request)
+
+    def poll(self) -> list[tuple[Request, BaseException]]:
+        """Moves requests with compiled grammars to the scheduler.
+
+        Returns:
+            Requests whose grammar could not be compiled, with the error.
+        """
+        failed: list[tuple[Request, BaseException]] = []
+        if not self.compiling:
+            return failed
+        idle = not (self.scheduler.running or self.scheduler.waiting)
+        for request, compiled in self.compiling.poll(IDLE_SECONDS if idle else 0.0):
+            if isinstance(compiled, BaseException):
+                failed.append((request, compiled))
+            else:
+                request.constraint = compiled
+                self.scheduler.add(request)
+        return failed
+
+    def remove(self, request: Request) -> None:
+        """Removes a request in any state and frees all that it holds."""
+        if self.compiling is None or self.compiling.cancel(request.spec.id) is None:
+            if request.constraint is None and request.spec.grammar:
+                return  # it was not submitted
+            self.scheduler.release(request)
+
+    def close(self) -> None:
+        if self.compiling is not None:
+            self.compiling.close()
+
+
+def error_message(error: BaseException) -> str:
+    """Returns why the output cannot follow its grammar, without the name of the request field."""
+    return error.reason if isinstance(error, GrammarError) else str(error)
+
+
+def check_constraint(request: Request) -> None:
+    """Raises ConstraintError if the grammar matcher of the request failed in this step."""
+    if request.constraint is not None and request.constraint.error:
+        raise ConstraintError(request.constraint.error)

@@ -2,23 +2,24 @@
 
 Admission is fair between clients (request_queue.py). If the token budget does not suffice for all running requests,
 those that were not served last time come first. If pages run out, a request is preempted;
-docs/decoding-rules.md#preemption states which. The rows of a request follow docs/decoding-rules.md#prefill,
-docs/decoding-rules.md#commit and docs/decoding-rules.md#token-budget.
+docs/research/decoding-rules.md#preemption states which. The rows of a request follow
+docs/research/decoding-rules.md#prefill, docs/research/decoding-rules.md#commit and
+docs/research/decoding-rules.md#token-budget.
 """
 
 from __future__ import annotations
 
+import math
 import time
 
-from runtime.engine.in_batch_prefix_cache import InBatchPrefixCache
-from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages
+from runtime.engine.kv_cache_manager import InBatchPrefixCache, KVCacheManager, OutOfPages, PageTable
 from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.page_table import PageTable
-from runtime.engine.request import Request, Status
+from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_queue import FairQueue, round_robin, served_longest_ago
-from runtime.engine.scheduled_request import ScheduledRequest
-from runtime.engine.step_time_budget import StepTimeEstimator
 from runtime.strategies.base import Strategy
+
+SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
+DECAY = 0.8  # weight of earlier steps, per step
 
 
 class SchedulingError(Exception):
@@ -85,12 +86,12 @@ class Scheduler:
         """
         self._step += 1
         self._admit()
-        self.in_batch_prefix_cache.begin_step()
         batch: dict[int, ScheduledRequest] = {}
+        computing: set[bytes] = set()  # block hashes of the page groups that this step computes
         remaining = self.token_budget
         budget_exhausted = False
         # With several tenants, further requests of a tenant must not make the steps of the others long.
-        shared = 1 < self.waiting.num_tenants < len(self.running)
+        shared = len(self.running) > 2 and 1 < self.waiting.num_tenants < len(self.running)
         order, num_first = self._round_robin_order() if shared else (self._order(), 0)
         remaining_in_time = self.step_time.max_tokens(remaining) if shared else remaining
         first, self._deferred_exclusive = self._deferred_exclusive, None
@@ -106,7 +107,7 @@ class Scheduler:
                 budget_exhausted = True
                 continue
             prefilling = request.num_computed_tokens < request.prefill_len
-            if prefilling and self.in_batch_prefix_cache.should_wait(request):
+            if prefilling and self.in_batch_prefix_cache.should_wait(request, computing):
                 continue
             max_tokens = remaining
             if shared:
@@ -123,7 +124,7 @@ class Scheduler:
                 continue
             batch[request.arrival_index] = scheduled
             if prefilling:
-                self.in_batch_prefix_cache.mark_computing(request)
+                self.in_batch_prefix_cache.mark_computing(request, computing)
             rows = last - scheduled.first
             remaining -= rows
             remaining_in_time -= rows
@@ -133,6 +134,17 @@ class Scheduler:
                 break
         self._budget_exhausted = budget_exhausted
         return list(batch.values())
+
+    def may_repeat(self, batch: list[ScheduledRequest]) -> bool:
+        """Returns whether the next step may have the same requests with the same rows, if their blocks continue."""
+        if self.waiting or len(batch) != len(self.running):
+            return False
+        return all(
+            scheduled.stable_layout
+            and scheduled.last - scheduled.first == scheduled.blocks[0].size
+            and scheduled.request.status is not Status.FINISHED
+            for scheduled in batch
+        )
 
     def _order(self) -> list[Request]:
         """Returns the running requests, decoding before prefilling; after a full budget, longest waiting first."""
@@ -219,7 +231,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _admit(self) -> None:
-        while (request := self.lora_manager.next_request(self.waiting)) is not None:
+        while self.waiting.count and (request := self.lora_manager.next_request(self.waiting)) is not None:
             if len(self.running) >= self.max_num_reqs:
                 if not self._preempt_for(request):
                     return
@@ -318,3 +330,36 @@ class Scheduler:
         self.table.free_row(request.req_slot)
         request.req_slot = -1
         self._failed_admission = None
+
+
+class StepTimeEstimator:
+    """Estimates rows per second from earlier steps, weighted by their size.
+
+    On GPUs the limit is above the token budget and has no effect, as larger forwards take little longer. If even the
+    smallest step is slow, as with large weights on a CPU, a step may take twice as long as that.
+
+    Args:
+        small: maximum number of rows of a step with about one request.
+        seconds: target time of a shared step.
+    """
+
+    def __init__(self, small: int, seconds: float = SHARED_STEP_SECONDS) -> None:
+        self.small = small
+        self.seconds = seconds
+        self._smallest = math.inf  # seconds of the fastest small step
+        self._rows = 0.0
+        self._seconds = 0.0
+
+    def update(self, rows: int, seconds: float) -> None:
+        """Adds the time of a step."""
+        self._rows = DECAY * self._rows + rows
+        self._seconds = DECAY * self._seconds + seconds
+        if rows <= self.small and seconds < self._smallest:
+            self._smallest = seconds
+
+    def max_tokens(self, budget: int) -> int:
+        """Returns the rows of a step that takes about `seconds`, at most `budget`; `budget` before the first step."""
+        if not self._seconds:
+            return budget
+        seconds = self.seconds if math.isinf(self._smallest) else max(self.seconds, 2 * self._smallest)
+        return min(budget, int(seconds * self._rows / self._seconds))

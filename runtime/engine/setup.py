@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -12,7 +13,7 @@ from torch import nn
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
-from runtime.engine.lora_setup import make_lora_setup
+from runtime.engine.lora_manager import make_lora_setup
 from runtime.engine.request_defaults import read_edit_tokens, request_defaults
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
@@ -26,7 +27,7 @@ from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.structured_output.grammar_cache_setup import create_grammar_cache
 from runtime.weights import Checkpoint, TokenIds, load_model, resolve_checkpoint, resolve_token_ids
 from runtime.weights.hub import Progress
-from runtime.worker.memory import build_model_runner
+from runtime.worker.memory import RankDevice, build_model_runner
 
 DEFAULT_MODEL_LEN = 4096
 
@@ -74,8 +75,9 @@ def load_engine(
         eos_token_ids=config.eos_token_ids,
         skip_tokenizer=config.skip_tokenizer,
     )
-    info = _info(config, family, checkpoint, facts, ids, context, strategy, device, dtype)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    rank = RankDevice(device, dtype, group, free_at_start)
+    info = _info(config, _Source(checkpoint, family, facts, ids), context, strategy, rank)
     lora = make_lora_setup(config, family, arch, dtype, device)
     expert_parallel = config.expert_parallel_size > 1
     build = LayerFactory.create(
@@ -87,9 +89,9 @@ def load_engine(
     model = load(checkpoint, family, arch, build, progress)
     lora_manager = lora.load_adapters(model, build)
     if lora.lora_config is not None:
-        slots, rank = lora.lora_config
+        slots, max_rank = lora.lora_config
         info = msgspec.structs.replace(
-            info, max_loras=slots, max_lora_rank=rank, default_adapter=config.default_adapter
+            info, max_loras=slots, max_lora_rank=max_rank, default_adapter=config.default_adapter
         )
     if progress is not None:
         loaded = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
@@ -101,7 +103,7 @@ def load_engine(
             f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to distribute; "
             "leave it out"
         )
-    runner, pages = build_model_runner(config, info, strategy, model, device, dtype, free_at_start, lora_manager, group)
+    runner, pages = build_model_runner(config, info, strategy, model, lora_manager, rank)
     info = msgspec.structs.replace(info, num_pages=pages)
     return Engine(
         info=info, runner=runner, strategy=strategy, lora_manager=lora_manager, grammars=_grammars(checkpoint, info)
@@ -169,18 +171,21 @@ def _dtype(config: EngineConfig) -> torch.dtype:
     return dtype
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A checkpoint and what it says about its model."""
+
+    checkpoint: Checkpoint
+    family: ModelFamily[Any]
+    facts: ModelInfo
+    ids: TokenIds
+
+
 def _info(
-    config: EngineConfig,
-    family: ModelFamily[Any],
-    checkpoint: Checkpoint,
-    facts: ModelInfo,
-    ids: TokenIds,
-    context: DecodingContext,
-    strategy: Strategy,
-    device: torch.device,
-    dtype: torch.dtype,
+    config: EngineConfig, source: _Source, context: DecodingContext, strategy: Strategy, rank: RankDevice
 ) -> EngineInfo:
     """Returns EngineInfo without the number of pages, which depends on the memory after loading."""
+    family, checkpoint, facts, ids = source.family, source.checkpoint, source.facts, source.ids
     block_size = context.block_size
     if block_size % facts.block_multiple:
         raise ConfigError(
@@ -198,8 +203,8 @@ def _info(
     return EngineInfo(
         family=family.key,
         strategy=key,
-        device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
+        device=str(rank.device),
+        dtype=str(rank.dtype).removeprefix("torch."),
         quantization=quantization_of(checkpoint.config, config.quantization),
         tensor_parallel_size=config.tensor_parallel_size,
         expert_parallel_size=config.expert_parallel_size,

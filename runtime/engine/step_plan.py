@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +12,8 @@ import numpy.typing as npt
 from runtime.kernels.forward_batch import make_query_tiles
 
 if TYPE_CHECKING:
-    from runtime.engine.logprobs_request import BlockLogprobs
+    from runtime.algorithms.base import UnmaskingAlgorithm
+    from runtime.engine.request import BlockLogprobs
     from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 Ints = npt.NDArray[np.int64]
@@ -23,13 +23,19 @@ Bytes = npt.NDArray[np.int8]
 Floats = npt.NDArray[np.float64]
 SoftTokens = tuple[Ints, Floats]  # ids and probabilities of the tokens in soft embeddings, [B, count] each
 
+# States of a position. They do not follow from the token id (docs/research/decoding-rules.md#position-states).
+FIXED = 0  # prompt or prefilled: never changes
+MASKED = 1
+UNMASKED = 2
+
+NO_LOGPROBS = -1  # number of top logprobs of a request without logprobs
+
 
 @dataclass(frozen=True)
 class AlgorithmBatch:
     """The blocks of a step that use one unmasking algorithm.
 
     Attributes:
-        algorithm: its key.
         members: [m], indices of its blocks in the plan.
         params: [m, columns], the parameters of each block.
         required_stats: a mask of the statistics that any of these blocks needs.
@@ -37,7 +43,7 @@ class AlgorithmBatch:
             the step writes it.
     """
 
-    algorithm: str
+    algorithm: UnmaskingAlgorithm
     members: Ints
     params: Floats
     required_stats: int
@@ -59,7 +65,7 @@ class SamplingInputs:
 
 @dataclass(frozen=True)
 class LogitsProcessorBatch:
-    """Inputs of the logits processors of `r` requests (``engine.logits_processors_state``).
+    """Inputs of the logits processors of `r` requests (``engine.logits_processors``).
 
     Shorter lists of ids are padded by repeating an id with the same values.
 
@@ -142,7 +148,8 @@ class DenoiseBlocks:
         req_slot: [n], slot of each block's self-conditioning in the runner. None: no self-conditioning.
         logits_processors: None without logits processors.
         grammar_blocks, forced_tokens: blocks that no algorithm fills; none of their positions is sampled.
-        num_logprobs: [n], number of top tokens whose logprobs the request reads; -1: it reads no logprobs.
+        num_logprobs: [n], number of top tokens whose logprobs the request reads; NO_LOGPROBS: it reads none.
+        per_request: the same blocks as one plan per request, for batch-invariant sampling. (): sampled together.
     """
 
     rows: Ints
@@ -163,6 +170,7 @@ class DenoiseBlocks:
     grammar_blocks: tuple[GrammarBlock, ...] = ()
     forced_tokens: tuple[ForcedTokens, ...] = ()
     num_logprobs: Ints | None = None
+    per_request: tuple[DenoiseBlocks, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,11 +204,12 @@ class SelfConditioningRows:
 
 
 @dataclass(frozen=True)
-class StepPlan:
-    """One forward, and the blocks to sample after it. ``kernels.forward_batch.ForwardBatch`` documents the row arrays.
+class BatchLayout:
+    """The arrays of a forward that steps with the same rows share. Read-only.
+
+    ``kernels.forward_batch.ForwardBatch`` documents them. Steps with the same object have the same layout.
 
     Attributes:
-        tokens: [rows].
         positions: [rows].
         slots: [rows], index of each row's token in the KV pool.
         visible_end: [rows].
@@ -208,15 +217,10 @@ class StepPlan:
         is_editable: [rows].
         tiles: [tiles, 3].
         page_table: [requests, pages].
-        make_blocks: returns the blocks to sample. `blocks` calls it on first use, while the device runs the forward.
-        make_blocks_per_request: returns the same blocks as one plan per request, for batch-invariant sampling.
-        try_launch_next: called if all blocks continue; whether the runner may launch the next step with the same layout
-            now. If it returns True, the runner must launch it.
         lora_slots: [rows], LoRA slot of each row; -1: base model. None: no row has an adapter.
         active_lora_modules: mask of the modules that these adapters may change, see ``ForwardBatch``.
     """
 
-    tokens: Ints
     positions: Ints
     slots: Ints
     visible_end: Ints32
@@ -224,17 +228,24 @@ class StepPlan:
     is_editable: Bools
     tiles: Ints32
     page_table: Ints32
-    make_blocks: Callable[[], DenoiseBlocks | None]
-    make_blocks_per_request: Callable[[], list[DenoiseBlocks]] = list
-    try_launch_next: Callable[[], bool] = bool
-    soft_embeddings: SoftEmbeddingRows | None = None
-    self_conditioning: SelfConditioningRows | None = None
     lora_slots: Ints32 | None = None
     active_lora_modules: int = 0
 
-    @cached_property
-    def blocks(self) -> DenoiseBlocks | None:
-        return self.make_blocks()
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One forward, and the blocks to sample after it.
+
+    Attributes:
+        tokens: [rows].
+        blocks: None if there are none, or if they follow while the device runs the forward (``InputBuilder.blocks``).
+    """
+
+    tokens: Ints
+    layout: BatchLayout
+    soft_embeddings: SoftEmbeddingRows | None = None
+    self_conditioning: SelfConditioningRows | None = None
+    blocks: DenoiseBlocks | None = None
 
 
 @dataclass(frozen=True)
@@ -344,8 +355,7 @@ def block_causal_plan(
     request_index, positions = layout.request_index, layout.positions(first)
     page, offset = np.divmod(positions, page_size)
     block_ends = (positions // block_size + 1) * block_size
-    return StepPlan(
-        tokens=tokens,
+    batch_layout = BatchLayout(
         positions=positions,
         slots=page_table[request_index, page] * np.int64(page_size) + offset,
         visible_end=np.minimum(block_ends, (first + counts)[request_index]).astype(np.int32),
@@ -353,5 +363,5 @@ def block_causal_plan(
         is_editable=np.ones(len(positions), dtype=np.bool_),
         tiles=layout.tiles,
         page_table=page_table,
-        make_blocks=lambda: blocks,
     )
+    return StepPlan(tokens, batch_layout, blocks=blocks)

@@ -1,7 +1,7 @@
 """The input of one forward pass: the rows of all requests, prefill chunks and denoising blocks alike.
 
 Every row carries the range of keys that it attends to. The visible keys are data of the row
-(docs/decoding-rules.md#visible-keys), so layers and kernels depend on no block size and no strategy.
+(docs/research/decoding-rules.md#visible-keys), so layers and kernels depend on no block size and no strategy.
 
 Padding rows fill a batch up to the size of a captured CUDA graph: their slot is -1 and nothing is stored, their tile
 has no rows, and their expert is -1. Their results are never read.

@@ -7,8 +7,8 @@ split into three parts too; the three smallest of the nine products are below th
 computes the rows from bfloat16 ones, the kernel multiplies those, and the scores are scaled by the factors of the norm.
 
 Scores are a sigmoid or a softmax. The selection may use expert groups, a bias, or a pool of experts per block of rows.
-The families are docs/models.md#llada2-layers, docs/models.md#llada22-expert-pool, docs/models.md#llada-moe-layers and
-docs/models.md#diffusiongemma-layers.
+The families are docs/models/architecture-notes.md#llada2-layers, docs/models/architecture-notes.md#llada22-expert-pool,
+docs/models/architecture-notes.md#llada-moe-layers and docs/models/architecture-notes.md#diffusiongemma-layers.
 """
 
 from __future__ import annotations

@@ -137,9 +137,9 @@ class KernelSet:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`
     lm_head_argmax: LMHeadArgmaxKernel
-    # fused `algorithms.common` and `worker.sample.sampler_output`, for the simplest algorithms
+    # fused `algorithms.common` and `worker.sampler`, for the simplest algorithms
     threshold_unmask: UnmaskKernel | None
-    softmax_stats: SoftmaxStatsKernel | None  # what `worker.sample.sampler` computes for renoising algorithms
+    softmax_stats: SoftmaxStatsKernel | None  # what `worker.sampler` computes for renoising algorithms
     topk_topp_sample: TopKTopPSampleKernel | None  # `algorithms.sampling` without sorting
     sandwich_norms: SandwichNormOps | None  # fused norms between sublayers
     add_lora: LoRAKernel

@@ -181,7 +181,7 @@ def paged_attention_reference(
     scale: float,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Computes attention tile by tile with an explicit mask (docs/decoding-rules.md#visible-keys).
+    """Computes attention tile by tile with an explicit mask (docs/research/decoding-rules.md#visible-keys).
 
     Args:
         q: [rows, heads, head_dim]; k_cache, v_cache: one layer's pages, which hold the

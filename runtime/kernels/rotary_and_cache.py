@@ -1,6 +1,6 @@
 """Fused norm per head, clipping, rotary embedding and write of K/V to the paged pool, in one pass over the QKV rows.
 
-docs/models.md#architecture-notes states which models use what. The rotary embedding (NeoX style) covers all or some
+docs/models/architecture-notes.md states which models use what. The rotary embedding (NeoX style) covers all or some
 dimensions of a head.
 """
 

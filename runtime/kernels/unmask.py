@@ -2,7 +2,7 @@
 
 A masked position is unmasked if its confidence exceeds the threshold. If none does and the block may not stall, the
 most confident one is unmasked, and all if the block has used its steps. The general path (``algorithms.common``,
-``worker.sample.sampler_output``) takes about fifty small launches, at one request 3 % of a step.
+``worker.sampler``) takes about fifty small launches, at one request 3 % of a step.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def soft_token_embeddings(
 ) -> torch.Tensor:
     """Returns input embeddings that replace those of the tokens: [rows, hidden] of their dtype.
 
-    docs/decoding-rules.md#soft-embeddings has the formulas. `smooth` selects `iter_smooth_topk` instead of `dmax_topk`.
+    docs/research/decoding-rules.md#soft-embeddings has the formulas. `smooth` selects `iter_smooth_topk` instead of
+    `dmax_topk`.
 
     Args:
         embed: int64 ids [rows] -> [rows, hidden].

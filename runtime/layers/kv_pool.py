@@ -17,7 +17,7 @@ PIECE = 8  # contiguous elements of a key in the `distinct` layout
 class KVShape:
     """Shape of the K/V that a layer stores per token: `heads` keys of `k_dim` and values of `v_dim`.
 
-    `window` is that of docs/decoding-rules.md#sliding-windows; None means that there is none.
+    `window` is that of docs/research/decoding-rules.md#sliding-windows; None means that there is none.
     """
 
     heads: int

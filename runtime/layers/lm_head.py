@@ -22,7 +22,7 @@ WIDE_CHUNK = 8192  # vocabulary rows converted to float32 at once on devices tha
 def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Returns logits [n, vocab] of [n, hidden] and [vocab, hidden], float32, or float64 for float64.
 
-    The accumulator is never rounded to a narrower dtype; see docs/decoding-rules.md#logits.
+    The accumulator is never rounded to a narrower dtype; see docs/research/decoding-rules.md#logits.
     """
     up = wide(hidden.dtype)
     if hidden.dtype == up:

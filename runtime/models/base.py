@@ -85,7 +85,7 @@ class ModelInfo:
     max_model_len: int | None = None  # default of --max-model-len, if not the common one
     bos_id: int | None = None  # prepended to prompts that are text
     block_multiple: int = 1  # block sizes are multiples of it
-    # edit tokens, which no answer contains: docs/decoding-rules.md#insert-and-delete
+    # edit tokens, which no answer contains: docs/research/decoding-rules.md#insert-and-delete
     delete_id: int | None = None
     split_id: int | None = None
     shift: bool = False  # the logits of position i are those of row i-1, not of row i
@@ -93,7 +93,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class ModelFamily(Generic[Arch]):
-    """A family of checkpoints: how to recognize, build and decode them (docs/models.md).
+    """A family of checkpoints: how to recognize, build and decode them (docs/models/index.md).
 
     Attributes:
         detect: whether a config.json belongs to this family.

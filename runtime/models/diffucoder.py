@@ -1,4 +1,4 @@
-"""The family DiffuCoder: Dream with a third end-of-sequence token (docs/models.md#dream-diffucoder-diffullama)."""
+"""The family DiffuCoder: Dream with a third end-of-sequence token (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The family DiffuLLaMA: Llama 2, full attention, shifted logits (docs/models.md#dream-diffucoder-diffullama)."""
+"""The family DiffuLLaMA: Llama 2, full attention, shifted logits (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

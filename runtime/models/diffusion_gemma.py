@@ -1,4 +1,4 @@
-"""The family DiffusionGemma (docs/models.md#diffusiongemma)."""
+"""The family DiffusionGemma (docs/models/recipes.md#diffusiongemma)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reads the config.json of DiffusionGemma and refuses values that are not supported.
 
-docs/models.md#diffusiongemma-layers describes the architecture.
+docs/models/architecture-notes.md#diffusiongemma-layers describes the architecture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layers of DiffusionGemma (docs/models.md#diffusiongemma-layers).
+"""Layers of DiffusionGemma (docs/models/architecture-notes.md#diffusiongemma-layers).
 
 One stack of layers commits canvases causally and denoises open canvases with self-conditioning.
 """

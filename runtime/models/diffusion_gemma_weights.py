@@ -1,4 +1,4 @@
-"""Maps tensor names of DiffusionGemma to parameters (docs/models.md#diffusiongemma-layers).
+"""Maps tensor names of DiffusionGemma to parameters (docs/models/architecture-notes.md#diffusiongemma-layers).
 
 Encoder and decoder have all tensors in common but a scale per layer. A file may hold the common ones once, under the
 name of either, or twice.

@@ -1,6 +1,6 @@
 """The family Dream, with Dream-Coder: Qwen2 with full attention and shifted logits.
 
-docs/models.md#dream-diffucoder-diffullama describes it. Apple's DiffuCoder has the same config.json and is
+docs/models/recipes.md describes it. Apple's DiffuCoder has the same config.json and is
 detected as this family; `diffucoder` selects it by name.
 """
 

@@ -1,4 +1,4 @@
-"""The family DreamReasoner: Qwen3 with blocks of 32 (docs/models.md#sdar-dreamreasoner-stable-diffcoder).
+"""The family DreamReasoner: Qwen3 with blocks of 32 (docs/models/recipes.md).
 
 It has Dream's model type, but block-causal attention and no shifted logits.
 """

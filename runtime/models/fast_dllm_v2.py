@@ -1,4 +1,4 @@
-"""The family Fast-dLLM v2: Qwen2.5 with blocks of 32 and shifted logits (docs/models.md#fast-dllm-v2)."""
+"""The family Fast-dLLM v2: Qwen2.5 with blocks of 32 and shifted logits (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The family iLLaDA: Llama with a tied head and full attention (docs/models.md#llada-llada-moe-illada).
+"""The family iLLaDA: Llama with a tied head and full attention (docs/models/recipes.md).
 
 The mask is id 5, which no file of a checkpoint names.
 """

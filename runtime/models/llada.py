@@ -1,4 +1,7 @@
-"""The family LLaDA: Llama with other tensor names and full attention (docs/models.md#llada-tensor-names)."""
+"""The family LLaDA: Llama with other tensor names and full attention.
+
+See docs/models/architecture-notes.md#llada-tensor-names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The family LLaDA2: a block-diffusion mixture of experts (docs/models.md#llada2-layers)."""
+"""The family LLaDA2: a block-diffusion mixture of experts (docs/models/architecture-notes.md#llada2-layers)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Reads the config.json of LLaDA2 and refuses values that are not supported.
 
-docs/models.md#llada2-layers and docs/models.md#llada22-expert-pool describe the architecture.
+docs/models/architecture-notes.md#llada2-layers and docs/models/architecture-notes.md#llada22-expert-pool describe the
+architecture.
 """
 
 from __future__ import annotations

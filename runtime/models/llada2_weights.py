@@ -1,4 +1,4 @@
-"""Maps tensor names of LLaDA2 to parameters (docs/models.md#llada2-layers)."""
+"""Maps tensor names of LLaDA2 to parameters (docs/models/architecture-notes.md#llada2-layers)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The family LLaDA2.2: LLaDA2 with an expert pool per block (docs/models.md#llada22-expert-pool).
+"""The family LLaDA2.2: LLaDA2 with an expert pool per block (docs/models/architecture-notes.md#llada22-expert-pool).
 
-Its answers are edited by docs/decoding-rules.md#insert-and-delete.
+Its answers are edited by docs/research/decoding-rules.md#insert-and-delete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The family LLaDA-MoE: Qwen3-MoE with another router and full attention (docs/models.md#llada-moe-layers)."""
+"""The family LLaDA-MoE: Qwen3-MoE with another router and full attention.
+
+See docs/models/architecture-notes.md#llada-moe-layers.
+"""
 
 from __future__ import annotations
 

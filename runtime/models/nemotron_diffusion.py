@@ -1,4 +1,4 @@
-"""The family Nemotron-Labs-Diffusion: Ministral with other tensor names (docs/models.md#nemotron-labs-diffusion).
+"""The family Nemotron-Labs-Diffusion: Ministral with other tensor names (docs/models/recipes.md).
 
 It has YaRN and query length scaling. Attention is causal except in the open block of 32.
 """

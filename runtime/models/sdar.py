@@ -1,4 +1,4 @@
-"""The family SDAR: Qwen3, trained further for block diffusion (docs/models.md#sdar-dreamreasoner-stable-diffcoder)."""
+"""The family SDAR: Qwen3, trained further for block diffusion (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

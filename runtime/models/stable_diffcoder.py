@@ -1,4 +1,4 @@
-"""The family Stable-DiffCoder: Llama with blocks of 4 (docs/models.md#sdar-dreamreasoner-stable-diffcoder).
+"""The family Stable-DiffCoder: Llama with blocks of 4 (docs/models/recipes.md).
 
 The mask is id 5, which the files of a checkpoint may omit.
 """

@@ -1,6 +1,7 @@
 """Positions of the blocks of a request, which begin at position 0 or at the end of the prompt.
 
-docs/decoding-rules.md#block-states defines blocks, and docs/decoding-rules.md#strategies where they begin.
+docs/research/decoding-rules.md#block-states defines blocks, and docs/research/decoding-rules.md#strategies where they
+begin.
 """
 
 from __future__ import annotations

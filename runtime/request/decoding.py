@@ -1,7 +1,7 @@
 """Resolves the field `decoding` of a request.
 
 The unmasking algorithms and the strategy of the engine declare its fields.
-docs/decoding-rules.md#values-of-fields lists the sources of a value.
+docs/research/decoding-rules.md#values-of-fields lists the sources of a value.
 """
 
 from __future__ import annotations

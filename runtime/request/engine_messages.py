@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "max_nfe", "repetition", "abort", "erro
 
 
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Resolved decoding parameters of a request (docs/decoding-rules.md#values-of-fields).
+    """Resolved decoding parameters of a request (docs/research/decoding-rules.md#values-of-fields).
 
     `values` maps the fields of the strategy and of the unmasking algorithm (``runtime.request.field_spec``) to values.
     """
@@ -30,7 +30,10 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogitsProcessorParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Logits processors of a request: bias, penalties and min_tokens (docs/decoding.md#what-shapes-the-logits)."""
+    """Logits processors of a request: bias, penalties and min_tokens.
+
+    See docs/guide/decoding.md#logits-processors.
+    """
 
     bias: dict[int, float] = {}  # token id -> added to the logit
     repetition: float = 1.0  # repetition, presence and frequency: penalties on tokens that already occur

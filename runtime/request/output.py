@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from runtime.request.engine_messages import MIN_LOGPROB, EngineOutput, RequestSpec, TokenLogprobs
 
@@ -183,7 +183,7 @@ class CompletionState:
         return self.answer.stopped_by
 
     @property
-    def openai_reason(self) -> str:
+    def openai_reason(self) -> Literal["stop", "length", "tool_calls"]:
         if self.finish_reason != "stop":
             return "length"
         return "tool_calls" if self.parts is not None and self.parts.called else "stop"
@@ -211,7 +211,7 @@ class CompletionState:
 
 
 def denoise_fields(output: EngineOutput, text: str) -> dict[str, Any]:
-    """Returns the fields of a denoise event (docs/server.md#streaming)."""
+    """Returns the fields of a denoise event (docs/guide/streaming.md)."""
     return {
         "start": output.start,
         "tokens": output.tokens or [],

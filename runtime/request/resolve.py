@@ -1,7 +1,7 @@
 """Resolves the parameters of a request (``SamplingParams``) against a loaded engine, to a ``RequestSpec``.
 
-All errors of a request are detected here, before it reaches the engine. docs/server.md#errors lists their status codes.
-The function is pure and needs no torch.
+All errors of a request are detected here, before it reaches the engine. docs/reference/api.md#errors lists their status
+codes. The function is pure and needs no torch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -24,25 +25,11 @@ SUPPRESS_EOS = "suppress_eos"  # name of the field of algorithms
 GREEDY_BELOW = 1e-6  # lower temperatures are treated as 0: dividing logits by them only loses precision
 
 
-def resolve(
-    params: SamplingParams,
-    prompt: Sequence[int],
-    info: EngineInfo,
-    *,
-    id: str,
-    stream_mode: StreamMode = "final",
-    default_max_tokens: int | None = None,
-    names: Mapping[str, str] | None = None,
-    parent_id: str = "",
-    tenant: str = "",
-    adapter: str = "",
-    prefilled_tokens: Mapping[int, int] | None = None,
-    grammar: str = "",
-) -> RequestSpec:
-    """Validates a request and resolves all of its values.
+@dataclass(frozen=True)
+class RequestContext:
+    """What a request has besides its parameters and its prompt.
 
-    Args:
-        prompt: token ids, in which the mask id is an ordinary id (docs/decoding-rules.md#position-states).
+    Attributes:
         default_max_tokens: for a request without `max_tokens`, unless the strategy has a default; limited by the
             context length of the model.
         names: names that the client used instead of those of the fields, such as {"prompt": "messages"}.
@@ -53,25 +40,44 @@ def resolve(
         prefilled_tokens: fixed ids of an infill by offset in the output. All other positions are unmasked, and
             end-of-sequence tokens are suppressed unless the request sets `suppress_eos`.
         grammar: grammar of the output instead of `structured_outputs`. `names` has the field that it is derived from.
+    """
+
+    id: str
+    stream_mode: StreamMode = "final"
+    default_max_tokens: int | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    parent_id: str = ""
+    tenant: str = ""
+    adapter: str = ""
+    prefilled_tokens: Mapping[int, int] | None = None
+    grammar: str = ""
+
+
+def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, context: RequestContext) -> RequestSpec:
+    """Validates a request and resolves all of its values.
+
+    Args:
+        prompt: token ids, in which the mask id is an ordinary id (docs/research/decoding-rules.md#position-states).
 
     Raises:
         RequestError: a field is invalid; it has the path of the field.
     """
-    client_names = dict(names or {})
 
     def at(field: str) -> str:
-        return client_names.get(field, field)
+        return context.names.get(field, field)
 
     ids = check_prompt(prompt, info, param=at("prompt"))
     check_fields(params, at)
-    max_tokens = _max_tokens(params.max_tokens, len(ids), info, default_max_tokens, at("max_tokens"))
+    max_tokens = _max_tokens(params.max_tokens, len(ids), info, context.default_max_tokens, at("max_tokens"))
     _check_pages(info.block_layout.total_len(len(ids), max_tokens), info, at("max_tokens"))
     temperature = info.temperature if params.temperature is None else float(params.temperature)
     top_k = info.top_k if params.top_k is None else params.top_k
     seed = secrets.randbits(63) if params.seed is None else params.seed
     decoding = resolve_decoding(params, info, len(ids), max_tokens, at("decoding"))
+    prefilled_tokens = context.prefilled_tokens
+    is_infill = prefilled_tokens is not None
     return RequestSpec(
-        id=id,
+        id=context.id,
         prompt=ids,
         max_tokens=max_tokens,
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
@@ -79,20 +85,20 @@ def resolve(
         top_k=min(max(top_k, 0), info.vocab_size),
         min_p=params.min_p or 0.0,
         seed=seed % 2**64,
-        ignore_eos=bool(params.ignore_eos) or prefilled_tokens is not None,
+        ignore_eos=bool(params.ignore_eos) or is_infill,
         stop_ids=check_stop_ids(params.stop_token_ids, info, at("stop_token_ids")),
-        logits_processors=resolve_logits_processors(params, decoding, info, at, is_infill=prefilled_tokens is not None),
+        logits_processors=resolve_logits_processors(params, decoding, info, at, is_infill=is_infill),
         max_nfe=params.max_nfe,
         max_repetition_run=params.max_repetition_run,
-        decoding=decoding if prefilled_tokens is None else _without_eos(decoding),
-        logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=prefilled_tokens is not None),
-        grammar=_grammar(params, decoding, info, at, grammar, is_infill=prefilled_tokens is not None),
+        decoding=_without_eos(decoding) if is_infill else decoding,
+        logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill),
+        grammar=_grammar(params, decoding, info, at, context.grammar, is_infill=is_infill),
         prefilled_tokens=dict(prefilled_tokens or {}),
-        stream_mode=stream_mode,
+        stream_mode=context.stream_mode,
         cache_salt=params.cache_salt or "",
-        parent_id=parent_id,
-        tenant=tenant,
-        adapter=adapter or info.default_adapter,
+        parent_id=context.parent_id,
+        tenant=context.tenant,
+        adapter=context.adapter or info.default_adapter,
     )
 
 
@@ -149,7 +155,10 @@ def _without_eos(decoding: DecodingParams) -> DecodingParams:
 
 
 def expand_choices(spec: RequestSpec, n: int) -> list[RequestSpec]:
-    """Returns the `n` requests of one prompt: ids ``id-i``, seeds seed + i (docs/decoding-rules.md#random-numbers)."""
+    """Returns the `n` requests of one prompt: ids ``id-i``, seeds seed + i.
+
+    See docs/research/decoding-rules.md#random-numbers.
+    """
     if n == 1:
         return [spec]
     return [msgspec.structs.replace(spec, id=f"{spec.id}-{i}", seed=(spec.seed + i) % 2**64) for i in range(n)]

@@ -1,8 +1,9 @@
 """Parameters of a request besides its prompt: `SamplingParams`.
 
 Each field is declared once, with its valid values, description and default. Validation, the schema of the routes
-(``runtime.server.schemas``) and the table in docs/server.md (``python -m tools.docs.request_fields``) are derived from
-the declaration. Algorithms and strategies declare the fields of ``decoding`` (``runtime.request.field_spec``).
+(``runtime.server.openai.protocol``) and the table in docs/reference/request-fields.md
+(``python -m tools.docs.request_fields``) come from the declaration. Algorithms and strategies declare the fields of
+``decoding`` (``runtime.request.field_spec``).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _parameter(kind: Kind, help: str, *, default: object = None, **declaration: 
 class SamplingParams:
     """Parameters of a request. ``None`` means the default of the server or the model.
 
-    docs/server.md#fields-of-a-request describes the fields. Those from `num_denoising_steps` on are names of dlmserve.
+    docs/reference/request-fields.md describes the fields. Those from `num_denoising_steps` on are names of dlmserve.
     """
 
     max_tokens: int | None = _parameter(

@@ -1,6 +1,6 @@
 """Builds requests that score a text: its tokens are forced, and the logprob of each is returned.
 
-See docs/decoding.md#log-probabilities-of-a-prompt.
+See docs/guide/decoding.md#log-probabilities-of-a-prompt.
 """
 
 from __future__ import annotations

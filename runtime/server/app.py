@@ -10,41 +10,34 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import is_typeddict
 
 import runtime
 from runtime.errors import RequestError
-from runtime.server import answers
-from runtime.server.adapter_bodies import LoadAdapterRequest, UnloadAdapterRequest
-from runtime.server.gate import Gate
-from runtime.server.keys import OPEN_PATHS
-from runtime.server.messages_body import CountRequest, MessagesRequest
-from runtime.server.openapi import decoding_schema, secure
-from runtime.server.redaction import redacted
-from runtime.server.responses import error_response
-from runtime.server.responses_body import ResponsesRequest
-from runtime.server.routes import (
-    adapters,
-    chat,
-    completions,
-    generate,
-    infill,
-    messages,
-    page,
-    profiling,
-    responses,
-    status,
-    tokens,
-)
-from runtime.server.routes.documented import at_once
-from runtime.server.schemas import (
-    ChatRequest,
-    CompletionRequest,
+from runtime.server import http_responses
+from runtime.server.admin import docs, routes, tokenize
+from runtime.server.admin import protocol as admin_protocol
+from runtime.server.admin.protocol import (
     DetokenizeRequest,
-    GenerateRequest,
-    InfillRequest,
+    LoadAdapterRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
-from runtime.server.service import Service
+from runtime.server.anthropic import messages
+from runtime.server.anthropic import protocol as anthropic_protocol
+from runtime.server.anthropic.protocol import CountRequest, MessagesRequest
+from runtime.server.context import ServerContext
+from runtime.server.generate import protocol as generate_protocol
+from runtime.server.generate import serving
+from runtime.server.generate.protocol import GenerateRequest, InfillRequest
+from runtime.server.http_responses import error_response
+from runtime.server.middleware.access_log import redacted
+from runtime.server.middleware.auth import OPEN_PATHS
+from runtime.server.middleware.request_middleware import RequestMiddleware
+from runtime.server.openai import chat, completions, protocol, responses, responses_protocol
+from runtime.server.openai.protocol import ChatRequest, CompletionRequest
+from runtime.server.openai.responses_protocol import ResponsesRequest
+from runtime.server.openapi import decoding_schema, fast_routes, secure
 
 BODIES: tuple[type, ...] = (
     GenerateRequest,
@@ -59,6 +52,15 @@ BODIES: tuple[type, ...] = (
     LoadAdapterRequest,
     UnloadAdapterRequest,
 )
+PROTOCOLS = (
+    http_responses,
+    protocol,
+    generate_protocol,
+    responses_protocol,
+    anthropic_protocol,
+    admin_protocol,
+)
+BASES = (protocol.ResponseHead, responses_protocol.ResponseSettings)  # only part of other types
 DECODING = "#/components/schemas/Decoding"
 
 
@@ -67,11 +69,11 @@ class App(FastAPI):
     answer, and which keys they want."""
 
     def openapi(self) -> dict[str, Any]:
-        service: Service = self.state.service
+        context: ServerContext = self.state.context
         if self.openapi_schema is None:
             schema = super().openapi()  # which also keeps it
             every: list[Any] = [
-                (kind.__name__, "validation", TypeAdapter(kind)) for kind in (*BODIES, *answers.types())
+                (kind.__name__, "validation", TypeAdapter(kind)) for kind in (*BODIES, *response_types())
             ]
             _, found = TypeAdapter.json_schemas(every, ref_template="#/components/schemas/{model}")
             schemas = schema.setdefault("components", {})["schemas"] = found["$defs"]
@@ -81,14 +83,21 @@ class App(FastAPI):
                     body["properties"]["decoding"] = {**asked, "anyOf": [{"$ref": DECODING}, {"type": "null"}]}
             for operation in (one for methods in schema["paths"].values() for one in methods.values()):
                 operation["responses"].pop("422", None)  # the framework's: a wrong value is 400 here
-            if service.keys.needed:
+            if context.keys.required:
                 secure(schema, OPEN_PATHS)
             self.openapi_schema = schema
-        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(service.frontend.info)
+        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(context.engine_client.info)
         return self.openapi_schema
 
 
-def make_app(service: Service) -> App:
+def response_types() -> list[type]:
+    """Returns the types that responses and their events have."""
+    found = [value for module in PROTOCOLS for value in vars(module).values() if is_typeddict(value)]
+    own = (kind for kind in dict.fromkeys(found) if kind.__module__.startswith("runtime.server."))
+    return [kind for kind in own if kind.__name__[0] != "_" and kind not in BASES]
+
+
+def make_app(context: ServerContext) -> App:
     app = App(
         title="Unmask",
         version=runtime.__version__,
@@ -102,16 +111,16 @@ def make_app(service: Service) -> App:
             HTTPException: _http_error,
         },
     )
-    app.state.service = service
-    modules = (generate, chat, completions, responses, messages, infill, status, tokens, adapters, profiling, page)
+    app.state.context = context
+    modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)
     routers = [module.router for module in modules]
     for router in routers:
         app.include_router(router)
-    app.add_middleware(Gate, service=service, at_once=at_once(routers))
-    if service.config.cors_allow_origins:
+    app.add_middleware(RequestMiddleware, context=context, fast_routes=fast_routes(routers))
+    if context.config.cors_allow_origins:
         app.add_middleware(  # outermost: a preflight request carries no key
             CORSMiddleware,
-            allow_origins=list(service.config.cors_allow_origins),
+            allow_origins=list(context.config.cors_allow_origins),
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Unmask-Ignored", "Retry-After"],
@@ -129,8 +138,8 @@ async def _request_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals: no such route, no such method."""
     assert isinstance(error, HTTPException)
-    place = f"{request.method} {request.url.path[:200]}"
-    message = {404: f"there is no route {place}", 405: f"{place} is not possible with this method"}.get(
+    target = f"{request.method} {request.url.path[:200]}"
+    message = {404: f"there is no route {target}", 405: f"{target} is not possible with this method"}.get(
         error.status_code, str(error.detail)
     )
     return error_response(RequestError(message, status=error.status_code), request.url.path, error.headers)

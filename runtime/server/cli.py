@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         config = parse(arguments, os.environ)
-        from runtime.server.serve import run
+        from runtime.server.launcher import run
 
         return run(config)
     except ConfigError as error:

@@ -28,7 +28,7 @@ class JsonFormatter(logging.Formatter):
             "process": self.process,
             "message": record.getMessage(),
         }
-        entry |= getattr(record, "fields", {})  # of lines that tell figures
+        entry |= getattr(record, "fields", {})  # structured fields of the line
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(entry).decode()
@@ -40,14 +40,14 @@ def fatal_line(sentence: str) -> str:
     return JsonFormatter("frontend").format(logging.makeLogRecord(entry))
 
 
-def without_signatures(record: logging.LogRecord) -> bool:
-    """A filter that lets everything pass, without the queries of addresses that a hub's client tells."""
+def redact_queries(record: logging.LogRecord) -> bool:
+    """Filter that removes queries from URLs in lines of the hub client, as they may have signatures."""
     if record.name.partition(".")[0] == "huggingface_hub":
         record.msg, record.args = without_queries(record.getMessage()), ()
     return True
 
 
-class Sparse(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Lets some records of each kind pass in a while, and says later how many more there were.
 
     For loggers whose lines strangers can cause: their number must not be the strangers' to choose. A record's kind is
@@ -56,51 +56,51 @@ class Sparse(logging.Filter):
 
     def __init__(
         self,
-        most: int = 10,
+        limit: int = 10,
         seconds: float = 10.0,
         kinds: int = 1000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        self.most = most  # records of a kind in `seconds`
+        self.limit = limit  # records of a kind in `seconds`
         self.seconds = seconds
-        self.kinds = kinds  # told apart; further ones count as one
+        self.kinds = kinds  # counted separately; further kinds are counted together
         self.clock = clock
         self.since = 0.0
         self.seen: dict[tuple[str, str], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        self.tell()
+        self.report_dropped()
         kind = (record.name, str(record.msg))
         if kind not in self.seen and len(self.seen) >= self.kinds:
             kind = (record.name, "other lines")
         self.seen[kind] = self.seen.get(kind, 0) + 1
-        return self.seen[kind] <= self.most
+        return self.seen[kind] <= self.limit
 
-    def tell(self) -> None:
+    def report_dropped(self) -> None:
         """Once the while is over: what was left out."""
         now = self.clock()
         if now - self.since < self.seconds:
             return
         seen, self.seen, self.since = self.seen, {}, now
         for (name, message), count in seen.items():
-            if count > self.most:
-                left = count - self.most
-                logging.getLogger(name).warning("%d more lines in %.0f s of: %s", left, self.seconds, message)
+            if count > self.limit:
+                left = count - self.limit
+                logging.getLogger(name).warning("suppressed %d more lines in %.0f s: %s", left, self.seconds, message)
 
 
-strangers = Sparse()
-STRANGERS_LOGGERS = ("unmask.wire", "unmask.http", "unmask.refused", "uvicorn.error", "asyncio")
+rate_limiter = RateLimitFilter()
+RATE_LIMITED_LOGGERS = ("unmask.wire", "unmask.http", "unmask.refused", "uvicorn.error", "asyncio")
 
 
-def set_up(level: str, fmt: str, process: str) -> None:
+def configure_logging(level: str, fmt: str, process: str) -> None:
     """Send every record of at least `level` to stderr. Loggers that set a level of their own lose it."""
     handler = logging.StreamHandler(sys.stderr)
     if fmt == "json":
         handler.setFormatter(JsonFormatter(process))
     else:
         handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%H:%M:%S"))
-    handler.addFilter(without_signatures)
+    handler.addFilter(redact_queries)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -109,9 +109,9 @@ def set_up(level: str, fmt: str, process: str) -> None:
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
-    # a download's requests are many, and told with their whole addresses
+    # downloads make many requests, which are logged with full URLs
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    for name in STRANGERS_LOGGERS:
-        logging.getLogger(name).addFilter(strangers)
+    for name in RATE_LIMITED_LOGGERS:
+        logging.getLogger(name).addFilter(rate_limiter)
     # uvicorn says what our own lines already say, once a start and an end
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)

@@ -1,19 +1,315 @@
-"""Prometheus metrics of the engines and of the frontends (docs/server.md#metrics)."""
+"""Prometheus metrics of the engines and of the frontend processes (docs/operations/observability.md#metrics)."""
 
 from __future__ import annotations
 
+import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import runtime
-from runtime.request.engine_messages import EngineInfo, EngineStats
-from runtime.server.figures import EngineFigures
-from runtime.server.metric_labels import Named, Processes
-from runtime.server.observed import POWERS
+from runtime.request.engine_messages import EagerReason, EngineInfo, EngineStats
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+# why a connection is ended by the server; each is there from the start, so that the first one is an increase
+CLOSE_REASONS = (
+    "slow_head",
+    "slow_body",
+    "stalled",
+    "invalid",
+    "head_too_large",
+    "discarded",
+    "gave_way",
+    "no_room",
+    "memory",
+)
+
+
+# New name -> old name. This release exports both.
+DEPRECATED_NAMES = {
+    "unmask_max_running_requests": "unmask_requests_running_most",
+    "unmask_max_connections": "unmask_connections_most",
+    "unmask_connections_closed_by_server": "unmask_connections_given_up",
+}
+
+
+def with_deprecated_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """Yields the metrics, and renamed ones also under their old names."""
+    for metric in metrics:
+        yield metric
+        if (old := DEPRECATED_NAMES.get(metric.name)) is not None:
+            copy = Metric(old, f"Deprecated, use {metric.name}.", metric.type)
+            copy.samples = [
+                sample._replace(name=old + sample.name.removeprefix(metric.name)) for sample in metric.samples
+            ]
+            yield copy
+
+
+class RequestMetrics(Collector):
+    """One process's."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"unmask_{name}", text, buckets=buckets, registry=self.registry)
+
+        self.requests = Counter(
+            "unmask_requests",
+            "HTTP requests for generation by outcome: stop, length, max_nfe, repetition, refused, timeout, aborted, "
+            "error.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.first_token = histogram("time_to_first_token_seconds", "Time to the first text of streams.", SECONDS)
+        self.first_block = histogram(
+            "time_to_first_block_seconds", "Time until a full block of a stream is final.", SECONDS
+        )
+        self.per_token = histogram(
+            "time_per_output_token_seconds",
+            "Time per output token, without queue time.",
+            (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1),
+        )
+        self.end_to_end = histogram("request_seconds", "Time from arrival to the end of the response.", SECONDS)
+        self.queue = histogram("queue_seconds", "Time until the engine admitted the request.", SECONDS)
+        self.tokens_per_forward = histogram(
+            "tokens_per_forward", "Output tokens, including the end of sequence, per forward.", POWERS
+        )
+        self.connections = Gauge("unmask_connections", "Open client connections.", registry=self.registry)
+        self.max_connections = Gauge(
+            "unmask_max_connections", "Maximum client connections (--max-connections).", registry=self.registry
+        )
+        self.closed_by_server = Counter(
+            "unmask_connections_closed_by_server",
+            "Connections closed by the server, by reason (docs/reference/api.md).",
+            ["reason"],
+            registry=self.registry,
+        )
+        for reason in CLOSE_REASONS:
+            self.closed_by_server.labels(reason)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        return with_deprecated_names(self.registry.collect())
+
+
+# totals of EngineStats -> (metric without prefix and suffix, help)
+_TOTALS = {
+    "prompt_tokens": ("prompt_tokens", "Tokens of admitted prompts."),
+    "generated_tokens": ("generated_tokens", "Output tokens."),
+    "prefix_hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+    "steps": ("engine_steps", "Engine steps."),
+    "steps_replayed": ("engine_steps_replayed", "Engine steps that only replayed CUDA graphs."),
+    "edits": ("edits", "Unmasked tokens replaced by editing."),
+    "remasks": ("remasks", "Unmasked tokens that were masked again."),
+    "forced": ("forced_commits", "Tokens unmasked although no position reached the threshold."),
+    "adapter_evictions": ("lora_evictions", "Adapters evicted from device memory."),
+    "preemptions": ("preemptions", "Requests preempted because KV pages ran out."),
+}
+_KINDS = ("prefill", "denoise", "commit")
+_EVERY_TOTAL = (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS), *(reason.stats_field for reason in EagerReason))
+_GAUGES = {
+    "pages_total": ("kv_pages", "KV pages of all engines."),
+    "pages_used": ("kv_pages_used", "KV pages held by live requests."),
+    "pages_cached": ("kv_pages_cached", "KV pages held by the prefix cache only, which can be reclaimed."),
+    "graph_bytes": ("graph_memory_bytes", "Device memory of captured CUDA graphs."),
+}
+
+
+class EngineMetrics(Collector):
+    """Totals and gauges of the engines. Totals include those of backends that have exited.
+
+    Attributes:
+        live_by_replica: live requests of each replica.
+        work_by_replica: estimated tokens left in these requests.
+        max_running_requests: --max-num-reqs of an engine.
+        live_by_adapter: live requests of each adapter. adapters: names of all adapters.
+    """
+
+    def __init__(self) -> None:
+        self.current: dict[int, EngineStats] = {}
+        self.past = EngineStats()
+        self.live_by_replica: Sequence[int] = ()
+        self.work_by_replica: Sequence[int] = ()
+        self.max_running_requests = 0
+        self.live_by_adapter: Mapping[str, int] = {}
+        self.adapters: Collection[str] = ()
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def retire(self, replica: int) -> None:
+        stats = self.current.pop(replica, None)
+        if stats is not None:
+            for name in _EVERY_TOTAL:
+                setattr(self.past, name, getattr(self.past, name) + getattr(stats, name))
+
+    def _sum(self, name: str) -> int:
+        return sum(getattr(stats, name) for stats in self.current.values())
+
+    def total(self, name: str) -> int:
+        """Of all engines that there are and have been."""
+        return int(getattr(self.past, name)) + self._sum(name)
+
+    def usage(self) -> float:
+        """Share of the KV pages that live requests hold."""
+        pages = self._sum("pages_total")
+        return self._sum("pages_used") / pages if pages else 0.0
+
+    def requests(self) -> tuple[int, int]:
+        """Returns the numbers of running and waiting requests.
+
+        Engines report between steps, without the requests that the step finished: an engine that answers each request
+        in one step would seem idle. So requests are counted here, and an engine reports only how many of them wait.
+        """
+        running = waiting = 0
+        for replica, live in enumerate(self.live_by_replica):
+            reported = self.current[replica].waiting if replica in self.current else 0
+            wait = min(max(reported, live - self.max_running_requests), live)
+            running, waiting = running + live - wait, waiting + wait
+        return running, waiting
+
+    def _adapters(self) -> Iterator[Metric]:
+        run = GaugeMetricFamily("unmask_lora_requests_running", "Running requests of an adapter.", labels=["lora"])
+        wait = GaugeMetricFamily("unmask_lora_requests_waiting", "Waiting requests of an adapter.", labels=["lora"])
+        for name in sorted(self.adapters):
+            live = self.live_by_adapter.get(name, 0)
+            reported = sum(stats.adapters_waiting.get(name, 0) for stats in self.current.values())
+            run.add_metric([name], live - min(reported, live))
+            wait.add_metric([name], min(reported, live))
+        yield run
+        yield wait
+
+    def _replicas(self) -> Iterator[Metric]:
+        """Yields metrics per replica."""
+        every = [self.current.get(replica) for replica in range(len(self.live_by_replica))]
+        tokens, hits = (
+            [getattr(s, name) if s else 0 for s in every] for name in ("generated_tokens", "prefix_hit_tokens")
+        )
+        kinds: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, Sequence[float]], ...] = (
+            (GaugeMetricFamily, "up", "1 if the engine of the replica is ready.", [int(s is not None) for s in every]),
+            (
+                GaugeMetricFamily,
+                "requests",
+                "Active requests of the replica.",
+                self.live_by_replica,
+            ),
+            (
+                GaugeMetricFamily,
+                "work_tokens",
+                "Estimated tokens left in the active requests of the replica.",
+                self.work_by_replica,
+            ),
+            (CounterMetricFamily, "generated_tokens", "Output tokens since the start of the replica.", tokens),
+            (
+                CounterMetricFamily,
+                "prefix_hit_tokens",
+                "Prompt tokens found in the prefix cache since the start of the replica.",
+                hits,
+            ),
+        )
+        for kind, name, text, values in kinds:
+            family = kind(f"unmask_replica_{name}", text, labels=["replica"])
+            for replica, value in enumerate(values):
+                family.add_metric([str(replica)], value)
+            yield family
+
+    def collect(self) -> Iterator[Metric]:
+        return with_deprecated_names(self._metrics())
+
+    def _metrics(self) -> Iterator[Metric]:
+        running, waiting = self.requests()
+        yield GaugeMetricFamily("unmask_requests_running", "Requests being prefilled or decoded.", value=running)
+        yield GaugeMetricFamily("unmask_requests_waiting", "Requests waiting for a slot in an engine.", value=waiting)
+        yield from self._adapters()
+        max_running = self.max_running_requests * len(self.live_by_replica)
+        text = "Maximum running requests (--max-num-reqs of all engines)."
+        yield GaugeMetricFamily("unmask_max_running_requests", text, value=max_running)
+        yield from self._replicas()
+        for field, (name, text) in _GAUGES.items():
+            yield GaugeMetricFamily(f"unmask_{name}", text, value=self._sum(field))
+        pages, used, cached = self._sum("pages_total"), self._sum("pages_used"), self._sum("pages_cached")
+        yield GaugeMetricFamily("unmask_kv_pages_free", "Free KV pages.", value=pages - used - cached)
+        text = "Fraction of KV pages held by live requests."
+        yield GaugeMetricFamily("unmask_kv_usage_ratio", text, value=self.usage())
+        for field, (name, text) in _TOTALS.items():
+            yield CounterMetricFamily(f"unmask_{name}", text, value=self.total(field))
+        forwards = CounterMetricFamily("unmask_forwards", "Forwards of requests, by kind.", labels=["kind"])
+        for kind in _KINDS:
+            forwards.add_metric([kind], self.total(f"forwards_{kind}"))
+        yield forwards
+        eager = CounterMetricFamily(
+            "unmask_engine_steps_eager",
+            "Engine steps that were not replayed from CUDA graphs, by reason.",
+            labels=["reason"],
+        )
+        for reason in EagerReason:
+            eager.add_metric([reason.value], self.total(reason.stats_field))
+        yield eager
+
+
+# The operator reads these by their bare names (autoscaler/scrape.py).
+UNLABELLED = frozenset(
+    {
+        "unmask_requests_running",
+        "unmask_requests_waiting",
+        "unmask_max_running_requests",
+        "unmask_requests_running_most",
+        "unmask_kv_usage_ratio",
+        "unmask_model_load_seconds",
+    }
+)
+
+
+class ModelNameLabels(Collector):
+    """All that `registry` has; every sample but those of `UNLABELLED` with the label ``model_name``."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        self.registry = registry
+        self.model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.registry.collect():
+            if metric.name not in UNLABELLED:
+                metric.samples = [
+                    sample._replace(labels={**sample.labels, "model_name": self.model_name})
+                    for sample in metric.samples
+                ]
+            yield metric
+
+
+class ProcessMetrics(Collector):
+    """Metrics ``process_*`` of several processes, with the label ``process``.
+
+    `others`: returns pids of further processes by name; this process is "frontend".
+    """
+
+    def __init__(self, others: Callable[[], Mapping[str, int]]) -> None:
+        self.others = others
+        self._pid = os.getpid()
+        self._one = ProcessCollector(pid=lambda: self._pid, registry=None)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for name, pid in {"frontend": os.getpid(), **self.others()}.items():
+            self._pid = pid
+            for metric in self._one.collect():  # nothing of one that has just ended
+                samples = [sample._replace(labels={"process": name}) for sample in metric.samples]
+                metric.samples = []
+                families.setdefault(metric.name, metric).samples += samples
+        yield from families.values()
+
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _HOST_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -45,33 +341,31 @@ class Metrics:
         self.rendered = 0.0
         self.credit = _RENDERING_AT_ONCE
         self.registry = CollectorRegistry()
-        self.shown = Named(self.registry, model_name)
-        self.figures = EngineFigures()
-        self.registry.register(self.figures)
+        self.labelled = ModelNameLabels(self.registry, model_name)
+        self.engine_metrics = EngineMetrics()
+        self.registry.register(self.engine_metrics)
         self.registry.register(observed)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"unmask_{name}", text, buckets=buckets, registry=self.registry)
 
         self.step = histogram("step_seconds", "Duration of an engine step.", _STEP_SECONDS)
-        self.device = histogram(
-            "step_device_seconds", "The device's part of an engine step that sampled something.", _STEP_SECONDS
-        )
-        self.host = histogram("step_host_seconds", "The rest of such a step, the host's.", _HOST_SECONDS)
+        self.device = histogram("step_device_seconds", "Device time of engine steps with sampling.", _STEP_SECONDS)
+        self.host = histogram("step_host_seconds", "Host time of engine steps with sampling.", _HOST_SECONDS)
         self.batch = histogram("batch_size", "Requests in an engine step.", POWERS)
-        self.block_steps = histogram("steps_per_block", "Steps that a block took to end.", POWERS)
-        self.load = Gauge("unmask_model_load_seconds", "Duration of the last load of a model.", registry=self.registry)
-        self.failures = Counter("unmask_backend_failures", "Backend processes that ended.", registry=self.registry)
-        self.backends = Gauge("unmask_backends_ready", "Backend processes that serve.", registry=self.registry)
-        self.build = Info("unmask_build", "Version, and the model's family and device.", registry=self.registry)
+        self.block_steps = histogram("steps_per_block", "Steps per finished block.", POWERS)
+        self.load = Gauge("unmask_model_load_seconds", "Duration of the last model load.", registry=self.registry)
+        self.failures = Counter("unmask_backend_failures", "Backend processes that exited.", registry=self.registry)
+        self.backends = Gauge("unmask_backends_ready", "Backend processes that are ready.", registry=self.registry)
+        self.build = Info("unmask_build", "Version, model family and device.", registry=self.registry)
         self.build.info({"version": runtime.__version__, "python": platform.python_version()})
 
-    def beside(self, processes: Callable[[], Mapping[str, int]]) -> None:
-        """Tell of this process, and of those that run beside it: their pids by name, asked for every time."""
-        self.registry.register(Processes(processes))
+    def add_processes(self, processes: Callable[[], Mapping[str, int]]) -> None:
+        """Adds metrics of this process and of further ones. `processes` is called at each scrape."""
+        self.registry.register(ProcessMetrics(processes))
 
-    def loaded(self, info: EngineInfo, seconds: float) -> None:
-        self.figures.room = info.max_num_reqs
+    def on_loaded(self, info: EngineInfo, seconds: float) -> None:
+        self.engine_metrics.max_running_requests = info.max_num_reqs
         self.load.set(seconds)
         self.build.info(
             {
@@ -87,9 +381,9 @@ class Metrics:
             }
         )
 
-    def engine(self, replica: int, stats: EngineStats) -> None:
+    def record_stats(self, replica: int, stats: EngineStats) -> None:
         """A backend's report: totals and gauges replace its last ones, observations are added."""
-        self.figures.current[replica] = stats
+        self.engine_metrics.current[replica] = stats
         for histogram, values in (
             (self.step, stats.step_seconds),
             (self.device, stats.device_seconds),
@@ -100,8 +394,8 @@ class Metrics:
             for value in values:
                 histogram.observe(value)
 
-    def engine_gone(self, replica: int) -> None:
-        self.figures.retire(replica)
+    def retire_engine(self, replica: int) -> None:
+        self.engine_metrics.retire(replica)
         self.failures.inc()
 
     def text(self) -> bytes:
@@ -115,7 +409,7 @@ class Metrics:
         due, self.credit, self.rendered = self.due(), self._saved(now), now
         if due:
             began = self.cpu_clock()
-            self.last = generate_latest(self.shown)
+            self.last = generate_latest(self.labelled)
             self.credit -= max(self.cpu_clock() - began, (self.clock() - now) / 4)
         return self.last
 

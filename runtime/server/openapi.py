@@ -1,13 +1,20 @@
-"""What the OpenAPI says of fields, by their declarations, of ``decoding``, by the engine's, and of keys."""
+"""The OpenAPI document: schemas of declared fields, `decoding` and API keys, and docs of routes that parse bodies."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
 
 from runtime.request.decoding import engine_fields
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field, Limits
+from runtime.server.http_responses import ErrorResponse
 
 _TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
 
@@ -20,13 +27,13 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
     properties = {field.name: _nullable(values_schema(field), field.help) for field in engine_fields(info)}
     for name, (field, rules) in _declared(info).items():
         outer, _, inner = name.rpartition(".")
-        place = properties
+        target = properties
         if outer:
-            whole = {"type": "object", "properties": {}, "additionalProperties": False}
-            nested = properties.setdefault(outer, _nullable(whole, f"numbers of the {rules[0]} rule"))
-            place = nested["anyOf"][0]["properties"]
-        place[inner] = _nullable(values_schema(field), field.help + (f" ({', '.join(rules)})" if rules else ""))
-        place[inner]["x-unmask-rules"] = rules
+            nested_object = {"type": "object", "properties": {}, "additionalProperties": False}
+            nested = properties.setdefault(outer, _nullable(nested_object, f"numbers of the {rules[0]} rule"))
+            target = nested["anyOf"][0]["properties"]
+        target[inner] = _nullable(values_schema(field), field.help + (f" ({', '.join(rules)})" if rules else ""))
+        target[inner]["x-unmask-rules"] = rules
     return schema | {"properties": properties, "additionalProperties": False}
 
 
@@ -68,3 +75,100 @@ def values_schema(limits: Limits) -> dict[str, Any]:
         if limits.high is not None:
             schema["maximum"] = limits.high
     return schema
+
+
+_MEANINGS = {
+    400: "invalid value or combination; the message names the field",
+    401: "missing or invalid API key",
+    403: "not allowed for clients of this server, for pages of other origins, or with this host name",
+    404: "no such model or route",
+    408: "the body did not arrive in time",
+    409: "not possible in the current state of the server",
+    413: "the body is too large",
+    415: "a Content-Encoding that is not supported; see Accept-Encoding",
+    429: "the queue is full; see Retry-After",
+    500: "internal error",
+    501: "not supported",
+    503: "no engine process is ready; see Retry-After",
+    504: "timeout",
+}
+_SECONDS = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+_BEARER = {"WWW-Authenticate": {"description": "which keys there are", "schema": {"type": "string"}}}
+_CODINGS = {"Accept-Encoding": {"description": "supported codings", "schema": {"type": "string"}}}
+_HEADERS = {
+    401: {"headers": _BEARER},
+    415: {"headers": _CODINGS},
+    429: {"headers": _SECONDS},
+    503: {"headers": _SECONDS},
+}
+
+RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class RawBodyRoute(APIRoute):
+    """A route whose function takes the request and returns the response.
+
+    FastAPI has it for the OpenAPI document. `RequestMiddleware` calls it directly, found by its path (`fast_routes`).
+    """
+
+    def get_route_handler(self) -> RouteHandler:
+        handler: RouteHandler = self.endpoint
+        return handler
+
+
+def fast_routes(routers: Iterable[APIRouter]) -> dict[tuple[str, str], RouteHandler]:
+    """The functions of such routes by method and path."""
+    routes = [route for router in routers for route in router.routes if isinstance(route, RawBodyRoute)]
+    return {(method, route.path): route.endpoint for route in routes for method in route.methods or ()}
+
+
+def schema_ref(kind: type) -> dict[str, str]:
+    """Returns a reference to a schema of the document."""
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def error_docs(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's `responses` for error objects."""
+    return {status: {**_json(_MEANINGS[status], kind), **_HEADERS.get(status, {})} for status in statuses}
+
+
+def response_doc(kind: type, refusals: dict[int | str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Keyword arguments of a route whose answer is a `kind`."""
+    return {"responses": {200: _json("the answer", kind), **(refusals or {})}, "response_model": None}
+
+
+def json_route(
+    body: type[BaseModel], answer: type, events: Sequence[type] = (), *, done: bool = True,
+    error: type = ErrorResponse,
+) -> dict[str, Any]:  # fmt: skip
+    """Keyword arguments of a route whose JSON body is `body`.
+
+    Args:
+        answer: what it gives in one piece. events: what the data of its stream's events are, if it streams. done: and
+            the last is ``[DONE]``. error: what its refusals are.
+    """
+    statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500,) if events else ()), 503, *((504,) if events else ()))
+    found = response_doc(answer, refusals=error_docs(*statuses, kind=error))
+    if events:
+        found["responses"][200]["content"]["text/event-stream"] = _stream(events, done=done)
+    required = {"required": True, "content": {"application/json": {"schema": schema_ref(body)}}}
+    return {**found, "openapi_extra": {"requestBody": required}}
+
+
+def _json(text: str, kind: type) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema_ref(kind)}}}
+
+
+def _stream(events: Sequence[type], *, done: bool) -> dict[str, Any]:
+    """Of server-sent events. `itemSchema` is OpenAPI 3.2's, which has the type of an event's data; readers of 3.1, who
+    skip it, see a text."""
+    names = ", ".join(kind.__name__ for kind in events)
+    end = " The last says [DONE]." if done else ""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [schema_ref(kind) for kind in events]},
+    }
+    item = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
+    text = f"Server-sent events, with `stream` true: the data of each is JSON, one of {names}.{end}"
+    return {"schema": {"type": "string", "description": text}, "itemSchema": item}

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine.request import Block, Request
-from runtime.engine.scheduled_request import ForwardSpan
+from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.errors import ConfigError
 from runtime.request.block_layout import BlockLayout
@@ -48,7 +47,7 @@ class Strategy(Protocol):
         uniform_noise: open blocks contain noise instead of masks.
         supports_grammar: unmasked tokens stay, and constrained decoding can unmask from left to right.
         shared_window: all open rows have the sliding window of the first one
-            (docs/decoding-rules.md#sliding-windows).
+            (docs/research/decoding-rules.md#sliding-windows).
     """
 
     fields: tuple[Field, ...]
@@ -106,7 +105,9 @@ class Strategy(Protocol):
         ...
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Returns the end of the keys that each row attends to, int64 [rows] (docs/decoding-rules.md#visible-keys).
+        """Returns the end of the keys that each row attends to, int64 [rows].
+
+        See docs/research/decoding-rules.md#visible-keys.
 
         The K/V of every visible key is cached, or the same step writes it.
 

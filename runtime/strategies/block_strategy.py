@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from runtime.engine.request import Request
-from runtime.engine.scheduled_request import ForwardSpan
+from runtime.engine.request import ForwardSpan, Request
 from runtime.engine.step_plan import Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value

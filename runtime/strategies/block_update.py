@@ -30,7 +30,7 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     masks = block.masks = results.masks[i]
     num_unmasked = block.num_editable - masks
     block.progress = num_unmasked / block.num_editable
-    if request.editing:  # docs/decoding-rules.md#same-token-ratio
+    if request.editing:  # docs/research/decoding-rules.md#same-token-ratio
         block.same_token_ratio = (num_unmasked - results.num_updated[i]) / num_unmasked if num_unmasked else 0.0
     block.steps += 1
     block.num_steps_forcing += block.may_force
@@ -79,7 +79,7 @@ def unmasked_prefix_len(request: Request) -> int:
 def update_progress(request: Request, *, shown: int, final: int) -> tuple[FinishReason, int] | None:
     """Updates the stable prefix after a step, and returns the finish reason and the end of the answer, if it ends.
 
-    docs/decoding-rules.md#end-of-an-answer has the conditions.
+    docs/research/decoding-rules.md#end-of-an-answer has the conditions.
 
     Args:
         shown: first position of the blocks in a denoise event.
@@ -105,7 +105,10 @@ def finish_request(request: Request, reason: FinishReason, end: int, *, keep: in
 
 
 def cacheable_len(request: Request, reason: FinishReason, end: int, *, block_layout: BlockLayout) -> int:
-    """Returns the end of the blocks of a finished answer that are committed (docs/decoding-rules.md#commit)."""
+    """Returns the end of the blocks of a finished answer that are committed.
+
+    See docs/research/decoding-rules.md#commit.
+    """
     if reason not in ("stop", "length"):
         return 0
     last = end + (reason == "stop")  # includes the EOS

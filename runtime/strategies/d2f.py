@@ -1,4 +1,4 @@
-"""`d2f`: multi_bd with blocks from the end of the prompt on (docs/decoding-rules.md#strategy-d2f).
+"""`d2f`: multi_bd with blocks from the end of the prompt on (docs/research/decoding-rules.md#strategy-d2f).
 
 Rows of the prompt attend to the complete prompt. Its K/V depends on where it ends. It is therefore prefilled in one
 forward pass, and no other request uses it. With a logits shift, the row before the first open block is forwarded again.

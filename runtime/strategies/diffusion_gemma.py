@@ -1,4 +1,4 @@
-"""`diffusion_gemma`: denoises one canvas of noise at a time (docs/decoding-rules.md#strategy-diffusion_gemma).
+"""`diffusion_gemma`: denoises one canvas of noise at a time (docs/research/decoding-rules.md#strategy-diffusion_gemma).
 
 Every step may change all positions of a canvas, so all are MASKED after each step. A preemption restarts the canvas
 with the same random numbers, because its self-conditioning exists only on the device.
@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.rng import CANVAS, uniforms
-from runtime.engine.request import MASKED, UNMASKED, Block, Request
-from runtime.engine.scheduled_request import ForwardSpan
-from runtime.engine.step_plan import BlockResults, Ints
+from runtime.engine.request import Block, ForwardSpan, Request
+from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, register_strategy, require_single_block
 from runtime.strategies.block_strategy import BlockStrategy

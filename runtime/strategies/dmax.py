@@ -1,4 +1,4 @@
-"""`dmax`: multi_bd with soft embeddings of unmasked positions (docs/decoding-rules.md#strategy-dmax).
+"""`dmax`: multi_bd with soft embeddings of unmasked positions (docs/research/decoding-rules.md#strategy-dmax).
 
 The unmasking algorithm of the same name revises every unmasked position in each step and returns its next soft
 embedding. The first forward pass of a block and its commit use ordinary embeddings. Its K/V therefore depends on its

@@ -1,4 +1,6 @@
-"""`fast_dllm_v2`: blocks of 32 in sub-blocks of 8, with a logits shift (docs/decoding-rules.md#strategy-fast_dllm_v2).
+"""`fast_dllm_v2`: blocks of 32 in sub-blocks of 8, with a logits shift.
+
+See docs/research/decoding-rules.md#strategy-fast_dllm_v2.
 
 With `block_cache`, a step may read K/V of the block that an earlier step wrote. `Request.reused_kv_spans` stores the
 ids of that forward pass, because they are forwarded again after a preemption.
@@ -6,8 +8,8 @@ ids of that forward pass, because they are forwarded again after a preemption.
 
 from __future__ import annotations
 
-from runtime.engine.request import MASKED, Block, KVSpan, Request
-from runtime.engine.step_plan import BlockResults
+from runtime.engine.request import Block, KVSpan, Request
+from runtime.engine.step_plan import MASKED, BlockResults
 from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
 from runtime.strategies.base import DecodingContext, register_strategy

@@ -1,4 +1,4 @@
-"""`full`: denoises a canvas of prompt and answer block by block (docs/decoding-rules.md#strategy-full).
+"""`full`: denoises a canvas of prompt and answer block by block (docs/research/decoding-rules.md#strategy-full).
 
 Every row sees the complete canvas, so the K/V of all positions is outdated once a token changes. `decoding.cache`
 selects which rows the later steps of a block forward again.
@@ -14,9 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from runtime.engine.request import FIXED, Block, KVSpan, Request
-from runtime.engine.scheduled_request import ForwardSpan
-from runtime.engine.step_plan import BlockResults, Ints
+from runtime.engine.request import Block, ForwardSpan, KVSpan, Request
+from runtime.engine.step_plan import FIXED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
 from runtime.strategies.base import DecodingContext, register_strategy, require_single_block

@@ -1,4 +1,4 @@
-"""`multi_bd`: denoises several blocks at once (docs/decoding-rules.md#the-multi-block-loop).
+"""`multi_bd`: denoises several blocks at once (docs/research/decoding-rules.md#the-multi-block-loop).
 
 The unmasking algorithms have run before `update`. `update` writes their results, marks blocks as final, and finds the
 end of the output.
@@ -6,9 +6,8 @@ end of the output.
 
 from __future__ import annotations
 
-from runtime.engine.request import FIXED, Block, Request
-from runtime.engine.scheduled_request import ForwardSpan
-from runtime.engine.step_plan import BlockResults
+from runtime.engine.request import Block, ForwardSpan, Request
+from runtime.engine.step_plan import FIXED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
 from runtime.strategies.base import DecodingContext, register_strategy
@@ -46,16 +45,16 @@ class MultiBlock(BlockStrategy):
         self.prefix_caching = context.prefix_caching and self.prefix_cacheable
 
     def max_rows(self) -> int:
-        return (self.buffer_size + 1) * self.block_size  # docs/decoding-rules.md#token-budget
+        return (self.buffer_size + 1) * self.block_size  # docs/research/decoding-rules.md#token-budget
 
     def required_tokens(self, request: Request) -> int:
         return request.num_final_tokens + max(len(request.blocks), 1) * self.block_size
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        return budget // self.block_size * self.block_size  # docs/decoding-rules.md#prefill
+        return budget // self.block_size * self.block_size  # docs/research/decoding-rules.md#prefill
 
     def plan_forward(self, request: Request) -> ForwardSpan:
-        """See docs/decoding-rules.md#opening-blocks and docs/decoding-rules.md#unaligned-prompts."""
+        """See docs/research/decoding-rules.md#opening-blocks and docs/research/decoding-rules.md#unaligned-prompts."""
         if self.buffer_size == 1 and request.blocks and request.last_scheduled is not None:
             span = request.last_scheduled.span
             if span is not None and span.blocks == request.blocks and not request.blocks[0].finished:
@@ -121,7 +120,10 @@ class MultiBlock(BlockStrategy):
         return n
 
     def _sampled(self, request: Request) -> list[Block]:
-        """Returns the blocks that can still change, and sets their `may_force` (docs/decoding-rules.md#forcing)."""
+        """Returns the blocks that can still change, and sets their `may_force`.
+
+        See docs/research/decoding-rules.md#forcing.
+        """
         chosen: list[Block] = []
         before: Block | None = None
         for block in request.blocks:
@@ -132,7 +134,7 @@ class MultiBlock(BlockStrategy):
         return chosen
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        """See docs/decoding-rules.md#denoising-step and docs/decoding-rules.md#end-of-an-answer."""
+        """See docs/research/decoding-rules.md#denoising-step and docs/research/decoding-rules.md#end-of-an-answer."""
         request.blocks_opened = False
         if sampled:
             request.nfe += 1

@@ -1,6 +1,6 @@
 """`nemotron_diffusion`: causal final rows and a bidirectional open block.
 
-See docs/decoding-rules.md#strategy-nemotron_diffusion.
+See docs/research/decoding-rules.md#strategy-nemotron_diffusion.
 """
 
 from __future__ import annotations

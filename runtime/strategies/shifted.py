@@ -1,14 +1,13 @@
 """Base of `fast_dllm_v2` and `nemotron_diffusion`: one open block, whose first token comes from the row before it.
 
-docs/decoding-rules.md#first-token-of-a-block defines the first token, which is a `Block` of one position here. A
-strategy may decode a block in parts from left to right. Each part is a `Block` to the unmasking algorithm.
+docs/research/decoding-rules.md#first-token-of-a-block defines the first token, which is a `Block` of one position here.
+A strategy may decode a block in parts from left to right. Each part is a `Block` to the unmasking algorithm.
 """
 
 from __future__ import annotations
 
-from runtime.engine.request import FIXED, MASKED, Block, Request
-from runtime.engine.scheduled_request import ForwardSpan
-from runtime.engine.step_plan import BlockResults
+from runtime.engine.request import Block, ForwardSpan, Request
+from runtime.engine.step_plan import FIXED, MASKED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, require_single_block
 from runtime.strategies.block_strategy import BlockStrategy

@@ -1,4 +1,4 @@
-"""Divides `num_denoising_steps` between the blocks of an answer (docs/decoding-rules.md#step-quotas)."""
+"""Divides `num_denoising_steps` between the blocks of an answer (docs/research/decoding-rules.md#step-quotas)."""
 
 from __future__ import annotations
 

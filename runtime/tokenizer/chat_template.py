@@ -2,7 +2,7 @@
 
 A template writes role tags and other special tokens as text. Messages must not be able to do the same. Therefore every
 special token in the template's own text is replaced, before it is compiled, by a random mark of this process. The
-tokenizer accepts only these marks as special tokens (docs/decoding-rules.md#special-tokens).
+tokenizer accepts only these marks as special tokens (docs/research/decoding-rules.md#special-tokens).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class IncrementalDetokenizer:
     """Converts stable token ids to stable text, and ends it before a stop string.
 
     Text is withheld while it is an incomplete UTF-8 sequence, or may be the beginning of a stop string
-    (docs/server.md#streaming). What `push` and `finish` return, concatenated, is `text`, however the ids were split.
+    (docs/guide/streaming.md). What `push` and `finish` return, concatenated, is `text`, however the ids were split.
     If several stop strings occur, the one that is complete first counts; of two at once, the longer.
     """
 

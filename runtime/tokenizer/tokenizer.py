@@ -27,9 +27,10 @@ _MARK_LENGTH = 12  # characters of a private-use area, about 150 random bits
 class Tokenizer:
     """Encodes text and decodes ids.
 
-    Text of a request never becomes a special token (docs/decoding-rules.md#special-tokens). Special tokens are written
-    as marks that are drawn at random per process, and only the chat template writes the marks. A token is special if
-    the checkpoint declares it so, if config.json names it as mask or end, or if the chat template writes it as markup.
+    Text of a request never becomes a special token (docs/research/decoding-rules.md#special-tokens). Special tokens are
+    written as marks that are drawn at random per process, and only the chat template writes the marks. A token is
+    special if the checkpoint declares it so, if config.json names it as mask or end, or if the chat template writes it
+    as markup.
     """
 
     def __init__(self, directory: str | Path, chat_template: str | Path | None = None) -> None:

@@ -132,7 +132,7 @@ class Checkpoint:
 
 
 def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) -> Checkpoint:
-    """Returns the checkpoint that `--model` names (docs/server.md#flags).
+    """Returns the checkpoint that `--model` names (docs/reference/flags.md).
 
     Args:
         model: A local directory, ``hf://org/name[@revision]`` (downloaded into huggingface_hub's cache), or None for

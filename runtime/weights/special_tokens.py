@@ -1,4 +1,4 @@
-"""Resolves the mask id, the EOS ids and the largest token id (docs/decoding-rules.md#special-tokens)."""
+"""Resolves the mask id, the EOS ids and the largest token id (docs/research/decoding-rules.md#special-tokens)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Defines the sizes to which steps are padded, so that few CUDA graphs cover all steps."""
+"""Pads steps to few sizes, so that few CUDA graphs cover all steps.
+
+`CaptureSizes` computes the padded descriptors. The functions after it write the inputs of a step into the input buffers
+of its CUDA graph. Padding has no effect on results. A padding token writes no KV and attends to one key, so its output
+is finite and unused. A padding block is FIXED at all positions, and padding rows of sampling belong to it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,33 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from runtime.algorithms.base import NO_FILTERS
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
-from runtime.worker.input_batch import AlgorithmShape, ForwardDescriptor, SampleDescriptor
+from runtime.worker.host_buffers import ArraySpecs
+from runtime.worker.input_batch import AlgorithmShape, Arrays, ForwardDescriptor, SampleDescriptor
 
 MIN_PREFILL_FILL = 15 / 16  # a step is padded to the prefill size only if it fills at least this fraction of it
 SAMPLED_ROWS_MULTIPLE = 16  # sampled rows are padded to a multiple of this,
 SAMPLED_ROWS_STEPS = 8  # and of this fraction of the positions of their blocks
 MIN_HISTORY_LEN = 8  # smallest padded history of an algorithm
+
+Views = dict[str, npt.NDArray[Any]]
+
+I64, I32, I8, BOOL, F64 = (np.dtype(kind) for kind in (np.int64, np.int32, np.int8, np.bool_, np.float64))
+ROWS = {  # dtype of the value per row, and its value for padding tokens
+    "tokens": (I64, 0),
+    "positions": (I64, 0),
+    "slots": (I64, -1),
+    "visible_end": (I32, 1),
+    "window_origin": (I64, 0),
+    "is_editable": (BOOL, False),
+}
+BLOCKS = {"may_force": BOOL, "num_steps_forcing": I64, "initial_masks": I64, "step_budget": I64, "post_edit_steps": I64}
 
 
 def capture_batch_sizes(max_size: int) -> list[int]:
@@ -209,3 +233,155 @@ def pad_sampled_rows(rows: int, positions: int) -> int:
 
 def sampled_rows_step(positions: int) -> int:
     return -(-max(positions // SAMPLED_ROWS_STEPS, 1) // SAMPLED_ROWS_MULTIPLE) * SAMPLED_ROWS_MULTIPLE
+
+
+def forward_buffer_specs(shape: ForwardDescriptor, block_size: int) -> ArraySpecs:
+    """Returns the dtypes and shapes of the input arrays of a forward."""
+    rows, width = shape.soft_embedding_shape
+    adapters = {"adapters": (I32, (shape.rows,))} if shape.active_lora_modules else {}
+    found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+        name: (dtype, (shape.rows,)) for name, (dtype, _) in ROWS.items()
+    }
+    found |= adapters
+    found["tiles"] = I32, (shape.tiles, 3)
+    found["page_table"] = I32, (shape.requests, shape.pages)
+    if rows:
+        found["soft_embedding_rows"] = I64, (rows,)
+        found["soft_embedding_ids"] = I64, (rows, width)
+        found["soft_embedding_probs"] = F64, (rows, width)
+        found["soft_embedding_params"] = F64, (rows, 3)
+    if shape.num_self_conditioned:
+        found["self_conditioning_rows"] = I64, (shape.num_self_conditioned, block_size)
+        found["self_conditioning_slots"] = I64, (shape.num_self_conditioned,)
+    return found
+
+
+def pad_forward_inputs(
+    into: Views, shape: ForwardDescriptor, arrays: Arrays, padded: ForwardDescriptor, sizes: CaptureSizes
+) -> None:
+    """Writes the inputs of a forward into the buffers of a larger descriptor."""
+    rows = shape.rows
+    for name, (_, padding) in ROWS.items():
+        view = into[name]
+        view[:rows] = arrays[name]
+        view[rows:] = padding
+    if padded.active_lora_modules:
+        into["adapters"][:rows] = arrays["adapters"]
+        into["adapters"][rows:] = -1
+    tiles, at = into["tiles"], shape.tiles
+    tiles[:at] = arrays["tiles"]
+    for first in range(rows, padded.rows, padded.tile_rows):
+        tiles[at] = 0, first, min(padded.tile_rows, padded.rows - first)
+        at += 1
+    tiles[at:] = 0
+    table = into["page_table"]
+    table[: shape.requests, : shape.pages] = arrays["page_table"]
+    table[: shape.requests, shape.pages :] = 0
+    table[shape.requests :] = 0
+    if padded.soft_embedding_shape[0]:
+        num_soft = shape.soft_embedding_shape[0]
+        for name in ("soft_embedding_rows", "soft_embedding_ids", "soft_embedding_probs", "soft_embedding_params"):
+            view = into[name]
+            view[:num_soft] = arrays[name]
+            view[num_soft:] = view[0] if num_soft else 0  # repeats a row, which is written twice with the same value
+    if padded.num_self_conditioned:
+        num_conditioned = shape.num_self_conditioned
+        if num_conditioned:
+            into["self_conditioning_rows"][:num_conditioned] = arrays["self_conditioning_rows"]
+            into["self_conditioning_slots"][:num_conditioned] = arrays["self_conditioning_slots"]
+        into["self_conditioning_rows"][num_conditioned:] = padded.rows
+        into["self_conditioning_slots"][num_conditioned:] = sizes.max_num_reqs
+
+
+def sample_buffer_specs(shape: SampleDescriptor, columns: list[int], history_fields: list[int]) -> ArraySpecs:
+    """Returns the dtypes and shapes of the input arrays of sampling.
+
+    Args:
+        columns: number of parameters of each group's algorithm.
+        history_fields: number of history fields of each group's algorithm.
+    """
+    rows, n, size = shape.rows, shape.blocks, shape.size
+    found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = dict.fromkeys(("rows", "block", "at"), (I64, (rows,)))
+    found["num_valid"] = I32, (1,)
+    found["block_tokens"] = I64, (n, size)
+    found["block_state"] = I8, (n, size)
+    found["remasked"] = BOOL, (n, size)
+    found |= {name: (dtype, (n,)) for name, dtype in BLOCKS.items()}
+    if shape.uniform_noise:
+        found["noise_uniforms"] = F64, (n, size)
+    if shape.self_conditioned:
+        found["req_slot"] = I64, (n,)
+    if shape.num_sampled:
+        found["limits"] = F64, (shape.num_sampled, len(NO_FILTERS))
+        found["uniform"] = F64, (shape.num_sampled,)
+    if len(shape.groups) > 1:
+        found["block_in_group"] = I64, (rows,)
+    for i, (group, width, num_fields) in enumerate(zip(shape.groups, columns, history_fields, strict=True)):
+        if len(shape.groups) > 1:
+            found[f"members{i}"] = I64, (group.blocks,)
+        found[f"params{i}"] = F64, (group.blocks, width)
+        if group.history_len:
+            found[f"history{i}"] = F64, (group.blocks, size, group.history_len, num_fields)
+    return found
+
+
+def pad_sample_inputs(
+    into: Views, shape: SampleDescriptor, arrays: Arrays, padded: SampleDescriptor, sizes: CaptureSizes
+) -> None:
+    """Writes the inputs of sampling into the buffers of a larger descriptor."""
+    n, size, padding_block = shape.blocks, shape.size, padded.blocks - 1
+    for name in ("block_tokens", "block_state", "remasked", "noise_uniforms"):
+        view = into.get(name)
+        if view is None:
+            continue
+        if size < padded.size or name not in arrays:
+            view[:n] = 0
+        if name in arrays:
+            view[:n, :size] = arrays[name]
+        view[n:] = 0
+    for name in BLOCKS:
+        into[name][:n] = arrays[name]
+        into[name][n:] = 0
+    if padded.self_conditioned:
+        into["req_slot"][:n] = arrays.get("req_slot", sizes.max_num_reqs)
+        into["req_slot"][n:] = sizes.max_num_reqs
+    several = len(shape.groups) > 1
+    into["num_valid"][0] = 0
+    read = write = drawn_read = drawn_write = 0
+    for i, (group, larger) in enumerate(zip(shape.groups, padded.groups, strict=True)):
+        last = larger.blocks - 1  # the padding block of the group
+        for parts, capacity in zip(_parts(group), _parts(larger), strict=True):
+            for name, none in (("rows", 0), ("block", padding_block), ("at", 0), ("block_in_group", last)):
+                if name == "block_in_group" and not several:
+                    continue
+                view = into[name][write : write + capacity]
+                view[:parts] = arrays[name][read : read + parts]
+                view[parts:] = none
+            if parts:
+                into["num_valid"][0] = write + parts
+            read, write = read + parts, write + capacity
+        for parts, capacity in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
+            if capacity:
+                for name, none_drawn in (("limits", NO_FILTERS), ("uniform", 0.0)):
+                    view = into[name][drawn_write : drawn_write + capacity]
+                    view[:parts] = arrays[name][drawn_read : drawn_read + parts]
+                    view[parts:] = none_drawn
+            drawn_read, drawn_write = drawn_read + parts, drawn_write + capacity
+        if several:
+            members = into[f"members{i}"]
+            members[: group.blocks] = arrays[f"members{i}"]
+            members[group.blocks :] = padding_block
+        params = into[f"params{i}"]
+        params[: group.blocks] = arrays[f"params{i}"]
+        params[group.blocks :] = params[0] if group.blocks else 0
+        if group.history_len:
+            out = into[f"history{i}"]
+            out[...] = 0
+            history = arrays[f"history{i}"]
+            old = group.history_len - (not group.static_history)  # the last record is new and stays zero
+            out[: group.blocks, :size, :old] = history[:, :, :old]
+
+
+def _parts(group: AlgorithmShape) -> tuple[int, int, int]:
+    """Returns the number of rows that are greedy, sampled without a filter, and sampled under min-p, top-k or top-p."""
+    return group.rows - group.num_sampled, group.num_sampled - group.num_filtered, group.num_filtered

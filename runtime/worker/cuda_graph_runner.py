@@ -6,25 +6,28 @@ sampled positions, which the host computes while the forward runs.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from runtime.algorithms.base import UnmaskingAlgorithm
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
-from runtime.worker.capture_sizes import CaptureSizes, padded_history_len, sampled_rows_step
-from runtime.worker.cuda_graph import Work
-from runtime.worker.graph_padding import (
+from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
+from runtime.layers.kv_pool import KVPool
+from runtime.models.base import Model
+from runtime.worker.capture_sizes import (
+    CaptureSizes,
     Views,
     forward_buffer_specs,
     pad_forward_inputs,
     pad_sample_inputs,
+    padded_history_len,
     sample_buffer_specs,
+    sampled_rows_step,
 )
 from runtime.worker.host_buffers import ArraySpecs, BufferLayout, BufferView, StaticBuffer, pack, tensor_specs
 from runtime.worker.input_batch import (
@@ -35,13 +38,55 @@ from runtime.worker.input_batch import (
     sample_inputs,
 )
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sample.sampler_output import HostOutput, all_blocks_continue, next_tokens, to_block_results
+from runtime.worker.sampler import SamplerConfig, all_blocks_continue, next_tokens
 
 log = logging.getLogger(__name__)
 
 CAPTURE_AFTER = 3  # number of steps with a shape after which it is captured, if it was not captured at start
 MAX_GRAPHS = 2048
 MIN_BUFFER_BYTES = 1 << 23  # bytes
+
+Work = Callable[[], None]
+
+
+class GraphCapturer:
+    """Captures work that launches the same kernels on the same addresses each time.
+
+    All graphs share one memory pool. Therefore only one runs at a time, and no result in the pool is read later.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):  # libraries allocate their workspace per stream: here, outside the pool
+            some = torch.ones(16, 16, device=device)
+            torch.mm(some, some)
+        torch.cuda.synchronize(device)
+
+    def __call__(self, work: Work) -> Work:
+        """Runs the work once, so that kernels are compiled and loaded; then captures it and returns its replay."""
+        work()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.disable()  # no memory may be freed during capture
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        return graph.replay
+
+
+def run_eagerly(work: Work) -> Work:
+    """Replaces a `GraphCapturer` where capture is impossible: each replay runs the work again."""
+    return work
 
 
 @dataclass
@@ -76,10 +121,10 @@ class CudaGraphRunner(ModelRunner):
     """
 
     def __init__(
-        self, *args: Any, sizes: CaptureSizes, capture: Callable[[Work], Work], capture_sampling: bool = True,
-        capture_after: int = CAPTURE_AFTER, **named: Any,
+        self, model: Model, pool: KVPool, config: SamplerConfig, sizes: CaptureSizes, capture: Callable[[Work], Work],
+        *, capture_sampling: bool = True, capture_after: int = CAPTURE_AFTER,
     ) -> None:  # fmt: skip
-        super().__init__(*args, **named)
+        super().__init__(model, pool, config)
         self.sizes = sizes
         self.capture = capture
         self.capture_sampling = capture_sampling
@@ -87,10 +132,13 @@ class CudaGraphRunner(ModelRunner):
         self.self_conditioning = self.step.self_conditioning is not None
         self._graphs: dict[Hashable, CapturedGraph] = {}
         self._num_uses: Counter[Hashable] = Counter()  # number of steps, by shapes that are not captured
-        self._last_positions: np.ndarray | None = None  # of the rows of the last forward, if it was replayed
+        self._plan: StepPlan | None = None  # of the current step
+        self._reason = ""  # why its forward ran eagerly; "": it was replayed
+        self._last_layout: BatchLayout | None = None  # of the last forward, if it was replayed
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
         self._last_conditioned: SelfConditioningRows | None = None
-        self._hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
+        self._static_hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
+        self._sample_graph: CapturedGraph | None = None  # of the current step, if its sampling was replayed
         self._launched_tokens: Ints | None = None  # of the next step, if its forward was launched already
         self.next_tokens_fn = next_tokens  # benchmarks replace it to repeat a step
         largest = BufferLayout(
@@ -98,29 +146,90 @@ class CudaGraphRunner(ModelRunner):
                 sizes.forward_descriptors(self_conditioning=self.self_conditioning)[0], sizes.block_size
             )
         ).nbytes
-        self._forward_inputs, self._sample_inputs, self._outputs = (
+        self._forward_memory, self._sample_memory, self._output_memory = (
             StaticBuffer(self.device, max(2 * largest, MIN_BUFFER_BYTES)) for _ in range(3)
         )
 
-    @torch.inference_mode()
-    def run(self, plan: StepPlan) -> BlockResults | None:
+    def launch_forward(self, plan: StepPlan) -> None:
         launched_tokens, self._launched_tokens = self._launched_tokens, None
-        hidden_states: torch.Tensor | None = None
-        reason = ""
+        self._plan, self._reason, self.hidden_states = plan, "", None
         if self._same_layout(plan):
             launched = launched_tokens is not None and np.array_equal(launched_tokens, plan.tokens)
-            hidden_states = self._hidden_states if launched else self._replay(plan.tokens)
-        if hidden_states is None:
-            hidden_states, reason = self._forward_new_layout(plan)
-        blocks = plan.blocks  # computed now, to overlap with the forward
+            self.hidden_states = self._static_hidden_states if launched else self._replay(plan.tokens)
+        if self.hidden_states is None:
+            self.hidden_states, self._reason = self._forward_new_layout(plan)
+
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        self.blocks, self._launched, self._sample_graph = blocks, [], None
         if blocks is None:
-            self.stats.count(reason)
-            return None
-        return self._sample_step(plan, blocks, hidden_states, reason)
+            self.stats.count(self._reason)
+            return
+        if blocks.per_request:
+            self.stats.count(self._reason or "apart")
+            self._sample_eagerly(blocks)
+            return
+        reason = self._reason
+        shape, arrays = sample_inputs(blocks)
+        padded = None
+        if shape.has_logits_processors:
+            reason = reason or "shaped"
+        elif self.capture_sampling and self.hidden_states is self._static_hidden_states:
+            uniform_noise = any(group.algorithm.uniform_noise for group in shape.groups)
+            padded = self.sizes.pad_sample(shape, uniform_noise=uniform_noise, self_conditioned=self.self_conditioning)
+        elif not self.capture_sampling:
+            reason = reason or "flag"
+        if padded is not None:
+            self._sample_graph = self._launch_sample_graph(
+                padded, lambda into: pad_sample_inputs(into, shape, arrays, padded, self.sizes)
+            )
+        if padded is None or self._sample_graph is None:
+            self.stats.count(reason or "new")
+            self._launch_sample(blocks, shape, arrays)
+            return
+        self.stats.count(reason)
+        self._launched = [(blocks, padded, {})]
+
+    def wait(self) -> bool:
+        graph = self._sample_graph
+        if graph is None:
+            super().wait()
+        else:
+            if graph.outputs is None:
+                graph.outputs = self._output_memory.slice(graph.output_layout.nbytes)
+                graph.host_outputs = graph.output_layout.on_host(self._output_memory.numbers)
+            graph.outputs.download()
+            self._forward_memory.pending = self._sample_memory.pending = False
+            self._outputs = [graph.host_outputs]
+            self._output_buffer, self._next_launched = self._output_memory.pinned, False
+        return self._can_launch_next()
+
+    def _can_launch_next(self) -> bool:
+        """Whether the forward of the next step may have the same layout.
+
+        It may not if logprobs of this step are requested, if rows of the step belong to no sampled block, or if only
+        some blocks are self-conditioned.
+        """
+        step, blocks = self._plan, self.blocks
+        if step is None or blocks is None or blocks.per_request or blocks.num_logprobs is not None:
+            return False
+        if step.layout is not self._last_layout or len(step.tokens) != blocks.tokens.size:
+            return False
+        if self.self_conditioning and (
+            step.self_conditioning is None or len(step.self_conditioning.rows) < len(blocks.tokens)
+        ):
+            return False
+        (output,) = self._outputs
+        return all_blocks_continue(output, len(blocks.tokens), uniform_noise=blocks.noise_uniforms is not None)
+
+    def launch_next(self) -> None:
+        assert self.blocks is not None
+        self._launched_tokens = self.next_tokens_fn(self.blocks, self._outputs[0]).ravel()
+        self._replay(self._launched_tokens)
+        self._next_launched = True
 
     def _same_layout(self, plan: StepPlan) -> bool:
         """Whether the forward has the layout of the last one, so that only its tokens differ."""
-        if plan.positions is not self._last_positions or plan.soft_embeddings is not None:
+        if plan.layout is not self._last_layout or plan.soft_embeddings is not None:
             return False
         return not self.self_conditioning or _same_conditioning(plan.self_conditioning, self._last_conditioned)
 
@@ -129,135 +238,70 @@ class CudaGraphRunner(ModelRunner):
         graph = self._last_graph
         assert graph is not None
         assert graph.replay is not None
-        self._forward_inputs.wait()
+        self._forward_memory.wait()
         graph.host_inputs["tokens"][: len(tokens)] = tokens
         self.timer.begin()
         graph.inputs.upload()
         graph.replay()
-        return self._hidden_states
-
-    def _launch_next_step(self, step: StepPlan, plan: DenoiseBlocks, output: HostOutput) -> bool:
-        """Launches the forward of the next step if its layout is the same; returns whether it did.
-
-        It must not if logprobs of this step are requested, if rows of the step belong to no sampled block, or if only
-        some blocks are self-conditioned.
-        """
-        if (
-            step.positions is not self._last_positions
-            or len(step.tokens) != plan.tokens.size
-            or plan.num_logprobs is not None
-        ):
-            return False
-        if self.self_conditioning and (
-            step.self_conditioning is None or len(step.self_conditioning.rows) < len(plan.tokens)
-        ):
-            return False
-        if (
-            not all_blocks_continue(output, len(plan.tokens), uniform_noise=plan.noise_uniforms is not None)
-            or not step.try_launch_next()
-        ):
-            return False
-        self._launched_tokens = self.next_tokens_fn(plan, output).ravel()
-        self._replay(self._launched_tokens)
-        return True
+        return self._static_hidden_states
 
     def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
         """Returns the hidden states [rows, hidden], and why the forward ran eagerly ("": it was replayed)."""
         shape, arrays = forward_inputs(plan, self_conditioning=self.self_conditioning, block_size=self.block_size)
         padded = self.sizes.pad_forward(shape, self_conditioning=self.self_conditioning)
-        self._last_positions = self._last_graph = None
+        self._last_layout = self._last_graph = None
         if padded is not None:
 
             def fill(into: Views) -> None:
                 pad_forward_inputs(into, shape, arrays, padded, self.sizes)
                 self.timer.begin()  # the device is idle before
 
-            if self._forward_graph(padded, fill):
-                self._last_positions, self._last_graph = plan.positions, self._graphs[padded]
+            if self._launch_forward_graph(padded, fill):
+                self._last_layout, self._last_graph = plan.layout, self._graphs[padded]
                 self._last_conditioned = plan.self_conditioning
-                assert self._hidden_states is not None
-                return self._hidden_states, ""
+                assert self._static_hidden_states is not None
+                return self._static_hidden_states, ""
         self.timer.begin()
         return self.step.forward(shape, self.h2d.to_device(arrays)), "prefill" if padded is None else "new"
 
-    def _sample_step(
-        self, step: StepPlan, plan: DenoiseBlocks, hidden_states: torch.Tensor, reason: str
-    ) -> BlockResults:
-        shape, arrays = sample_inputs(plan, self.step.sampler.get_algorithm)
-        members = [group.members for group in plan.groups]
-        if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
-            self.stats.count(reason or "apart")
-            return self._sample(step, plan, hidden_states)
-        padded = None
-        if shape.has_logits_processors:
-            reason = reason or "shaped"
-        elif self.capture_sampling and hidden_states is self._hidden_states:
-            uniform_noise = any(
-                self.step.sampler.get_algorithm(group.algorithm).uniform_noise for group in shape.groups
-            )
-            padded = self.sizes.pad_sample(shape, uniform_noise=uniform_noise, self_conditioned=self.self_conditioning)
-        elif not self.capture_sampling:
-            reason = reason or "flag"
-        graph = None
-        if padded is not None:
-            graph = self._sample_graph(padded, lambda into: pad_sample_inputs(into, shape, arrays, padded, self.sizes))
-        if padded is None or graph is None:
-            self.stats.count(reason or "new")
-            found = self.step.sample(shape, self.h2d.to_device(arrays), hidden_states)
-            if self.overlap_callback is not None:
-                self.overlap_callback()
-            output = self.d2h.to_host(found)
-            self.timer.end(self.d2h, next_launched=self._launch_next_step(step, plan, output))
-            return self._apply_constraints(plan, hidden_states, to_block_results(shape, output, members))
-        self.stats.count(reason)
-        if graph.outputs is None:
-            graph.outputs = self._outputs.slice(graph.output_layout.nbytes)
-            graph.host_outputs = graph.output_layout.on_host(self._outputs.numbers)
-        if self.overlap_callback is not None:
-            self.overlap_callback()
-        graph.outputs.download()
-        self._forward_inputs.pending = self._sample_inputs.pending = False
-        self.timer.end(self._outputs.pinned, next_launched=self._launch_next_step(step, plan, graph.host_outputs))
-        return self._apply_constraints(plan, hidden_states, to_block_results(padded, graph.host_outputs, members))
-
-    def _forward_graph(self, shape: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
+    def _launch_forward_graph(self, shape: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
         """Launches the graph of a forward; False if there is none."""
 
         def work() -> None:
             left = self.step.forward(shape, inputs)
-            if self._hidden_states is None:
-                self._hidden_states = left.new_zeros(
+            if self._static_hidden_states is None:
+                self._static_hidden_states = left.new_zeros(
                     self.sizes.forward_descriptors(self_conditioning=self.self_conditioning)[0].rows, *left.shape[1:]
                 )
-            self._hidden_states[: shape.rows].copy_(left)
+            self._static_hidden_states[: shape.rows].copy_(left)
 
-        graph = self._get_graph(shape, lambda: forward_buffer_specs(shape, self.sizes.block_size), self._forward_inputs)
+        graph = self._get_graph(shape, lambda: forward_buffer_specs(shape, self.sizes.block_size), self._forward_memory)
         if graph is None:
             return False
         inputs = graph.device_inputs
-        return self._launch(shape, graph, self._forward_inputs, fill, work)
+        return self._launch(shape, graph, self._forward_memory, fill, work)
 
-    def _sample_graph(self, shape: SampleDescriptor, fill: Callable[[Views], None]) -> CapturedGraph | None:
+    def _launch_sample_graph(self, shape: SampleDescriptor, fill: Callable[[Views], None]) -> CapturedGraph | None:
         """Launches the graph of sampling and returns it; None if there is none."""
 
         def work() -> None:
-            assert self._hidden_states is not None
-            found = self.step.sample(shape, inputs, self._hidden_states, graph_safe=True)
+            assert self._static_hidden_states is not None
+            found = self.step.sample(shape, inputs, self._static_hidden_states, graph_safe=True)
             if not out.specs:
                 out.set_specs(tensor_specs(found))
-            pack(found, out, self._outputs.device)
+            pack(found, out, self._output_memory.device)
 
         def kinds() -> ArraySpecs:
-            rules = [self.step.sampler.get_algorithm(group.algorithm) for group in shape.groups]
+            rules = [group.algorithm for group in shape.groups]
             return sample_buffer_specs(
                 shape, [len(rule.columns) for rule in rules], [len(rule.history_fields) for rule in rules]
             )
 
-        graph = self._get_graph(shape, kinds, self._sample_inputs)
+        graph = self._get_graph(shape, kinds, self._sample_memory)
         if graph is None:
             return None
         inputs, out = graph.device_inputs, graph.output_layout
-        return graph if self._launch(shape, graph, self._sample_inputs, fill, work) else None
+        return graph if self._launch(shape, graph, self._sample_memory, fill, work) else None
 
     def _get_graph(
         self, shape: Hashable, specs: Callable[[], ArraySpecs], buffer: StaticBuffer
@@ -299,18 +343,18 @@ class CudaGraphRunner(ModelRunner):
         self._num_uses[shape] = self.capture_after
         nothing = _empty_arrays(forward_buffer_specs(shape, self.sizes.block_size))
         none = ForwardDescriptor(0, 0, 0, shape.pages, 0, 0, (0, shape.soft_embedding_shape[1]))
-        self._forward_graph(shape, lambda into: pad_forward_inputs(into, none, nothing, shape, self.sizes))
+        self._launch_forward_graph(shape, lambda into: pad_forward_inputs(into, none, nothing, shape, self.sizes))
 
     @torch.inference_mode()
     def capture_sample(self, shape: SampleDescriptor) -> None:
         """Captures sampling. Call it before the first step, after a forward was captured."""
         self._num_uses[shape] = self.capture_after
-        rules = [self.step.sampler.get_algorithm(group.algorithm) for group in shape.groups]
+        rules = [group.algorithm for group in shape.groups]
         columns, keeps = [len(rule.columns) for rule in rules], [len(rule.history_fields) for rule in rules]
         nothing = _empty_arrays(sample_buffer_specs(shape, columns, keeps))
         groups = tuple(replace(group, blocks=0, rows=0, num_sampled=0, num_filtered=0) for group in shape.groups)
         none = SampleDescriptor(0, shape.size, groups)
-        self._sample_graph(shape, lambda into: pad_sample_inputs(into, none, nothing, shape, self.sizes))
+        self._launch_sample_graph(shape, lambda into: pad_sample_inputs(into, none, nothing, shape, self.sizes))
 
     def sample_descriptors(
         self,
@@ -333,7 +377,7 @@ class CudaGraphRunner(ModelRunner):
             for rows in reversed(range(step, n * self.sizes.block_size + step, step)):
                 history_len = padded_history_len(int(bool(algorithm.history_fields)), static=algorithm.static_history)
                 group = AlgorithmShape(
-                    algorithm.key, required_stats, n + 1, rows, rows if sampled else 0,
+                    algorithm, required_stats, n + 1, rows, rows if sampled else 0,
                     rows if sampled and filtered else 0, history_len, algorithm.static_history, top_k,
                 )  # fmt: skip
                 found.append(

@@ -1,21 +1,51 @@
-"""Prepares the input arrays of a step, whose shapes depend only on its descriptor.
+"""Builds the inputs of a step: the arrays of a StepPlan, and from them the arrays that the device reads.
 
-All decisions that depend on the content of a step become index arrays here: which positions are sampled, and which
-rows belong to which block. So the device launches the same kernels for all steps with the same descriptor.
+The shapes of these arrays depend only on the descriptors of the step. All decisions that depend on its content become
+index arrays here: which positions are sampled, and which rows belong to which block. So the device launches the same
+kernels for all steps with the same descriptors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.algorithms.base import MIN_P, TEMPERATURE, TOKEN_MERGE_TOP_K, TOP_K, TOP_P, LogitStat, UnmaskingAlgorithm
-from runtime.engine.request import MASKED
-from runtime.engine.step_plan import DenoiseBlocks, StepPlan
-from runtime.worker.sample.logits_processors import logits_processor_arrays
+from runtime.algorithms.base import (
+    MIN_P,
+    TEMPERATURE,
+    TOKEN_MERGE_TOP_K,
+    TOP_K,
+    TOP_P,
+    LogitStat,
+    SoftEmbeddingParams,
+    UnmaskingAlgorithm,
+)
+from runtime.algorithms.rng import DRAW, RENOISE, uniforms
+from runtime.engine.kv_cache_manager import PageTable
+from runtime.engine.logits_processors import logits_processor_arrays, make_logits_processor_batch
+from runtime.engine.lora_manager import LoRAManager
+from runtime.engine.request import Block, Request, ScheduledRequest
+from runtime.engine.step_plan import (
+    MASKED,
+    NO_LOGPROBS,
+    UNMASKED,
+    AlgorithmBatch,
+    BatchLayout,
+    DenoiseBlocks,
+    ForcedTokens,
+    GrammarBlock,
+    Ints,
+    SamplingInputs,
+    SelfConditioningRows,
+    SoftEmbeddingRows,
+    StepPlan,
+    make_row_layout,
+)
+from runtime.strategies.base import Strategy
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -47,7 +77,6 @@ class AlgorithmShape:
     """The part of a step that uses one unmasking algorithm.
 
     Attributes:
-        algorithm: its key.
         required_stats: a ``Stat`` mask.
         blocks: number of blocks.
         rows: number of sampled positions.
@@ -58,7 +87,7 @@ class AlgorithmShape:
         top_k: maximum number of tokens in a soft embedding (``algorithms.base.MERGED``).
     """
 
-    algorithm: str
+    algorithm: UnmaskingAlgorithm
     required_stats: int
     blocks: int
     rows: int
@@ -80,14 +109,12 @@ class SampleDescriptor:
     uniform_noise: bool = False
     self_conditioned: bool = False
     has_logits_processors: bool = False  # such a step is not captured
+    rows: int = field(init=False)
+    num_sampled: int = field(init=False)
 
-    @property
-    def rows(self) -> int:
-        return sum(group.rows for group in self.groups)
-
-    @property
-    def num_sampled(self) -> int:
-        return sum(group.num_sampled for group in self.groups)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", sum([group.rows for group in self.groups]))
+        object.__setattr__(self, "num_sampled", sum([group.num_sampled for group in self.groups]))
 
 
 def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
@@ -96,15 +123,16 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
     Args:
         self_conditioning: the model uses self-conditioning.
     """
+    layout = plan.layout
     arrays: Arrays = {
         "tokens": plan.tokens,
-        "positions": plan.positions,
-        "slots": plan.slots,
-        "visible_end": plan.visible_end,
-        "window_origin": plan.window_origin,
-        "is_editable": plan.is_editable,
-        "tiles": plan.tiles,
-        "page_table": plan.page_table,
+        "positions": layout.positions,
+        "slots": layout.slots,
+        "visible_end": layout.visible_end,
+        "window_origin": layout.window_origin,
+        "is_editable": layout.is_editable,
+        "tiles": layout.tiles,
+        "page_table": layout.page_table,
     }
     soft_embedding_shape, num_self_conditioned = (0, 0), 0
     if plan.soft_embeddings is not None:
@@ -117,26 +145,24 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
         num_self_conditioned = len(plan.self_conditioning.rows)
         arrays["self_conditioning_rows"] = plan.self_conditioning.rows[:, None] + np.arange(block_size)
         arrays["self_conditioning_slots"] = plan.self_conditioning.req_slot
-    if plan.active_lora_modules:
-        assert plan.lora_slots is not None
-        arrays["adapters"] = plan.lora_slots
+    if layout.active_lora_modules:
+        assert layout.lora_slots is not None
+        arrays["adapters"] = layout.lora_slots
     shape = ForwardDescriptor(
         rows=len(plan.tokens),
-        tiles=len(plan.tiles),
-        requests=plan.page_table.shape[0],
-        pages=plan.page_table.shape[1],
-        tile_rows=int(plan.tiles[:, 2].max()),
-        reach=int(plan.positions.max()) + 1,
+        tiles=len(layout.tiles),
+        requests=layout.page_table.shape[0],
+        pages=layout.page_table.shape[1],
+        tile_rows=int(layout.tiles[:, 2].max()),
+        reach=int(layout.positions.max()) + 1,
         soft_embedding_shape=soft_embedding_shape,
         num_self_conditioned=num_self_conditioned,
-        active_lora_modules=plan.active_lora_modules,
+        active_lora_modules=layout.active_lora_modules,
     )
     return shape, arrays
 
 
-def sample_inputs(
-    plan: DenoiseBlocks, get_algorithm: Callable[[str], UnmaskingAlgorithm]
-) -> tuple[SampleDescriptor, Arrays]:
+def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of sampling.
 
     Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
@@ -180,7 +206,7 @@ def sample_inputs(
     for i, (group, (num_greedy, num_unfiltered, num_filtered)) in enumerate(
         zip(plan.groups, counts.tolist(), strict=True)
     ):
-        algorithm = get_algorithm(group.algorithm)
+        algorithm = group.algorithm
         top_k = 0
         if group.required_stats & LogitStat.TOP_K and TOKEN_MERGE_TOP_K.name in algorithm.columns:
             top_k = int(group.params[:, algorithm.columns[TOKEN_MERGE_TOP_K.name]].max())
@@ -193,7 +219,7 @@ def sample_inputs(
             history_len = group.history.shape[2]
         groups.append(
             AlgorithmShape(
-                algorithm=group.algorithm,
+                algorithm=algorithm,
                 required_stats=group.required_stats,
                 blocks=len(group.members),
                 rows=num_greedy + num_unfiltered + num_filtered,
@@ -216,9 +242,6 @@ def sample_inputs(
     return shape, arrays
 
 
-Ints = npt.NDArray[np.int64]
-
-
 def _sort_by_group(plan: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns the sampled positions in their order and a code for each: the number of its group times 3, plus 0 for
     greedy rows, 1 for sampled rows, or 2 for rows under min-p, top-k or top-p."""
@@ -237,3 +260,347 @@ def _sort_by_group(plan: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, In
         return kind, block, at
     order = kind.argsort(kind="stable")
     return kind[order], block[order], at[order]
+
+
+class InputBuilder:
+    """Builds step plans.
+
+    While a batch only denoises, its layout stays the same. It is rebuilt only if its cache key has changed, and the key
+    is computed only if the batch or a page table has changed.
+    """
+
+    def __init__(self, table: PageTable, strategy: Strategy, lora_manager: LoRAManager | None = None) -> None:
+        self.table = table
+        self.lora_manager = lora_manager or LoRAManager()
+        self.strategy = strategy
+        self._layout: BatchLayout | None = None  # of the last step
+        self._cache_key: list[int] = []  # all values that determine it
+        self._batch: list[ScheduledRequest] = []
+        self._offsets: list[int] = []  # added to a position of each scheduled request, gives its row
+        self._has_soft_embeddings = self._has_self_conditioning = False
+
+    def plan(self, batch: list[ScheduledRequest]) -> StepPlan:
+        """Returns the plan of a step without its blocks. Only token ids of its requests must be current."""
+        if self._layout is None or self._cache_key[0] != self.table.version or self._batch != batch:
+            cache_key = self._make_cache_key(batch)
+            if self._layout is None or self._cache_key != cache_key:
+                self._layout = self._make_layout(batch, cache_key)
+                self._cache_key = cache_key
+            self._batch = batch
+        return self.replan(batch)
+
+    def replan(self, batch: list[ScheduledRequest]) -> StepPlan:
+        """Returns the next plan of the same batch, without access to the state of its requests."""
+        assert self._layout is not None
+        return StepPlan(
+            _concat([scheduled.tokens for scheduled in batch]),
+            self._layout,
+            soft_embedding_rows(batch, self._offsets) if self._has_soft_embeddings else None,
+            self_conditioning_rows(batch, self._offsets) if self._has_self_conditioning else None,
+        )
+
+    def blocks(self, batch: list[ScheduledRequest]) -> DenoiseBlocks | None:
+        """Returns the blocks of the last plan, in the order of the scheduled requests; None if there are none."""
+        return _plan_blocks(batch, self._offsets)
+
+    def split(self, blocks: DenoiseBlocks, batch: list[ScheduledRequest]) -> DenoiseBlocks:
+        """Returns the blocks of the last plan with `per_request`."""
+        parts = [_plan_blocks([one], [offset]) for one, offset in zip(batch, self._offsets, strict=True)]
+        return replace(blocks, per_request=tuple(part for part in parts if part is not None))
+
+    def _make_cache_key(self, batch: list[ScheduledRequest]) -> list[int]:
+        cache_key = [
+            self.table.version,
+            self.lora_manager.affected_modules({scheduled.request.adapter for scheduled in batch}),
+        ]
+        for scheduled in batch:
+            request, first = scheduled.request, scheduled.first
+            cache_key += (
+                first,
+                scheduled.last - first,
+                request.num_final_tokens,
+                request.req_slot,
+                request.end,
+                request.arrival_index,
+                request.lora_slot,
+            )
+        return cache_key
+
+    def _make_layout(self, batch: list[ScheduledRequest], cache_key: list[int]) -> BatchLayout:
+        first, counts, settled, row, _, _, slot = np.array(cache_key[2:], dtype=np.int64).reshape(len(batch), -1).T
+        layout = make_row_layout(tuple(counts.tolist()))
+        owner, positions = layout.request_index, layout.positions(first)
+        visible_end = self.strategy.visible_end([scheduled.request for scheduled in batch], owner, positions)
+        boundary = settled[owner]
+        page_size = self.table.page_size
+        pages = self.table.rows(row, int(visible_end.max()))
+        page = positions // page_size
+        at = pages.ravel().take(owner * pages.shape[1] + page).astype(np.int64)
+        self._offsets = (layout.first_rows - first).tolist()
+        self._has_soft_embeddings = any(scheduled.request.soft_embedding_params is not None for scheduled in batch)
+        self._has_self_conditioning = any(
+            scheduled.request.required_stats & LogitStat.SELF_CONDITIONING for scheduled in batch
+        )
+        return BatchLayout(
+            positions=positions,
+            slots=positions + (at - page) * page_size,
+            visible_end=visible_end.astype(np.int32),
+            window_origin=np.minimum(positions, boundary) if self.strategy.shared_window else positions,
+            is_editable=positions >= boundary,
+            tiles=layout.tiles,
+            page_table=pages,
+            lora_slots=slot[owner].astype(np.int32) if cache_key[1] else None,
+            active_lora_modules=cache_key[1],
+        )
+
+
+def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBlocks | None:
+    """Returns the blocks to sample; None if there are none.
+
+    Args:
+        offsets: added to a position of each scheduled request, gives its row.
+    """
+    blocks: list[Block] = []
+    owners: list[Request] = []
+    numbers: list[int] = []  # flat, as an array of tuples takes three times as long
+    rules: set[UnmaskingAlgorithm] = set()
+    wants = 0
+    unstable = led = shaped = False
+    for scheduled, offset in zip(batch, offsets, strict=True):
+        if scheduled.span is None:
+            continue
+        request = scheduled.request
+        rules.add(request.algorithm)
+        wants |= request.required_stats
+        unstable |= request.may_revise
+        led |= request.decodes_left_to_right
+        shaped |= request.logits_processors is not None
+        for block in scheduled.span.blocks:
+            blocks.append(block)
+            owners.append(request)
+            row = block.logits_start + offset
+            numbers += (
+                row, block.may_force, block.num_steps_forcing, block.initial_masks, block.step_budget,
+                block.post_edit_steps,
+            )  # fmt: skip
+    if not blocks:
+        return None
+
+    n = len(blocks)
+    columns = np.array(numbers, dtype=np.int64).reshape(n, -1).T.copy()
+    size = max([block.size for block in blocks])
+    state = _pad_and_stack([block.state for block in blocks], size)
+    needed = state == MASKED
+    if unstable:
+        needed |= (state == UNMASKED) & np.array([request.may_revise for request in owners])[:, None]
+        for i, block in enumerate(blocks):
+            needed[i, : block.num_skipped] = False
+    may_force = columns[1] > 0
+    for i in (i for i, request in enumerate(owners) if led and request.decodes_left_to_right):
+        needed[i] = may_force[i] = False  # the algorithm leaves the block unchanged
+    params = [request.params for request in owners]
+    groups: tuple[AlgorithmBatch, ...]
+    if len(rules) == 1:
+        (rule,) = rules
+        history = _history(rule, blocks, size)
+        groups = (AlgorithmBatch(rule, np.arange(n), _concat(params).reshape(n, -1), wants, history),)
+    else:
+        groups = _groups(owners, blocks, params, size)
+    return DenoiseBlocks(
+        rows=columns[0],
+        tokens=_pad_and_stack([block.tokens for block in blocks], size),
+        state=state,
+        sampled=needed,
+        may_force=may_force,
+        num_steps_forcing=columns[2],
+        initial_masks=columns[3],
+        step_budget=columns[4],
+        post_edit_steps=columns[5],
+        remasked=_remasked(blocks, size),
+        sampling=_sampling_inputs(owners, blocks, groups, size),
+        groups=groups,
+        noise_uniforms=_uniforms(owners, blocks, size, RENOISE) if any(rule.uniform_noise for rule in rules) else None,
+        req_slot=np.array([request.req_slot for request in owners]) if wants & LogitStat.SELF_CONDITIONING else None,
+        logits_processors=make_logits_processor_batch(owners, blocks, size) if shaped else None,
+        grammar_blocks=grammar_blocks(owners, blocks) if led else (),
+        forced_tokens=forced_blocks(owners, blocks) if led else (),
+        num_logprobs=requested_logprobs(owners),
+    )
+
+
+def _pad_and_stack(parts: list[np.ndarray], size: int) -> np.ndarray:
+    """Returns [len(parts), size]; shorter parts are padded with zeros (FIXED, for states)."""
+    joined = _concat(parts)
+    if len(joined) < len(parts) * size:
+        joined = _concat([np.pad(part, (0, size - len(part))) for part in parts])
+    return joined.reshape(len(parts), size)
+
+
+def _concat(parts: list[np.ndarray]) -> np.ndarray:
+    """Same as ``np.concatenate`` for contiguous arrays of one dtype, in a third of the time."""
+    return np.frombuffer(bytearray().join(cast("list[bytearray]", parts)), dtype=parts[0].dtype)  # arrays are buffers
+
+
+def _remasked(blocks: list[Block], size: int) -> np.ndarray | None:
+    if all(block.remasked is None for block in blocks):
+        return None
+    none = np.zeros(size, dtype=np.bool_)
+    return _pad_and_stack([none if block.remasked is None else block.remasked for block in blocks], size)
+
+
+def _history(rule: UnmaskingAlgorithm, blocks: list[Block], size: int) -> np.ndarray | None:
+    """Returns the history [n, size, records, fields] of an algorithm's blocks, with a zero record for the next step."""
+    if not rule.history_fields:
+        return None
+    records = [0 if block.history is None else block.history.shape[1] for block in blocks]
+    history = np.zeros((len(blocks), size, 1 if rule.static_history else max(records) + 1, len(rule.history_fields)))
+    for record, block, n in zip(history, blocks, records, strict=True):
+        if n:
+            record[: block.size, :n] = block.history
+    return history
+
+
+def _groups(
+    owners: list[Request], blocks: list[Block], params: list[np.ndarray], size: int
+) -> tuple[AlgorithmBatch, ...]:
+    """Groups the blocks by the unmasking algorithm of their requests."""
+    members: dict[UnmaskingAlgorithm, list[int]] = {}
+    wants: dict[UnmaskingAlgorithm, int] = {}
+    for i, request in enumerate(owners):
+        rule = request.algorithm
+        members.setdefault(rule, []).append(i)
+        wants[rule] = wants.get(rule, 0) | request.required_stats
+    return tuple(
+        AlgorithmBatch(
+            rule,
+            np.array(mine, dtype=np.int64),
+            np.stack([params[i] for i in mine]),
+            wants[rule],
+            _history(rule, [blocks[i] for i in mine], size),
+        )
+        for rule, mine in members.items()
+    )
+
+
+def _sampling_inputs(
+    owners: list[Request], blocks: list[Block], groups: tuple[AlgorithmBatch, ...], size: int
+) -> SamplingInputs | None:
+    """Returns sampling parameters and random numbers; None if all blocks are greedy."""
+    if not any(group.params[:, TEMPERATURE].any() for group in groups):
+        return None
+    limits = np.empty((len(blocks), MIN_P + 1))
+    for group in groups:
+        limits[group.members] = group.params[:, : limits.shape[1]]
+        if group.algorithm.uniform_noise:  # the algorithm applies the temperature
+            limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
+    return SamplingInputs(limits, _uniforms(owners, blocks, size, DRAW))
+
+
+def _uniforms(owners: list[Request], blocks: list[Block], size: int, stream: int) -> np.ndarray:
+    """Returns uniform random numbers [blocks, size] of one stream, for the current step of each request."""
+    seeds = np.array([request.spec.seed for request in owners], dtype=np.uint64)
+    starts = np.array([block.start for block in blocks], dtype=np.int64)
+    steps = np.array([request.nfe for request in owners], dtype=np.int64)
+    return uniforms(seeds[:, None], starts[:, None] + np.arange(size), steps[:, None], stream)
+
+
+def soft_embedding_rows(batch: list[ScheduledRequest], offsets: list[int]) -> SoftEmbeddingRows | None:
+    """Returns the UNMASKED positions of open blocks with soft tokens; None if there are none.
+
+    Args:
+        offsets: see `_plan_blocks`.
+    """
+    ids: list[np.ndarray] = []
+    probs: list[np.ndarray] = []
+    states: list[np.ndarray] = []
+    starts: list[int] = []
+    how: list[SoftEmbeddingParams] = []
+    for scheduled, offset in zip(batch, offsets, strict=True):
+        request = scheduled.request
+        if request.soft_embedding_params is None or scheduled.span is None:
+            continue
+        for block in request.blocks:
+            if block.soft_tokens is not None:
+                ids.append(block.soft_tokens[0])
+                probs.append(block.soft_tokens[1])
+                states.append(block.state)
+                starts.append(block.start + offset)
+                how.append(request.soft_embedding_params)
+    if not starts:
+        return None
+    layout = make_row_layout(tuple([len(state) for state in states]))
+    filled = np.flatnonzero(np.concatenate(states) == UNMASKED)
+    if not len(filled):
+        return None
+    count = max([each.shape[1] for each in ids])
+    return SoftEmbeddingRows(
+        rows=layout.positions(np.array(starts))[filled],
+        ids=_pad_columns(ids, count)[filled],
+        probs=_pad_columns(probs, count)[filled],
+        params=np.array(how, dtype=np.float64)[layout.request_index[filled]],
+    )
+
+
+def self_conditioning_rows(batch: list[ScheduledRequest], offsets: list[int]) -> SelfConditioningRows | None:
+    """Returns the blocks with self-conditioning after their first step; None if there are none."""
+    rows: list[int] = []
+    req_slot: list[int] = []
+    for scheduled, offset in zip(batch, offsets, strict=True):
+        if scheduled.request.required_stats & LogitStat.SELF_CONDITIONING:
+            for block in scheduled.blocks:
+                if block.num_steps_forcing:
+                    rows.append(block.logits_start + offset)
+                    req_slot.append(scheduled.request.req_slot)
+    return SelfConditioningRows(np.array(rows), np.array(req_slot)) if rows else None
+
+
+def _pad_columns(parts: list[np.ndarray], count: int) -> np.ndarray:
+    """Concatenates the parts to [rows, count]; narrower ones are padded with zeros."""
+    return np.concatenate(
+        [part if part.shape[1] == count else np.pad(part, ((0, 0), (0, count - part.shape[1]))) for part in parts]
+    )
+
+
+def grammar_blocks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[GrammarBlock, ...]:
+    """Returns the first block with a mask of each request with structured output.
+
+    Args:
+        owners: request of each block.
+        blocks: blocks of the step.
+    """
+    found = []
+    for i, request, block in _first_masked(owners, blocks):
+        if request.constraint is not None:
+            threshold = float(request.values["accept_threshold"])
+            found.append(GrammarBlock(i, block.first_masked, block.size, threshold, request.constraint))
+    return tuple(found)
+
+
+def forced_blocks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[ForcedTokens, ...]:
+    """Returns the first block with a mask of each request with forced tokens, and the next of these tokens."""
+    found = []
+    for i, request, block in _first_masked(owners, blocks):
+        text = request.spec.forced_token_ids
+        if text:
+            start = block.start + block.first_masked - request.prompt_len
+            count = min(request.spec.forced_tokens_per_step, block.size - block.first_masked)
+            found.append(ForcedTokens(i, block.first_masked, tuple(text[start : start + count])))
+    return tuple(found)
+
+
+def _first_masked(owners: Sequence[Request], blocks: Sequence[Block]) -> Iterator[tuple[int, Request, Block]]:
+    """Yields index, request and block of each request's first block with a mask, if no algorithm fills it."""
+    seen = set()
+    for i, (request, block) in enumerate(zip(owners, blocks, strict=True)):
+        if request.decodes_left_to_right and block.masks and request.arrival_index not in seen:
+            seen.add(request.arrival_index)
+            yield i, request, block
+
+
+def requested_logprobs(owners: Sequence[Request]) -> np.ndarray | None:
+    """Returns the number of top logprobs per block, int64 [n], or NO_LOGPROBS; None if no request has any."""
+    if not any(request.logprobs is not None for request in owners):
+        return None
+    return np.array(
+        [NO_LOGPROBS if request.logprobs is None else request.logprobs.num_top for request in owners], dtype=np.int64
+    )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
 from runtime.config import EngineConfig
-from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
+from runtime.distributed.process_group import TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request_defaults import edit_tokens_of
 from runtime.errors import ConfigError
@@ -20,9 +20,9 @@ from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
 from runtime.strategies import Strategy, max_request_len
 from runtime.worker.capture_sizes import CaptureSizes
-from runtime.worker.cuda_graph import GraphCapturer
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, warm_up
 
 log = logging.getLogger(__name__)
@@ -32,60 +32,63 @@ MIN_CAPTURE_ROWS = 2048  # captured with few requests too, as prefill chunks hav
 MAX_CAPTURE_ROWS = 4096  # larger steps are captured at one size only
 
 
-def build_model_runner(
-    config: EngineConfig,
-    info: EngineInfo,
-    strategy: Strategy,
-    model: Model,
-    device: torch.device,
-    dtype: torch.dtype,
-    free_at_start: int,
-    lora_manager: LoRAManager,
-    group: TensorParallelGroup = SINGLE_RANK,
-) -> tuple[ModelRunner, int]:
-    """Returns the warmed-up runner and the number of pages of its KV pool, the same on all ranks.
+@dataclass(frozen=True)
+class RankDevice:
+    """The device of a rank.
 
-    Args:
-        free_at_start: free device memory in bytes before the weights were loaded.
+    Attributes:
+        dtype: of weights and KV pool.
+        group: tensor parallel group of the rank.
+        free_at_start: free device memory in bytes before the weights were loaded; 0 on a CPU.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    group: TensorParallelGroup
+    free_at_start: int
+
+
+def build_model_runner(
+    config: EngineConfig, info: EngineInfo, strategy: Strategy, model: Model, lora_manager: LoRAManager,
+    rank: RankDevice,
+) -> tuple[ModelRunner, int]:  # fmt: skip
+    """Returns the warmed-up runner and the number of pages of its KV pool, the same on all ranks.
 
     Raises:
         ConfigError: the memory does not suffice for one request of --max-model-len.
     """
+    device, dtype = rank.device, rank.dtype
     page_size, layout = info.page_size, LAYOUTS[config.kv_cache_layout]
     bytes_of_page = layout.page_bytes(model.kv_shapes, page_size, dtype)
     page_group_size = max(page_size, info.block_layout.alignment)
     longest = max_request_len(strategy, info.max_model_len)
     needed = -(-longest // page_group_size) * (page_group_size // page_size)
     sizes = capture_sizes_for(info, strategy, needed, lora_manager)
-    block = sizes.block_size
     use_cuda_graphs = _uses_cuda_graphs(config, device, dtype)
     logits_ops = DEFAULT_LOGITS_OPS
     if config.compile_mode is not None:
         logits = torch.promote_types(dtype, torch.float32)
         logits_ops = CompiledLogitsOps(config.compile_mode, device, logits, info.vocab_size)
 
+    sampler_config = SamplerConfig(
+        block_size=sizes.block_size,
+        mask_id=info.mask_token_id,
+        max_token_id=info.max_token_id,
+        eos_ids=tuple(info.eos_token_ids),
+        edit_tokens=edit_tokens_of(info),
+        max_num_reqs=info.max_num_reqs,
+        batch_invariant=config.deterministic,
+        logits_ops=logits_ops,
+    )
+
     def make(pages: int) -> ModelRunner:
         pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
-        arguments: dict[str, Any] = {
-            "block_size": block,
-            "mask_id": info.mask_token_id,
-            "max_token_id": info.max_token_id,
-            "eos_ids": tuple(info.eos_token_ids),
-            "edit_tokens": edit_tokens_of(info),
-            "max_num_reqs": info.max_num_reqs,
-            "batch_invariant": config.deterministic,
-            "logits_ops": logits_ops,
-        }
         if not use_cuda_graphs:
-            return ModelRunner(model, pool, **arguments)
+            return ModelRunner(model, pool, sampler_config)
         return CudaGraphRunner(
-            model,
-            pool,
-            **arguments,
-            sizes=sizes,
-            capture=GraphCapturer(device),
+            model, pool, sampler_config, sizes, GraphCapturer(device),
             capture_sampling=not config.disable_full_static_runner,
-        )
+        )  # fmt: skip
 
     pages, on_cuda = config.num_pages, device.type == "cuda"
     if pages is None and on_cuda:
@@ -104,13 +107,13 @@ def build_model_runner(
         del runner
         gc.collect()
         torch.cuda.empty_cache()
-        used = free_at_start - torch.cuda.mem_get_info()[0]
-        free_bytes = free_at_start * config.gpu_memory_utilization - used - largest_step - graph_bytes
+        used = rank.free_at_start - torch.cuda.mem_get_info()[0]
+        free_bytes = rank.free_at_start * config.gpu_memory_utilization - used - largest_step - graph_bytes
         pages = int(free_bytes // bytes_of_page)
     elif pages is None:
         enough = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
         pages = min(enough, CPU_POOL_BYTES // bytes_of_page)
-    pages = group.min_across_ranks(pages, device)
+    pages = rank.group.min_across_ranks(pages, device)
     if pages < needed:
         found = f"--num-pages: {pages}" if config.num_pages else f"there is memory for {max(pages, 0)} cache"
         raise ConfigError(

@@ -2,43 +2,88 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from runtime.algorithms.base import EditTokens
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
+from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
+from runtime.engine.step_plan import NO_RESULTS, BlockResults, DenoiseBlocks, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
+from runtime.kernels.unmask import BlockInputs, SampledRows
+from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
-from runtime.models.base import Model
+from runtime.models.base import Model, SelfConditioned, SupportsTensorParallel
+from runtime.worker.constrained_decoding import apply_grammar, force_tokens
 from runtime.worker.host_buffers import PinnedBuffer
-from runtime.worker.input_batch import ForwardDescriptor, forward_inputs, sample_inputs
-from runtime.worker.model_step import ModelStep
-from runtime.worker.runner_stats import DeviceTimer, RunnerStats
-from runtime.worker.sample.constrained_decoding import apply_grammar
-from runtime.worker.sample.forced_tokens import force_tokens
-from runtime.worker.sample.full_logits import FullLogits
-from runtime.worker.sample.logprobs import compute_logprobs
-from runtime.worker.sample.sampler_output import concat_results, to_block_results
+from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
+from runtime.worker.logprobs import compute_logprobs
+from runtime.worker.sampler import (
+    FullLogits,
+    HostOutput,
+    Sampler,
+    SamplerConfig,
+    SamplerOutput,
+    Tensors,
+    concat_results,
+    make_sampler_output,
+    to_block_results,
+)
+
+SOFT_EMBEDDING_CHUNK_ROWS = 32  # rows per chunk of soft embeddings in batch-invariant mode
+OBSERVATIONS = 2**14  # maximum number of stored observations, as they may never be collected
 
 
 class Runner(Protocol):
-    """The interface that the engine requires; the benchmark of the host part implements it without a model."""
+    """The interface that the engine requires; the benchmark of the host part implements it without a model.
 
-    stats: RunnerStats
+    In each step the engine calls, within `step_context`: `launch_forward`, `launch_sampling`, `wait` and `results`.
+    The methods that launch do not wait for the device, so that the host can do other work meanwhile.
 
-    def run(self, plan: StepPlan) -> BlockResults | None:
-        """Returns the results of the sampled blocks; None if the plan samples none."""
+    Attributes:
+        overlaps: whether the device runs while the host does other work.
+    """
+
+    @property
+    def stats(self) -> RunnerStats: ...
+
+    @property
+    def overlaps(self) -> bool: ...
+
+    def step_context(self) -> AbstractContextManager[None]:
+        """Returns the context in which a step runs."""
         ...
 
-    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
-        """Sets a callback that runs in each step with results after all launches, while the host would wait.
+    def launch_forward(self, plan: StepPlan) -> None:
+        """Launches the forward of a step, unless `launch_next` has launched the same one."""
+        ...
 
-        Returns False if nothing overlaps on this device; the callback is never called then.
+    def must_split(self, blocks: DenoiseBlocks) -> bool:
+        """Returns whether `blocks` needs ``DenoiseBlocks.per_request``, because results may depend on the batch."""
+        ...
+
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        """Launches the sampling of the step; None: it samples no blocks."""
+        ...
+
+    def wait(self) -> bool:
+        """Waits for the sampler output.
+
+        Returns:
+            Whether `launch_next` is possible: all blocks continue, and the next step may have the same layout.
         """
+        ...
+
+    def launch_next(self) -> None:
+        """Launches the forward of the next step, with the layout of this one and the tokens of its output."""
+        ...
+
+    def results(self) -> BlockResults:
+        """Returns the results of the sampled blocks. Their arrays are valid until the next step samples."""
         ...
 
 
@@ -55,61 +100,91 @@ class ModelRunner:
     """Runs each step eagerly.
 
     Args:
-        batch_invariant: sample each request separately where results may depend on the batch.
-        The other arguments are those of `ModelStep`.
+        pool: the KV pool, on the device of the model.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        pool: KVPool,
-        *,
-        block_size: int,
-        mask_id: int | None,
-        max_token_id: int,
-        eos_ids: tuple[int, ...],
-        edit_tokens: EditTokens | None = None,
-        max_num_reqs: int = 0,
-        batch_invariant: bool = False,
-        logits_ops: LogitsOps = DEFAULT_LOGITS_OPS,
-    ) -> None:
+    def __init__(self, model: Model, pool: KVPool, config: SamplerConfig) -> None:
         self.model = model
         self.pool = pool
         self.device = pool.device
-        self.block_size = block_size
-        self.mask_id = mask_id
-        self.batch_invariant = batch_invariant
-        self.step = ModelStep(
-            model, pool, block_size=block_size, mask_id=mask_id, max_token_id=max_token_id, eos_ids=eos_ids,
-            edit_tokens=edit_tokens, max_num_reqs=max_num_reqs, batch_invariant=batch_invariant, logits_ops=logits_ops,
-        )  # fmt: skip
-        self.overlap_callback: Callable[[], None] | None = None
+        self.block_size = config.block_size
+        self.mask_id = config.mask_id
+        self.batch_invariant = config.batch_invariant
+        self.step = ModelStep(model, pool, config)
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
         self.last_logits: FullLogits | None = None  # of the last step, for requests of the driver rank
         self.stats = RunnerStats()
         self.timer = DeviceTimer(self.device, self.stats)
         self.h2d, self.d2h = PinnedBuffer(self.device), PinnedBuffer(self.device)
+        # of the current step
+        self.hidden_states: torch.Tensor | None = None
+        self.blocks: DenoiseBlocks | None = None
+        self._launched: list[tuple[DenoiseBlocks, SampleDescriptor, SamplerOutput]] = []
+        self._outputs: list[HostOutput] = []  # of `_launched`
+        self._output_buffer = self.d2h  # through which they were copied
+        self._next_launched = False
+
+    @property
+    def overlaps(self) -> bool:
+        return self.device.type == "cuda"
+
+    def step_context(self) -> AbstractContextManager[None]:
+        return torch.inference_mode()
+
+    def launch_forward(self, plan: StepPlan) -> None:
+        self.timer.begin()
+        self.hidden_states = self.step.forward(*self._forward_inputs(plan))
+
+    def must_split(self, blocks: DenoiseBlocks) -> bool:
+        return self.batch_invariant and not self.step.sampler.is_batch_invariant(blocks)
+
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        self.stats.count("off")
+        self._sample_eagerly(blocks)
+
+    def wait(self) -> bool:
+        self._outputs = [self.d2h.to_host(output) for _, _, output in self._launched]
+        self._output_buffer, self._next_launched = self.d2h, False
+        return False
+
+    def launch_next(self) -> None:
+        raise NotImplementedError
+
+    def results(self) -> BlockResults:
+        blocks, hidden_states = self.blocks, self.hidden_states
+        launched, self._launched, self.hidden_states = self._launched, [], None  # frees device memory
+        if blocks is None or hidden_states is None:
+            return NO_RESULTS
+        self.timer.end(self._output_buffer, next_launched=self._next_launched)
+        parts = [
+            to_block_results(shape, output, [group.members for group in part.groups])
+            for (part, shape, _), output in zip(launched, self._outputs, strict=True)
+        ]
+        results = concat_results(parts)
+        follows = self.step.logits_ops.is_sharded and self.notify_ranks is None  # the driver rank sends it rows
+        if follows or blocks.grammar_blocks or blocks.forced_tokens or blocks.num_logprobs is not None:
+            self._apply_constraints(blocks, hidden_states, results)
+        return results
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> BlockResults:
+        """Runs a step with the blocks of its plan eagerly; it is not counted."""
+        ModelRunner.launch_forward(self, plan)
+        self._sample_eagerly(plan.blocks)
+        ModelRunner.wait(self)
+        return ModelRunner.results(self)
+
+    def run(self, plan: StepPlan) -> BlockResults:
+        """Runs a step with the blocks of its plan, as benchmarks do."""
+        with self.step_context():
+            self.launch_forward(plan)
+            self.launch_sampling(plan.blocks)
+            self.wait()
+            return self.results()
 
     def batch(self, plan: StepPlan) -> ForwardBatch:
         """Returns the plan's forward batch on the device."""
-        shape, inputs = self._rows(plan)
-        return self.step.batch(shape, inputs)
-
-    def _rows(self, plan: StepPlan) -> tuple[ForwardDescriptor, dict[str, torch.Tensor]]:
-        shape, arrays = forward_inputs(
-            plan, self_conditioning=self.step.self_conditioning is not None, block_size=self.block_size
-        )
-        return shape, self.h2d.to_device(arrays)
-
-    def run(self, plan: StepPlan) -> BlockResults | None:
-        self.stats.count("off")
-        return self.launch(plan)
-
-    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
-        if self.device.type != "cuda":
-            return False
-        self.overlap_callback = work
-        return True
+        return self.step.batch(*self._forward_inputs(plan))
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
@@ -121,46 +196,239 @@ class ModelRunner:
             [logits_ops.all_gather(model.lm_head(model.final_hidden_states(part))).cpu() for part in parts]
         )
 
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> BlockResults | None:
-        """Runs the step eagerly."""
-        self.timer.begin()
-        hidden_states = self.step.forward(*self._rows(plan))
-        blocks = plan.blocks  # computed now, to overlap with the forward
-        return None if blocks is None else self._sample(plan, blocks, hidden_states)
+    def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, dict[str, torch.Tensor]]:
+        shape, arrays = forward_inputs(
+            plan, self_conditioning=self.step.self_conditioning is not None, block_size=self.block_size
+        )
+        return shape, self.h2d.to_device(arrays)
 
-    def _sample(self, plan: StepPlan, blocks: DenoiseBlocks, hidden_states: torch.Tensor) -> BlockResults:
-        shape, arrays = sample_inputs(blocks, self.step.sampler.get_algorithm)
-        parts = [blocks]
-        if self.batch_invariant and not self.step.sampler.is_batch_invariant(shape):
-            parts = plan.make_blocks_per_request() or parts
-        launched = []
-        for part in parts:
-            if part is not blocks:
-                shape, arrays = sample_inputs(part, self.step.sampler.get_algorithm)
-            launched.append((shape, self.step.sample(shape, self.h2d.to_device(arrays), hidden_states)))
-        if self.overlap_callback is not None:
-            self.overlap_callback()
-        members = [[group.members for group in part.groups] for part in parts]
-        outputs = [self.d2h.to_host(found) for _, found in launched]
-        self.timer.end(self.d2h)
-        shapes = [shape for shape, _ in launched]
-        found = concat_results([to_block_results(*each) for each in zip(shapes, outputs, members, strict=True)])
-        return self._apply_constraints(blocks, hidden_states, found)
+    def _sample_eagerly(self, blocks: DenoiseBlocks | None) -> None:
+        self.blocks, self._launched = blocks, []
+        if blocks is None:
+            return
+        for part in blocks.per_request or (blocks,):
+            self._launch_sample(part, *sample_inputs(part))
 
-    def _apply_constraints(
-        self, plan: DenoiseBlocks, hidden_states: torch.Tensor, to_block_results: BlockResults
-    ) -> BlockResults:
+    def _launch_sample(self, blocks: DenoiseBlocks, shape: SampleDescriptor, arrays: Arrays) -> None:
+        assert self.hidden_states is not None
+        output = self.step.sample(shape, self.h2d.to_device(arrays), self.hidden_states)
+        self._launched.append((blocks, shape, output))
+
+    def _apply_constraints(self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> None:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
         full_logits = FullLogits(
             self.step.sampler, self.model.final_hidden_states, hidden_states, self.notify_ranks, self.batch_invariant
         )
         if full_logits.vocab_parallel and self.notify_ranks is None:
             self.last_logits = full_logits
-        if plan.grammar_blocks:
-            apply_grammar(full_logits, plan, to_block_results)
-        if plan.forced_tokens:
-            force_tokens(plan, to_block_results)
-        if plan.num_logprobs is not None:
-            compute_logprobs(full_logits, plan, to_block_results)
-        return to_block_results
+        if blocks.grammar_blocks:
+            apply_grammar(full_logits, blocks, results)
+        if blocks.forced_tokens:
+            force_tokens(blocks, results)
+        if blocks.num_logprobs is not None:
+            compute_logprobs(full_logits, blocks, results)
+
+
+class ModelStep:
+    """Runs the forward and the sampling of a step.
+
+    Args:
+        pool: the KV pool, on the device of the model.
+        config: its `logits_ops` are those of a model without vocabulary sharding.
+    """
+
+    def __init__(self, model: Model, pool: KVPool, config: SamplerConfig) -> None:
+        self.model = model
+        self.pool = pool
+        self.mask_id = config.mask_id
+        self.soft_embedding_chunk_rows = None
+        if config.batch_invariant:
+            self.soft_embedding_chunk_rows = 1 if pool.device.type == "cpu" else SOFT_EMBEDDING_CHUNK_ROWS
+        self.self_conditioning: torch.Tensor | None = None  # [slots, block, width], of the last step of each slot
+        self_conditioning_fn = None
+        if isinstance(model, SelfConditioned):  # the last slot is for padding
+            self_conditioning_fn = model.compute_self_conditioning
+            shape = (config.max_num_reqs + 1, config.block_size, model.self_conditioning_size)
+            self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
+        if isinstance(model, SupportsTensorParallel) and model.ids is not None:
+            config = replace(config, logits_ops=VocabParallelLogitsOps(model.ids))
+        self.logits_ops = config.logits_ops
+        self.sampler = Sampler(model.lm_head, config, pool.device, self_conditioning_fn)
+        self.eos_ids = self.sampler.eos_ids
+
+    def batch(self, descriptor: ForwardDescriptor, inputs: Tensors) -> ForwardBatch:
+        return ForwardBatch(
+            tokens=inputs["tokens"],
+            positions=inputs["positions"],
+            slots=inputs["slots"],
+            visible_end=inputs["visible_end"],
+            window_pos=inputs["window_origin"],
+            is_editable=inputs["is_editable"],
+            query_tiles=inputs["tiles"],
+            page_table=inputs["page_table"],
+            page_size=self.pool.page_size,
+            tile_rows=descriptor.tile_rows,
+            max_seq_len=descriptor.reach,
+            self_conditioning=self._self_conditioning_rows(descriptor, inputs),
+            lora_slots=inputs.get("adapters"),
+            active_lora_modules=descriptor.active_lora_modules,
+        )
+
+    def forward(self, descriptor: ForwardDescriptor, inputs: Tensors) -> torch.Tensor:
+        """Returns hidden states [rows, hidden] before the final norm, and writes the K/V of the rows to the pool."""
+        x = self.model.embed(inputs["tokens"])
+        if descriptor.soft_embedding_shape[0]:
+            self._apply_soft_embeddings(x, inputs)
+        return self.model.forward(x, self.batch(descriptor, inputs), self.pool)
+
+    def sample(
+        self, shape: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, *, graph_safe: bool = False
+    ) -> SamplerOutput:
+        """Samples the blocks of a step and applies their unmasking algorithms.
+
+        Args:
+            hidden_states: [rows, hidden], the result of `forward`.
+            graph_safe: see ``Sampler.sample``.
+        """
+        hidden = self.model.final_hidden_states(hidden_states[inputs["rows"]]) if shape.rows else hidden_states[:0]
+        fused = self._fused_unmask(shape, inputs, hidden)
+        if fused is not None:
+            return fused
+        self_conditioning: torch.Tensor | None = None  # [n, block, width]
+        if self.self_conditioning is not None and shape.self_conditioned:
+            self_conditioning = self.self_conditioning.new_zeros(shape.blocks, *self.self_conditioning.shape[1:])
+        decided = []
+        history: SamplerOutput = {}
+        groups = self.sampler.sample(shape, inputs, hidden, self_conditioning, graph_safe=graph_safe)
+        for i, (algorithm, members, blocks) in enumerate(groups):
+            decided.append((members, algorithm.decide(blocks)))
+            if blocks.history is not None:
+                history[f"history{i}"] = blocks.history
+        if self.self_conditioning is not None and self_conditioning is not None:
+            self.self_conditioning[inputs["req_slot"]] = self_conditioning
+        found = make_sampler_output(
+            inputs["block_tokens"], inputs["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
+        )
+        return found | history
+
+    def _fused_unmask(self, shape: SampleDescriptor, inputs: Tensors, hidden: torch.Tensor) -> SamplerOutput | None:
+        """Returns the output of the fused unmasking kernel, for one threshold algorithm without further statistics;
+        None where it does not apply.
+
+        Args:
+            hidden: [n, hidden] of the sampled positions.
+        """
+        group, lm_head = shape.groups[0], self.sampler.fused_lm_head
+        algorithm = group.algorithm
+        if (
+            lm_head is None
+            or lm_head.kernels.threshold_unmask is None
+            or algorithm.fused_threshold is None
+            or not shape.rows
+        ):
+            return None
+        if (
+            len(shape.groups) > 1
+            or group.required_stats
+            or shape.num_sampled
+            or shape.uniform_noise
+            or shape.self_conditioned
+            or shape.has_logits_processors
+        ):
+            return None
+        token, conf = self.sampler.greedy(lm_head, hidden, inputs["num_valid"])
+        threshold, steps = (algorithm.columns[field.name] for field in algorithm.fused_threshold)
+        after = lm_head.kernels.threshold_unmask(
+            BlockInputs(
+                inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["num_steps_forcing"],
+                inputs["params0"], threshold, steps,
+            ),
+            SampledRows(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,
+        )  # fmt: skip
+        return after._asdict()
+
+    def _self_conditioning_rows(self, shape: ForwardDescriptor, inputs: Tensors) -> torch.Tensor | None:
+        """Returns the self-conditioning [rows, width] from the last step of each row's block; None if there is none."""
+        if self.self_conditioning is None or not shape.num_self_conditioned:
+            return None
+        # one more row, to which padding is written
+        rows = self.self_conditioning.new_zeros(shape.rows + 1, self.self_conditioning.shape[2])
+        rows[inputs["self_conditioning_rows"]] = self.self_conditioning[inputs["self_conditioning_slots"]]
+        return rows[: shape.rows]
+
+    def _apply_soft_embeddings(self, x: torch.Tensor, inputs: Tensors) -> None:
+        """Replaces the embeddings `x` [rows, hidden] of rows with soft embeddings in place."""
+        rows, arguments = (
+            inputs["soft_embedding_rows"],
+            [inputs[f"soft_embedding_{name}"] for name in ("ids", "probs", "params")],
+        )
+        if self.soft_embedding_chunk_rows is None:
+            x[rows] = self._blend(x[rows], *arguments)
+            return
+        embeds = x[rows]
+        for first in range(0, len(rows), self.soft_embedding_chunk_rows):
+            part = torch.arange(first, first + self.soft_embedding_chunk_rows, device=x.device).clamp(max=len(rows) - 1)
+            few = self._blend(embeds[part], *(each[part] for each in arguments))
+            embeds[first : first + self.soft_embedding_chunk_rows] = few[: len(rows) - first]
+        x[rows] = embeds
+
+    def _blend(self, own: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, how: torch.Tensor) -> torch.Tensor:
+        assert self.mask_id is not None  # soft embeddings mix with the mask's embedding
+        smooth, weight, renormalize = how.unbind(1)
+        return soft_token_embeddings(
+            self.model.embed, own, ids, probs, self.mask_id, smooth=smooth > 0, weight=weight,
+            renormalize=renormalize > 0,
+        )  # fmt: skip
+
+
+@dataclass
+class RunnerStats:
+    """Statistics of steps.
+
+    Attributes:
+        replayed: steps that were replayed from CUDA graphs entirely.
+        eager: number of steps not replayed from a CUDA graph, by reason: "off", graphs are disabled; "prefill", the
+            step has too many rows; "new", its shape is not captured; "flag", sampling is not captured; "apart",
+            sampling ran per request for batch invariance; "shaped", logits processors were applied.
+        graph_bytes: device memory of CUDA graphs.
+        last_device_seconds: device time of the last step. None: unknown.
+    """
+
+    replayed: int = 0
+    eager: Counter[str] = field(default_factory=Counter)
+    graph_bytes: int = 0
+    last_device_seconds: float | None = None
+    device_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS))
+
+    def count(self, reason: str) -> None:
+        """Counts a step that ran eagerly for `reason`; "": it was replayed."""
+        if reason:
+            self.eager[reason] += 1
+        else:
+            self.replayed += 1
+
+
+class DeviceTimer:
+    """Measures the device time of each step that has results with CUDA events, without synchronization."""
+
+    def __init__(self, device: torch.device, stats: RunnerStats) -> None:
+        self.stats = stats
+        self._begins: list[torch.cuda.Event] = []  # of this step and another
+        if device.type == "cuda":
+            self._begins = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        self.stats.last_device_seconds = None
+        self._begins.reverse()
+        if self._begins:
+            self._begins[0].record()
+
+    def end(self, buffer: PinnedBuffer, *, next_launched: bool = False) -> None:
+        """Ends the measurement of a step whose results were copied through `buffer`.
+
+        Args:
+            next_launched: the forward of the next step was launched already.
+        """
+        if self._begins and buffer.done is not None:
+            self.stats.last_device_seconds = self._begins[next_launched].elapsed_time(buffer.done) / 1e3
+            self.stats.device_seconds.append(self.stats.last_device_seconds)

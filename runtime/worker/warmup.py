@@ -13,8 +13,7 @@ import torch
 
 from runtime.algorithms import LogitStat, get_algorithm
 from runtime.algorithms.base import TOKEN_MERGE_TOP_K
-from runtime.engine.request import MASKED
-from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
+from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
 from runtime.request.engine_messages import EngineInfo
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor
@@ -66,7 +65,7 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         post_edit_steps=none,
         remasked=None,
         sampling=SamplingInputs(np.tile([1.0, 0.9, 0.0, 0.0], (blocks, 1)), np.zeros(shape)),
-        groups=(AlgorithmBatch(rule.key, np.arange(blocks), params, sum(LogitStat)),),
+        groups=(AlgorithmBatch(rule, np.arange(blocks), params, sum(LogitStat)),),
         req_slot=none,
     )
     first = np.zeros(len(counts), dtype=np.int64)
@@ -80,7 +79,9 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         blocks=block_plan,
     )
     if active_lora_modules:
-        plan = replace(plan, lora_slots=np.zeros(total, dtype=np.int32), active_lora_modules=active_lora_modules)
+        slots = np.zeros(total, dtype=np.int32)
+        layout = replace(plan.layout, lora_slots=slots, active_lora_modules=active_lora_modules)
+        plan = replace(plan, layout=layout)
     runner.launch(plan)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
 from runtime.errors import ConfigError
 from tests.golden import GOLDEN
 

@@ -16,9 +16,8 @@ from runtime.algorithms import EditTokens, algorithm_keys, algorithms_with_edit_
 from runtime.algorithms.base import register_indel_variant
 from runtime.algorithms.insert_delete import InsertDelete
 from runtime.errors import ConfigError
-from runtime.worker.sample import sampler as heads
-from runtime.worker.sample.sampler import Sampler
-from runtime.worker.sample.sampler_output import nonzero_records
+from runtime.worker import sampler as heads
+from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records
 from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, History, blocks, check, parameters, plan_of
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
@@ -28,12 +27,7 @@ DELETE, SPLIT = 1, 7
 VOCAB = 11
 EDITING = replace(SHAPE, orders=(DELETE, SPLIT))
 RULE = algorithms_with_edit_tokens(EditTokens(DELETE, SPLIT))
-SAMPLER = {
-    "mask_id": MASK,
-    "max_token_id": MAX_TOKEN,
-    "eos_ids": torch.tensor([2, 5]),
-    "edit_tokens": EditTokens(DELETE, SPLIT),
-}
+SAMPLER = SamplerConfig(SHAPE.block, MASK, MAX_TOKEN, eos_ids=(2, 5), edit_tokens=EditTokens(DELETE, SPLIT))
 QUIET = oracle.Params(max_tokens=1, algorithm="edit", accept_threshold=1.0, edit_threshold=0.5)
 
 
@@ -51,7 +45,7 @@ class Blocks:
     def __init__(self, several: list[oracle.Block], params: list[oracle.Params]) -> None:
         self.several, self.params = several, params
         self.histories: list[History] = [None] * len(several)
-        self.head = Sampler(torch.clone, **SAMPLER)  # what is hidden are the logits
+        self.head = Sampler(torch.clone, SAMPLER)  # what is hidden are the logits
 
     def step(self, logits: np.ndarray, force: list[bool]) -> None:
         """`logits` [blocks, B, VOCAB]."""
@@ -212,7 +206,7 @@ def test_orders_above_the_largest_id_can_be_chosen() -> None:
     logits = torch.zeros((1, VOCAB), dtype=torch.float64)
     logits[0, 10] = logits[0, 9] = 5.0
     for orders, best in ((None, 0), (EditTokens(3, 10), 10)):
-        head = Sampler(torch.clone, mask_id=4, max_token_id=8, eos_ids=torch.tensor([2]), edit_tokens=orders)
+        head = Sampler(torch.clone, SamplerConfig(4, mask_id=4, max_token_id=8, eos_ids=(2,), edit_tokens=orders))
         block, _ = one([MASK] * 1)
         plan = plan_of([block], [replace(QUIET, algorithm="threshold")], [True], [None])
         tokens, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)

@@ -24,17 +24,15 @@ from runtime.algorithms import (
 from runtime.algorithms import sampling as choosing
 from runtime.algorithms.rng import uniforms
 from runtime.algorithms.sampling import Candidate, filtered_probs, greedy, multinomial
-from runtime.engine.request import FIXED, MASKED, UNMASKED
-from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks
+from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
-from runtime.worker.input_builder import _history
-from runtime.worker.sample import sampler as heads
-from runtime.worker.sample.sampler import Sampler
-from runtime.worker.sample.sampler_output import nonzero_records
+from runtime.worker import sampler as heads
+from runtime.worker.input_batch import _history
+from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
 from tests.oracle import dmax
@@ -124,7 +122,7 @@ def plan_of(
             wants |= rule.required_stats(values(rule, params[i]))
         rows = np.array([param_row(rule, params[i]) for i in members])
         memory = _history(rule, [SimpleNamespace(history=histories[i], size=size) for i in members], size)
-        groups.append(AlgorithmBatch(key, np.array(members), rows, int(wants), memory))
+        groups.append(AlgorithmBatch(rule, np.array(members), rows, int(wants), memory))
     unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
     return DenoiseBlocks(
         rows=np.arange(n) * size,
@@ -159,7 +157,7 @@ def test_only_the_argmax_is_computed_where_no_algorithm_needs_more() -> None:
         hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64)
         ways = []
         for logits in (torch.clone, direct_head()):
-            head = Sampler(logits, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+            head = Sampler(logits, SamplerConfig(4, MASK, MAX_TOKEN, eos_ids=(2,)))
             with mock.patch.object(choosing, "mask_forbidden", wraps=choosing.mask_forbidden) as banned:
                 ((_, _, batch),) = head.sample_plan(
                     plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
@@ -181,9 +179,8 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
     params = [data.draw(parameters(data.draw(others) if i else algorithm)) for i in range(n)]
     histories: list[History] = [None] * n
     random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
-    eos = torch.tensor(sorted(SHAPE.eos_ids))
     make = data.draw(st.sampled_from([lambda: torch.clone, direct_head]))  # what is hidden are the logits
-    head = Sampler(make(), mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=eos)
+    head = Sampler(make(), SamplerConfig(size, MASK, MAX_TOKEN, tuple(sorted(SHAPE.eos_ids))))
     for _ in range(data.draw(st.integers(1, 3))):
         force = [data.draw(st.booleans()) for _ in range(n)]
         logits = random.choice(LEVELS, (n, size, VOCAB))
@@ -205,7 +202,7 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
 def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
     block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
     hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    head = Sampler(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+    head = Sampler(torch.clone, SamplerConfig(4, MASK, MAX_TOKEN, eos_ids=(2,)))
 
     def decide(threshold: float, force: bool) -> tuple[list[int], list[float]]:
         """Returns the positions that stay masked, and the confidence of each position."""
@@ -233,7 +230,7 @@ def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
     strict = {"accept_threshold": 1.0, "low_threshold": 1.0, "local_leap_anchor": 1.0, "factor": 0.0}
     p = oracle.Params(max_tokens=1, algorithm=algorithm, entropy_bound=0.0, edit_threshold=1.0, steps=2, **strict)
     logits = np.random.default_rng(seed).uniform(0, 2, (SHAPE.block, VOCAB))
-    head = Sampler(torch.clone, mask_id=MASK, max_token_id=MAX_TOKEN, eos_ids=torch.tensor([2]))
+    head = Sampler(torch.clone, SamplerConfig(4, MASK, MAX_TOKEN, eos_ids=(2,)))
     for force in (False, True):
         plan = plan_of([block], [p], [force], [None])
         hidden = torch.from_numpy(logits.copy())

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from runtime.algorithms import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
-from runtime.engine.request import FIXED, MASKED, UNMASKED
-from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs
-from runtime.worker.sample.sampler import Sampler
+from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
+from runtime.worker.sampler import Sampler, SamplerConfig
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 VOCAB, SIZE, EACH, STEPS = 50, 16, 6, 4
@@ -25,8 +24,8 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
     state = random.choice([FIXED, MASKED, MASKED, MASKED, UNMASKED], (n, SIZE)).astype(np.int8)
     tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
     histories: dict[str, np.ndarray] = {}
-    eos = torch.tensor([3, 9], device=device)
-    head = Sampler(torch.clone, mask_id=VOCAB - 1, max_token_id=VOCAB - 2, eos_ids=eos, edit_tokens=orders)
+    config = SamplerConfig(SIZE, VOCAB - 1, VOCAB - 2, eos_ids=(3, 9), edit_tokens=orders)
+    head = Sampler(torch.clone, config, device)
     shown = []
     for step in range(STEPS):
         groups, unstable, limits = [], np.zeros(n, dtype=bool), np.empty((n, 4))
@@ -47,7 +46,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
                 if rule.history_fields
                 else None
             )
-            groups.append(AlgorithmBatch(key, members, np.array(rows), int(wants), has_memory))
+            groups.append(AlgorithmBatch(rule, members, np.array(rows), int(wants), has_memory))
         plan = DenoiseBlocks(
             rows=np.arange(n) * SIZE,
             tokens=tokens,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.layers.sharding import VocabShard
 from tests.distributed.threads import together

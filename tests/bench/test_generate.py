@@ -10,7 +10,7 @@ from runtime.bench.__main__ import main
 from runtime.bench.random_weights import random_llm, write_files
 from runtime.config import EngineConfig
 from runtime.errors import ConfigError
-from runtime.server.messages import Configure
+from runtime.server.engine_client.ipc_protocol import Configure
 from runtime.tokenizer import Tokenizer
 
 TINY = ["generate", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]

@@ -10,9 +10,9 @@ import torch
 from runtime.algorithms import sampling
 from runtime.bench import layers
 from runtime.bench.__main__ import main
-from runtime.bench.floor import work_of
 from runtime.bench.layers import layer_error
 from runtime.bench.model_shapes import architecture, random_model
+from runtime.bench.roofline import work_of
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.kernels.layernorm import SandwichNormOps, gemm_add_norm_reference, post_mlp_norms_reference
@@ -22,6 +22,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.strategies import DecodingContext, make_strategy
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 from tests.bench.test_steps import NOISY, TINY
 from tests.golden import GOLDEN
 
@@ -94,7 +95,7 @@ def a_step(quantization=None):
     )
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, None, True, 96, vocab_size=1024))
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=32, dtype=torch.float32, device="cpu")
-    runner = ModelRunner(model, pool, block_size=32, mask_id=1023, max_token_id=1022, eos_ids=(0,), max_num_reqs=3)
+    runner = ModelRunner(model, pool, SamplerConfig(32, 1023, 1022, eos_ids=(0,), max_num_reqs=3))
     return runner, StepPlans(strategy, 32, 1023, 1024, 32, 20).decode(3, 64, filled=0.5)
 
 
@@ -128,7 +129,7 @@ def test_references_take_the_inputs_of_other_kernels():
     from runtime.kernels.activation import interleave_gate_up
     from runtime.kernels.moe_router import split_bf16x3
 
-    taking = layers._taking(layers.replace(TORCH, interleaved_gate_up=True, split_router_weight=True))
+    taking = layers._reference_kernels(layers.replace(TORCH, interleaved_gate_up=True, split_router_weight=True))
     x, weight = torch.randn(5, 8), torch.randn(4, 8)
     for factor in (None, torch.rand(5)):
         scores = taking.router_logits(x, split_bf16x3(weight), factor)
@@ -138,14 +139,14 @@ def test_references_take_the_inputs_of_other_kernels():
     expected = TORCH.moe(x, ids, weights, gate_up, down, None)
     assert torch.equal(taking.moe(x, ids, weights, interleave_gate_up(gate_up), down, None), expected)
     assert taking.sandwich_norms is None
-    sandwich_norms = layers._taking(
+    sandwich_norms = layers._reference_kernels(
         replace(TORCH, interleaved_gate_up=True, sandwich_norms=TRITON.sandwich_norms)
     ).sandwich_norms
     made = sandwich_norms.fused_experts(x, ids, interleave_gate_up(gate_up), down, "silu").view(*ids.shape, -1)
     torch.testing.assert_close((weights[:, :, None] * made).sum(1), expected)
     # what a router is given is rounded as often: where two experts are all but equal it would choose the other one
     assert taking.gemm_add_norm is None
-    assert layers._taking(TRITON).gemm_add_norm is gemm_add_norm_reference
+    assert layers._reference_kernels(TRITON).gemm_add_norm is gemm_add_norm_reference
 
 
 def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
@@ -191,7 +192,7 @@ def test_the_floor_is_bytes_or_arithmetic():
     )
     flops += (
         4
-        * plan.visible_end.sum()
+        * plan.layout.visible_end.sum()
         * sum(w.shape[1] for n, w in named_weights(model).items() if n.endswith("self_attn.o_proj.weight"))
     )
     assert work.total.flops == pytest.approx(flops)

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from runtime.bench import serve
-from runtime.bench.crowd import crowd
 from runtime.bench.load import Round, Sent, Stream, closed_loop, open_loop, percentiles, send, session
+from runtime.bench.multiprocess_load import load_processes
 from runtime.client import ServerError
 from tests.wait import TIMEOUT
 
@@ -303,7 +303,7 @@ def test_a_poisson_stream_of_several_processes():
 
     async def go():
         async with server.running() as url:
-            with crowd(2, url, None, TIMEOUT) as several:
+            with load_processes(2, url, None, TIMEOUT) as several:
                 return await several.open_loop([BODY] * 9, 200.0, 3)
 
     found = asyncio.run(go())
@@ -315,7 +315,7 @@ def test_clients_in_several_processes_are_counted_together():
 
     async def go():
         async with server.running() as url:
-            with crowd(2, url, None, TIMEOUT) as several:
+            with load_processes(2, url, None, TIMEOUT) as several:
                 return await several.closed_loop([BODY] * 7, 3)
 
     found = asyncio.run(go())

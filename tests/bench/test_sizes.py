@@ -152,7 +152,7 @@ def test_errors_of_allocators_and_files_are_sentences(
     def fail(args: Any) -> int:
         raise error
 
-    monkeypatch.setattr("runtime.bench.host.main", fail)
+    monkeypatch.setattr("runtime.bench.python_overhead.main", fail)
     assert bench.main(["host"]) == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(sentence)
@@ -162,6 +162,6 @@ def test_other_errors_stay_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: Any) -> int:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("runtime.bench.host.main", fail)
+    monkeypatch.setattr("runtime.bench.python_overhead.main", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         bench.main(["host"])

@@ -21,6 +21,7 @@ from runtime.layers.parameter import named_weights
 from runtime.models import resolve_family
 from runtime.strategies import DecodingContext, make_strategy, strategies
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["steps", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]
@@ -90,41 +91,42 @@ def test_plans_use_each_slot_once_and_read_what_is_there(strategy):
     steps += [(plan, 0) for plan in made.prefill(5, 40, budget=80)]
     assert len(steps) == 5
     for plan, cached in steps:
-        assert len(set(plan.slots.tolist())) == len(plan.slots) == len(plan.tokens) == plan.tiles[:, 2].sum()
-        assert plan.slots.max() < 20 * 16
-        assert plan.positions.min() == cached
-        assert (plan.visible_end > plan.positions).all()
-        assert plan.visible_end.max() <= plan.positions.max() + 1
+        slots, tiles = plan.layout.slots, plan.layout.tiles
+        assert len(set(slots.tolist())) == len(slots) == len(plan.tokens) == tiles[:, 2].sum()
+        assert plan.layout.slots.max() < 20 * 16
+        assert plan.layout.positions.min() == cached
+        assert (plan.layout.visible_end > plan.layout.positions).all()
+        assert plan.layout.visible_end.max() <= plan.layout.positions.max() + 1
         assert plan.tokens.max() < 9
 
 
 def test_blocks_are_half_masks():
     masks = plans("multi_bd").decode(3, 64, filled=0.5)
     assert masks.blocks.sampled.sum(1).tolist() == [4] * 3
-    assert [group.algorithm for group in masks.blocks.groups] == ["threshold"]
+    assert [group.algorithm.key for group in masks.blocks.groups] == ["threshold"]
 
 
 def test_blocks_of_diffusion_gemma_are_all_noise():
     noise = plans("diffusion_gemma").decode(3, 64)
     assert noise.blocks.sampled.all()
-    assert [group.algorithm for group in noise.blocks.groups] == ["noise"]
+    assert [group.algorithm.key for group in noise.blocks.groups] == ["noise"]
     assert len(set(noise.tokens.tolist())) > 4
 
 
 def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     made = plans("diffusion_gemma")
     step = made.decode(2, 41)
-    assert step.is_editable.all()
-    assert set(step.visible_end.tolist()) == {49}
-    assert set(step.window_origin.tolist()) == {41}
+    assert step.layout.is_editable.all()
+    assert set(step.layout.visible_end.tolist()) == {49}
+    assert set(step.layout.window_origin.tolist()) == {41}
     assert step.blocks.num_steps_forcing.tolist() == [1, 1]
     assert sorted(step.blocks.req_slot.tolist()) == [0, 1]
     assert step.blocks.noise_uniforms.shape == (2, 8)
     assert step.blocks.sampling.limits[:, 0].tolist() == [1, 1]
     (prompt,) = made.prefill(1, 41, budget=80)
-    assert not prompt.is_editable.any()
-    assert np.array_equal(prompt.visible_end, prompt.positions + 1)
-    assert np.array_equal(prompt.window_origin, prompt.positions)
+    assert not prompt.layout.is_editable.any()
+    assert np.array_equal(prompt.layout.visible_end, prompt.layout.positions + 1)
+    assert np.array_equal(prompt.layout.window_origin, prompt.layout.positions)
 
 
 def test_diffusion_gemma_gets_the_distributions_of_the_last_step():
@@ -132,7 +134,7 @@ def test_diffusion_gemma_gets_the_distributions_of_the_last_step():
     model = random_model(architecture("diffusiongemma-tiny"), build)
     made = plans("diffusion_gemma", 16)
     pool = UnifiedPool(model.kv_shapes, num_pages=20, page_size=16, dtype=torch.float32, device="cpu")
-    runner = ModelRunner(model, pool, block_size=16, mask_id=None, max_token_id=8, eos_ids=(0,), max_num_reqs=2)
+    runner = ModelRunner(model, pool, SamplerConfig(16, None, 8, eos_ids=(0,), max_num_reqs=2))
     plan = made.decode(2, 41)
     runner.run(plan)
     assert bool(runner.batch(plan).self_conditioning.abs().sum(1).all())
@@ -140,10 +142,10 @@ def test_diffusion_gemma_gets_the_distributions_of_the_last_step():
 
 def test_a_canvas_of_full_attends_to_all_of_itself():
     made = plans("full")
-    assert set(made.decode(2, 40).visible_end.tolist()) == {48}
+    assert set(made.decode(2, 40).layout.visible_end.tolist()) == {48}
     (prompt,) = made.prefill(2, 40, budget=80)
-    assert prompt.is_editable.all()
-    assert set(prompt.visible_end.tolist()) == {40}
+    assert prompt.layout.is_editable.all()
+    assert set(prompt.layout.visible_end.tolist()) == {40}
 
 
 SHAPES = {

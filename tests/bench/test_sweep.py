@@ -11,7 +11,7 @@ from runtime.algorithms.common import ACCEPT, COMMON, STEPS, STEPS_KNOB, THRESHO
 from runtime.bench import __main__ as bench
 from runtime.bench import accuracy, sweep
 from runtime.bench.accuracy import Result
-from runtime.bench.sweep import Point, Walk
+from runtime.bench.sweep import Point, Sweep
 from runtime.demo.tasks import all_tasks, held_out_samples
 from runtime.request.validation import check_declared
 
@@ -62,7 +62,7 @@ def test_what_counts_in_blocks_is_of_the_served_blocks() -> None:
 @pytest.mark.matrix
 def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> None:
     """Values go from careful to fast, or a curve would say the opposite of what it shows."""
-    walks = sweep.walks(llm.info, None, None)
+    walks = sweep.sweeps(llm.info, None, None)
     assert [walk.algorithm for walk in walks] == [algorithm.key for algorithm in llm.info.algorithms]
     assert len(walks) == len(set(algorithm_keys()) - {"dmax", "noise"})
     prompt = held_out_samples(all_tasks()["story"], 1)[0].messages
@@ -120,7 +120,7 @@ def test_a_rule_without_a_tradeoff_as_fixed_could_be_is_one_point_at_its_default
     monkeypatch.setattr(type(get_algorithm("fixed")), "speed_accuracy_knob", None)
     (rule,) = figures("--tasks", "add", "--n", "1", "--algorithm", "fixed")
     assert (rule["field"], [point["value"] for point in rule["points"]]) == (None, [None])
-    assert Walk("fixed", None, (None,)).decoding(None) == {"algorithm": "fixed"}
+    assert Sweep("fixed", None, (None,)).decoding(None) == {"algorithm": "fixed"}
     assert bench.main(["sweep", "--algorithm", "fixed", "--values", "2"]) == 1
     assert capsys.readouterr().err == "--values: fixed declares no field by which it trades; leave them out\n"
 
@@ -138,7 +138,7 @@ def test_a_tradeoff_of_another_rules_field_is_refused(monkeypatch) -> None:
 
 
 def test_a_field_of_an_object_is_its_entry() -> None:
-    walk = Walk("local_leap", "local_leap.anchor", (0.5,))
+    walk = Sweep("local_leap", "local_leap.anchor", (0.5,))
     assert walk.decoding(0.5) == {"algorithm": "local_leap", "local_leap": {"anchor": 0.5}}
 
 
@@ -147,8 +147,8 @@ def point(value: float, right: int, nfe: int) -> Point:
 
 
 def test_curves_are_of_rules_and_of_tasks_where_there_is_one_rule() -> None:
-    few = (Walk("fixed", "steps", (4, 2)), [point(4, 8, 40), point(2, 5, 15)])
-    bare = (Walk("bare", None, (None,)), [Point(None, point(0, 9, 30).tasks)])
+    few = (Sweep("fixed", "steps", (4, 2)), [point(4, 8, 40), point(2, 5, 15)])
+    bare = (Sweep("bare", None, (None,)), [Point(None, point(0, 9, 30).tasks)])
     assert [(c.name, c.points, c.labels) for c in sweep.curves([few, bare])] == [
         ("fixed: steps 4 to 2", [(4.0, 90.0), (8.0, 75.0)], ["", ""]),
         ("bare", [(5.0, 95.0)], [""]),

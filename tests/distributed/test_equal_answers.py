@@ -68,7 +68,7 @@ def held(**more: Any) -> list[Any]:
 def test_the_first_rank_decides_with_full_logits(pair, monkeypatch):
     """More rows than are gathered at a time, too."""
     expected, others = held()
-    monkeypatch.setattr("runtime.worker.sample.full_logits.GATHERED_ROWS", 40)
+    monkeypatch.setattr("runtime.worker.sampler.GATHERED_ROWS", 40)
     outputs, logprobs = held(tensor_parallel_size=2)
     assert outputs == expected
     assert [(one.id, [id for id, _ in one.top]) for one in logprobs] == [

@@ -1,4 +1,4 @@
-"""The invariants of docs/decoding-rules.md#invariants hold with two tensor parallel ranks.
+"""The invariants of docs/research/decoding-rules.md#invariants hold with two tensor parallel ranks.
 
 With preemption, other requests, aborts and prefix hits, each answer is that of one process without other requests.
 """
@@ -8,7 +8,7 @@ import random
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.request.resolve import resolve
+from runtime.request.resolve import RequestContext, resolve
 from tests.distributed.cases import served
 from tests.engine.harness import check_accounting
 from tests.matrix import marked
@@ -36,7 +36,8 @@ def run(llm, requests, seed):
     """Tokens of those that were not aborted; they arrive and are aborted between steps."""
     draw, engine = random.Random(seed), llm.engine
     pending = [
-        resolve(ask, prompt, llm.info, id=f"r{n}", stream_mode="stable") for n, (prompt, ask) in enumerate(requests)
+        resolve(ask, prompt, llm.info, RequestContext(id=f"r{n}", stream_mode="stable"))
+        for n, (prompt, ask) in enumerate(requests)
     ]
     aborted = {f"r{n}" for n in range(len(requests)) if draw.random() < 0.2}
     answers = {spec.id: [] for spec in pending}

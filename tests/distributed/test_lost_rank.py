@@ -53,7 +53,7 @@ def test_a_step_that_is_interrupted(monkeypatch):
         def interrupted(plan):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(llm.engine.runner.local, "run", interrupted)
+        monkeypatch.setattr(llm.engine.runner.local, "launch_forward", interrupted)
         for what in (KeyboardInterrupt, ReplicaLost):
             with pytest.raises(what):
                 llm.generate([[5, 6]], SamplingParams(max_tokens=4))

@@ -45,7 +45,7 @@ def nccl():
 
 @pytest.mark.gpu
 def test_recorded_collectives(nccl):
-    from runtime.worker.cuda_graph import GraphCapturer
+    from runtime.worker.cuda_graph_runner import GraphCapturer
 
     device = torch.device("cuda")
     x, out = torch.zeros(1000, device=device), torch.zeros(1000, device=device)

@@ -6,9 +6,17 @@ import threading
 import numpy as np
 import pytest
 
+from runtime.algorithms import get_algorithm
 from runtime.distributed.rpc import ConnectionClosed, Heartbeat, Hello, RpcConnection, Sample, Step
-from runtime.distributed.serialization import LAYOUT, block_arrays, block_plan, step_arrays, step_plan
-from runtime.engine.step_plan import AlgorithmBatch, DenoiseBlocks, SamplingInputs, SoftEmbeddingRows, StepPlan
+from runtime.distributed.serialization import LAYOUT, batch_layout, block_arrays, block_plan, step_arrays, step_plan
+from runtime.engine.step_plan import (
+    AlgorithmBatch,
+    BatchLayout,
+    DenoiseBlocks,
+    SamplingInputs,
+    SoftEmbeddingRows,
+    StepPlan,
+)
 
 
 @pytest.fixture
@@ -78,8 +86,8 @@ def test_plans_come_as_they_went(wires):
     )  # fmt: skip
     one = np.arange(1)
     groups = (
-        AlgorithmBatch("edit", one, np.ones((1, 4)), 3),
-        AlgorithmBatch("credit", one, np.ones((1, 5)), 1, np.ones(2)),
+        AlgorithmBatch(get_algorithm("edit"), one, np.ones((1, 4)), 3),
+        AlgorithmBatch(get_algorithm("credit"), one, np.ones((1, 5)), 1, np.ones(2)),
     )
     blocks = DenoiseBlocks(
         **{name: np.arange(6).reshape(2, 3) + n for n, name in enumerate(fields)}, remasked=None,
@@ -87,23 +95,25 @@ def test_plans_come_as_they_went(wires):
         groups=groups,
         req_slot=np.arange(2),
     )  # fmt: skip
-    plan = StepPlan(tokens=np.arange(9), **numbers, make_blocks=lambda: blocks, soft_embeddings=merged)
+    plan = StepPlan(np.arange(9), BatchLayout(**numbers, lora_slots=one), soft_embeddings=merged)
     ours.send(Step(), step_arrays(plan, same=False))
-    ours.send(*block_arrays(plan.blocks))
+    ours.send(*block_arrays(blocks))
     _, arrays = theirs.receive()
     sample, sampled = theirs.receive()
     assert isinstance(sample, Sample)
-    found = step_plan(arrays, {name: arrays[name] for name in LAYOUT}, lambda: block_plan(sample, sampled))
-    same(found, plan, ("tokens", *LAYOUT))
+    found, found_blocks = step_plan(arrays, batch_layout(arrays, 3)), block_plan(sample, sampled, get_algorithm)
+    same(found, plan, ("tokens",))
+    same(found.layout, plan.layout, (*LAYOUT, "lora_slots"))
+    assert found.layout.active_lora_modules == 3
     same(found.soft_embeddings, merged, ("rows", "ids", "probs", "params"))
-    same(found.blocks, blocks, (*fields, "req_slot"))
-    same(found.blocks.sampling, blocks.sampling, ("limits", "uniform"))
-    assert (found.blocks.remasked, found.blocks.noise_uniforms) == (None, None)
-    assert [(g.algorithm, g.required_stats) for g in found.blocks.groups] == [("edit", 3), ("credit", 1)]
-    same(found.blocks.groups[1], blocks.groups[1], ("members", "params", "history"))
-    assert block_plan(*block_arrays(None)) is None
+    same(found_blocks, blocks, (*fields, "req_slot"))
+    same(found_blocks.sampling, blocks.sampling, ("limits", "uniform"))
+    assert (found_blocks.remasked, found_blocks.noise_uniforms) == (None, None)
+    assert [(g.algorithm.key, g.required_stats) for g in found_blocks.groups] == [("edit", 3), ("credit", 1)]
+    same(found_blocks.groups[1], blocks.groups[1], ("members", "params", "history"))
+    assert block_plan(*block_arrays(None), get_algorithm) is None
     assert list(step_arrays(plan, same=True))[:1] == ["tokens"]
-    assert "slots" not in step_arrays(plan, same=True)
+    assert not {"slots", "lora_slots"} & step_arrays(plan, same=True).keys()
 
 
 def same(found, expected, names):

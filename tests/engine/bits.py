@@ -18,7 +18,7 @@ from runtime import LLM, SamplingParams
 from runtime.engine.step_plan import DenoiseBlocks
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sample.sampler import Sampler
+from runtime.worker.sampler import Sampler
 from tests.golden import GOLDEN
 from tests.server.checkpoint import write_checkpoint
 from tests.worker.replays import Served
@@ -59,18 +59,19 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
         rows = runner.model.final_hidden_states(rows).contiguous() if len(rows) else rows
         heard.update(bytes(row) for row in rows.view(torch.uint8).cpu().numpy())
 
-    sample, decide = ModelRunner._sample, CudaGraphRunner._sample_step
+    def watched(kind: type[ModelRunner]) -> None:
+        launch_sampling = kind.launch_sampling
 
-    def sampled(self: ModelRunner, plan: Any, blocks: DenoiseBlocks, left: torch.Tensor) -> Any:
-        hear(self, blocks, left)
-        return sample(self, plan, blocks, left)
+        def sampled(self: ModelRunner, blocks: DenoiseBlocks | None) -> None:
+            if blocks is not None:
+                assert self.hidden_states is not None
+                hear(self, blocks, self.hidden_states)
+            launch_sampling(self, blocks)
 
-    def decided(self: CudaGraphRunner, step: Any, plan: DenoiseBlocks, left: torch.Tensor, reason: str) -> Any:
-        hear(self, plan, left)
-        return decide(self, step, plan, left, reason)
+        monkeypatch.setattr(kind, "launch_sampling", sampled)
 
-    monkeypatch.setattr(ModelRunner, "_sample", sampled)
-    monkeypatch.setattr(CudaGraphRunner, "_sample_step", decided)
+    watched(ModelRunner)
+    watched(CudaGraphRunner)
     yield heard
 
 

@@ -17,8 +17,8 @@ import torch
 from runtime.algorithms import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request
-from runtime.engine.step_plan import BlockResults, StepPlan
-from runtime.engine.step_time_budget import StepTimeEstimator
+from runtime.engine.scheduler import StepTimeEstimator
+from runtime.engine.step_plan import StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
@@ -26,9 +26,9 @@ from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.strategies import DecodingContext, make_strategy, max_request_len
 from runtime.strategies.multi_bd import MultiBlock
 from runtime.worker.capture_sizes import CaptureSizes
-from runtime.worker.cuda_graph import run_eagerly
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.model_runner import ModelRunner
+from runtime.worker.sampler import SamplerConfig
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits
 from tests.oracle.block import Params, banned
 from tests.oracle.block import Shape as OracleShape
@@ -120,10 +120,10 @@ class CheckedRunner(ModelRunner):
 
     engine: Engine
 
-    def run(self, plan: StepPlan) -> BlockResults | None:
+    def launch_forward(self, plan: StepPlan) -> None:
         if not self.began(plan):
             self.check(plan)
-        return super().run(plan)
+        super().launch_forward(plan)
 
     def began(self, plan: StepPlan) -> bool:
         """Ahead, as the plan that was checked before it: whoever has left since is in it still."""
@@ -132,11 +132,12 @@ class CheckedRunner(ModelRunner):
     def check(self, plan: StepPlan) -> None:
         cache, info = self.engine.cache, self.engine.info
         assert 0 < len(plan.tokens) <= info.max_num_batched_tokens
-        assert len(set(plan.slots.tolist())) == len(plan.slots), "two rows write one slot"
+        slots = plan.layout.slots
+        assert len(set(slots.tolist())) == len(slots), "two rows write one slot"
         scheduler = self.engine.scheduler
         served = [request for request in scheduler.running if request.last_served_step == scheduler._step]
-        assert len(plan.page_table) == len(served) == 1 or not any(request.exclusive_batch for request in served)
-        for unit in set((plan.slots // cache.page_group_size).tolist()):
+        assert len(plan.layout.page_table) == len(served) == 1 or not any(request.exclusive_batch for request in served)
+        for unit in set((slots // cache.page_group_size).tolist()):
             assert cache._refs[unit] == 1, "a shared page is written"
             assert unit not in cache._key_of, "a final, published page is written"
 
@@ -151,11 +152,10 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
             and np.array_equal(self._launched_tokens, plan.tokens)
         )
 
-    def _launch_next_step(self, step: StepPlan, *others: Any) -> bool:
-        begun = super()._launch_next_step(step, *others)
-        if begun:
-            self.check(step)  # it is that one again
-        return begun
+    def launch_next(self) -> None:
+        super().launch_next()
+        assert self._plan is not None
+        self.check(self._plan)  # it is that one again
 
 
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:
@@ -194,20 +194,14 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
         default_algorithm="dmax" if setup.strategy == "dmax" else "threshold",
     )
     pool = UnifiedPool(model.kv_shapes, num_pages=setup.pages, page_size=setup.page, dtype=torch.float64, device="cpu")
-    named: dict[str, Any] = {
-        "block_size": setup.block,
-        "mask_id": setup.mask,
-        "max_token_id": setup.max_token,
-        "eos_ids": setup.eos,
-        "edit_tokens": orders,
-    }
+    config = SamplerConfig(setup.block, setup.mask, setup.max_token, setup.eos, orders)
     runner: CheckedRunner
     if setup.replayed:
         width = -(-max_request_len(strategy, setup.max_len) // setup.page) + setup.block
         sizes = CaptureSizes(setup.block, width, setup.page, max(setup.budget // 2, setup.block), setup.max_reqs)
-        runner = CheckedReplayingRunner(model, pool, **named, sizes=sizes, capture=run_eagerly, capture_after=2)
+        runner = CheckedReplayingRunner(model, pool, config, sizes, run_eagerly, capture_after=2)
     else:
-        runner = CheckedRunner(model, pool, **named)
+        runner = CheckedRunner(model, pool, config)
     runner.engine = Engine(info=info, runner=runner, strategy=strategy)
     runner.engine.scheduler.step_time = FixedPace(setup.pace)
     return runner.engine
@@ -419,7 +413,7 @@ def _counts(waiting: Iterable[tuple[str, str]], counts: Counter[tuple[str, str]]
 
 
 def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
-    """Checks docs/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model.
+    """Checks docs/research/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model.
 
     The K/V of d2f is that of the same prompt and answer.
     """

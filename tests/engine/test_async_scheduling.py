@@ -15,12 +15,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
-from runtime.engine.async_scheduling import AsyncScheduler
+from runtime.algorithms import get_algorithm
 from runtime.engine.request import Status
+from runtime.engine.scheduler import Scheduler
 from runtime.request.engine_messages import EngineOutput
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
-from runtime.worker.sample.sampler_output import all_blocks_continue, to_block_results
+from runtime.worker.sampler import all_blocks_continue, to_block_results
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.samples import asks, examples, setups
 from tests.golden import GOLDEN
@@ -40,13 +41,19 @@ def asking(*counts: int, **others: Any) -> list[Ask]:
 def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], bool]]:
     """From now on each runner that ends a step, which is not kept for it, and whether it has begun the next."""
     asked: list[tuple[ref[CudaGraphRunner], bool]] = []
-    begin = CudaGraphRunner._launch_next_step
+    wait, launch_next = CudaGraphRunner.wait, CudaGraphRunner.launch_next
 
-    def noted(runner: CudaGraphRunner, *args: Any) -> bool:
-        asked.append((ref(runner), begin(runner, *args)))
-        return asked[-1][1]
+    def waited(runner: CudaGraphRunner) -> bool:
+        if runner.blocks is not None:
+            asked.append((ref(runner), False))
+        return wait(runner)
 
-    monkeypatch.setattr(CudaGraphRunner, "_launch_next_step", noted)
+    def launched(runner: CudaGraphRunner) -> None:
+        launch_next(runner)
+        asked[-1] = ref(runner), True
+
+    monkeypatch.setattr(CudaGraphRunner, "wait", waited)
+    monkeypatch.setattr(CudaGraphRunner, "launch_next", launched)
     return asked
 
 
@@ -167,7 +174,7 @@ def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: p
         pass
     watched.engine.add(spec_of("r2", several[2]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CudaGraphRunner, "_sample_step", lambda *_: 1 / 0)
+        patch.setattr(CudaGraphRunner, "launch_sampling", lambda *_: 1 / 0)
         watched.step()
     assert [watched.heard[id][-1].finish_reason for id in ("r0", "r1")] == ["error"] * 2
     watched.drain()
@@ -205,7 +212,8 @@ def test_a_batch_goes_on_where_all_of_its_blocks_do(
     numbers[[0, 5, 7]] = np.array(blocks).T
     tokens = np.zeros((len(blocks), size), dtype=np.int64)
     host_outputs = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
-    shape = SampleDescriptor(len(blocks), size, (AlgorithmShape("threshold", 0, len(blocks), 0),), uniform_noise=noisy)
+    group = AlgorithmShape(get_algorithm("threshold"), 0, len(blocks), 0)
+    shape = SampleDescriptor(len(blocks), size, (group,), uniform_noise=noisy)
     found = to_block_results(shape, host_outputs, [np.arange(len(plan))])
     assert all_blocks_continue(host_outputs, len(plan), uniform_noise=noisy) == all(found.continuing)
 
@@ -235,13 +243,11 @@ def test_no_step_begins_early_with_one_that_has_ended() -> None:
             8,
             [SimpleNamespace(size=8)],
         )
-    ahead = AsyncScheduler(Mock(waiting=0), Mock(running=[going.request] * 2, waiting=[]))
+    scheduler: Any = Mock(running=[going.request] * 2, waiting=[])
     batch: list[Any] = [going, ended]
-    assert not ahead.make_launch_hook(batch)()
-    assert ahead.take_launched() is None
+    assert not Scheduler.may_repeat(scheduler, batch)
     ended.request.status = Status.RUNNING
-    assert ahead.make_launch_hook(batch)()
-    assert ahead.take_launched() is batch
+    assert Scheduler.may_repeat(scheduler, batch)
 
 
 def test_what_lies_between_two_steps_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +277,7 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
 ) -> None:
     """Where most steps begin early, and their news are told while the next one runs."""
     noted = noting(monkeypatch)
+    monkeypatch.setattr(CudaGraphRunner, "overlaps", True)
 
     @examples(30)
     @given(data=st.data())
@@ -284,7 +291,7 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
         engine, heard, aborted = make_engine(setup), list[EngineOutput](), set[str]()
         runner = engine.runner
         assert isinstance(runner, CudaGraphRunner)
-        runner.overlap_callback = lambda: heard.extend(engine.take_outputs())
+        assert engine.set_overlap_callback(lambda: heard.extend(engine.take_outputs()))
         coming = [(f"r{number}", ask) for number, ask in enumerate(several)]
         while coming or engine.has_work():
             if coming and (not engine.has_work() or data.draw(st.integers(0, 5)) == 0):

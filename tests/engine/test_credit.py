@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.algorithms import algorithms_for
-from runtime.engine.step_plan import BlockResults, StepPlan
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 
@@ -17,28 +17,30 @@ OTHER = next(rule.key for rule in algorithms_for("multi_bd") if not rule.history
 def test_others_have_none_of_it() -> None:
     """A position has a record for each token that was its likeliest, no more; other rules' blocks carry nothing."""
     run = Run(Setup(block=8, page=8))
-    execute, records = run.engine.runner.run, [0]
+    runner, records, mine = run.engine.runner, [0], list[int]()
+    launch_sampling, make_results = runner.launch_sampling, runner.results
 
-    def watch(plan: StepPlan) -> BlockResults | None:
-        blocks = plan.blocks
+    def watch(blocks: DenoiseBlocks | None) -> None:
+        mine.clear()
+        launch_sampling(blocks)
         if blocks is None:
-            return execute(plan)
-        mine: list[int] = []
+            return
         for group in blocks.groups:
-            if group.algorithm != "credit":
+            if group.algorithm.key != "credit":
                 assert group.history is None
                 continue
             assert group.history is not None
             assert not group.history[:, :, -1].any(), "no room for what this step finds"
             assert group.history.shape[2] <= blocks.num_steps_forcing[group.members].max() + 1
-            mine += group.members.tolist()
-        results = execute(plan)
-        assert results is not None
+            mine.extend(group.members.tolist())
+
+    def watch_results() -> BlockResults:
+        results = make_results()
         assert list(results.history) == mine
         records.extend(kept.shape[1] for kept in results.history.values())
         return results
 
-    run.engine.runner.run = watch  # type: ignore[method-assign]
+    runner.launch_sampling, runner.results = watch, watch_results  # type: ignore[method-assign]
     for n, p in enumerate((CREDIT, PLAIN, replace(CREDIT, seed=1), replace(PLAIN, algorithm=OTHER))):
         run.add(Ask(tuple(range(n, n + 9)), p))
     run.drain()

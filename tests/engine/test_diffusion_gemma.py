@@ -17,10 +17,10 @@ from runtime.errors import ConfigError, RequestError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
-from runtime.request.resolve import resolve
+from runtime.request.resolve import RequestContext, resolve
 from runtime.strategies.diffusion_gemma import Canvas
 from runtime.weights import load_model, resolve_checkpoint
-from runtime.worker import input_builder
+from runtime.worker import input_batch
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.oracle import canvas
@@ -58,7 +58,7 @@ def test_golden_answers(llm, case, monkeypatch):
         return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     monkeypatch.setattr(Canvas, "_noise", initial)
-    monkeypatch.setattr(input_builder, "uniforms", numbers)
+    monkeypatch.setattr(input_batch, "uniforms", numbers)
     monkeypatch.setattr(sampling, "multinomial", multinomial)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:
@@ -164,16 +164,15 @@ def test_engine_equals_the_oracle_whatever_the_batch():
 def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""
     engine, told = llm.engine, []
-    monkeypatch.setattr(
-        engine.runner, "overlap_callback", (lambda: told.extend(engine.take_outputs())) if held else None
-    )
+    if held:
+        monkeypatch.setattr(engine, "_on_outputs", lambda: told.extend(engine.take_outputs()))
     prompts, params = zip(*(asked(n) for n in range(3)), strict=True)
     ids = [f"{n}" for n in range(3)]
 
     def answers(preempted: int | None = None) -> tuple[dict[str, tuple[list[int], int]], int]:
         """Each one's tokens and nfe, and how many steps the engine made."""
         for id, prompt, ask in zip(ids, prompts, params, strict=True):
-            engine.add(resolve(ask, prompt, llm.info, id=id))
+            engine.add(resolve(ask, prompt, llm.info, RequestContext(id=id)))
         told.clear()
         step = 0
         while engine.has_work():
@@ -220,9 +219,9 @@ def test_a_first_step_that_has_nothing_else_to_forward_is_told_of(llm, monkeypat
     """Of a prompt that is cached whole; what became of the step is written while the next one runs."""
     _, params = asked(0)
     prompt, told = list(range(50, 82)), []
-    monkeypatch.setattr(llm.engine.runner, "overlap_callback", lambda: told.extend(llm.engine.take_outputs()))
+    monkeypatch.setattr(llm.engine, "_on_outputs", lambda: told.extend(llm.engine.take_outputs()))
     for number in range(2):
-        llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, id=f"{number}"))
+        llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, RequestContext(id=f"{number}")))
         while llm.engine.has_work():
             llm.engine.execute_step()
         told.extend(llm.engine.take_outputs())
@@ -245,7 +244,7 @@ def test_given_positions_stay_and_a_given_canvas_costs_no_step(llm):
     prompt, params = asked(0)
     given = {3: 7, 9: 11} | {offset: offset for offset in range(16, 32)}
     for length, nfe in ((40, 8), (32, 4)):  # the given canvas lies between two, and last
-        spec = resolve(replace(params, max_tokens=length), prompt, llm.info, id="given")
+        spec = resolve(replace(params, max_tokens=length), prompt, llm.info, RequestContext(id="given"))
         llm.engine.add(msgspec.structs.replace(spec, prefilled_tokens=given))
         outputs = []
         while llm.engine.has_work():
@@ -287,7 +286,7 @@ def test_temperature_scales_the_schedule(llm):
 def test_every_step_is_told(llm):
     """A denoise event shows the canvas as the next step finds it; what is not accepted is noise, and called open."""
     prompt, params = asked(0)
-    spec = resolve(replace(params, max_tokens=16), prompt, llm.info, id="told", stream_mode="denoise")
+    spec = resolve(replace(params, max_tokens=16), prompt, llm.info, RequestContext(id="told", stream_mode="denoise"))
     llm.engine.add(spec)
     outputs = []
     while llm.engine.has_work():

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM
-from runtime.engine.request import UNMASKED
-from runtime.engine.step_plan import BlockResults, StepPlan
+from runtime.engine.step_plan import UNMASKED, StepPlan
 from tests.engine.harness import Ask, Run, Setup, run_schedule, spec_of
 from tests.engine.samples import asks, examples
 from tests.golden import GOLDEN
@@ -35,13 +34,13 @@ class Watched(Run):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.plans: list[StepPlan] = []
-        execute = self.engine.runner.run
+        launch = self.engine.runner.launch_forward
 
-        def watched(plan: StepPlan) -> BlockResults | None:
+        def watched(plan: StepPlan) -> None:
             self.plans.append(plan)
-            return execute(plan)
+            launch(plan)
 
-        self.engine.runner.run = watched  # type: ignore[method-assign]
+        self.engine.runner.launch_forward = watched  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("p", "buffer"), [(SLOW, 1), (SMOOTH, 2)])
@@ -92,7 +91,10 @@ def test_rows_that_are_mixed() -> None:
             continue
         seen += 1
         plan = run.plans[-1]
-        assert sorted(zip(plan.positions[merged.rows], merged.ids[:, 0], merged.probs[:, 0], strict=True)) == expected
+        assert (
+            sorted(zip(plan.layout.positions[merged.rows], merged.ids[:, 0], merged.probs[:, 0], strict=True))
+            == expected
+        )
         assert set(map(tuple, merged.params.tolist())) <= {(0, 1, 1), (1, 0.5, 1), (0, 1, 0)}
         assert not (merged.probs[merged.params[:, 0] == 1, 1:]).any()
         assert not (merged.probs[merged.params[:, 2] == 0, 2:]).any()
@@ -190,7 +192,7 @@ def test_real_answers_take_several_tokens_a_step_and_end_in_both_ways(oracle: Or
 def test_committed_kv_is_a_fresh_prefills(llm: LLM) -> None:
     """Real weights: what a block's commit writes is what a prompt of the same tokens writes.
 
-    See docs/decoding-rules.md#invariant-3-cached-keys-and-values.
+    See docs/research/decoding-rules.md#invariant-3-cached-keys-and-values.
     """
     engine, prompt = llm.engine, (5, 9, 2, 40, 77, 1, 8)
     told = []

@@ -1,7 +1,7 @@
 """What steps brought is told when it is asked for: at once, or while the device is at the next step."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,20 +21,10 @@ class Overlapping:
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
-        self.work: Callable[[], None] = lambda: None
+        self.overlaps = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
-
-    def set_overlap_callback(self, work: Callable[[], None]) -> bool:
-        self.work = work
-        return True
-
-    def run(self, plan: Any) -> Any:
-        results = self.runner.run(plan)
-        if results is not None:
-            self.work()
-        return results
 
 
 def overlapping(setup: Setup, heard: list[EngineOutput], several: Sequence[Ask] = ()) -> Engine:
@@ -155,7 +145,7 @@ def test_errors_are_told_though_every_step_fails() -> None:
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
     heard: list[EngineOutput] = []
     engine = overlapping(Setup(max_reqs=1), heard)
-    engine.runner.run = Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
+    engine.runner.launch_forward = Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
     for number in range(3):
         engine.add(spec_of(f"r{number}", Ask((1, 2, 3), Params(max_tokens=5))))
     told = []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.engine.request import Request, Status
 from runtime.engine.request_queue import FairQueue, round_robin
-from runtime.engine.step_time_budget import StepTimeEstimator
+from runtime.engine.scheduler import StepTimeEstimator
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_schedule, spec_of
 from tests.engine.samples import asks, examples, setups
 from tests.engine.test_scheduler import SLOW, Watched, prompt

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.request import ScheduledRequest
 from runtime.errors import ConfigError, RequestError
 from tests.engine.harness import Ask, Run, Setup, check_idle
 from tests.golden import GOLDEN

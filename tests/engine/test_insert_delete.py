@@ -1,4 +1,7 @@
-"""multi_bd with a model that inserts and deletes (docs/decoding-rules.md#insert-and-delete), on the hash model."""
+"""multi_bd with a model that inserts and deletes., on the hash model.
+
+See docs/research/decoding-rules.md#insert-and-delete.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from runtime.engine.step_plan import BlockResults, StepPlan
+from runtime.engine.step_plan import BlockResults
+from runtime.worker.model_runner import ModelRunner
 from tests.engine.harness import Ask, Run, Setup, make_engine, run_all, run_schedule
 from tests.engine.samples import asks, examples, setups
 from tests.engine.test_invariants import NoiseModel
@@ -162,20 +166,21 @@ def test_a_cap_gives_no_orders() -> None:
 def test_others_remember_nothing() -> None:
     """Beside it, blocks of rules that keep nothing carry nothing."""
     run = Run(Setup(block=8, page=8, orders=ORDERS))
-    execute = run.engine.runner.run
+    runner = run.engine.runner
+    assert isinstance(runner, ModelRunner)
+    make_results = runner.results
     rules: set[str] = set()
 
-    def watch(plan: StepPlan) -> BlockResults | None:
-        results = execute(plan)
-        if plan.blocks is not None:
-            assert results is not None
-            for group in plan.blocks.groups:
-                rules.add(group.algorithm)
-                assert (group.history is not None) == (group.algorithm == "edit")
-                assert all((i in results.history) == (group.algorithm == "edit") for i in group.members.tolist())
+    def watch() -> BlockResults:
+        results = make_results()
+        if runner.blocks is not None:
+            for group in runner.blocks.groups:
+                rules.add(group.algorithm.key)
+                assert (group.history is not None) == (group.algorithm.key == "edit")
+                assert all((i in results.history) == (group.algorithm.key == "edit") for i in group.members.tolist())
         return results
 
-    run.engine.runner.run = watch  # type: ignore[method-assign]
+    runner.results = watch  # type: ignore[method-assign]
     run.add(Ask((1, 2, 3), EDIT))
     run.add(Ask((1, 2, 4), replace(EDIT, algorithm="threshold")))
     run.drain()

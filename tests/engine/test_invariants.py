@@ -1,4 +1,4 @@
-"""The invariants of every strategy (docs/decoding-rules.md#invariants), with their numbers.
+"""The invariants of every strategy (docs/research/decoding-rules.md#invariants), with their numbers.
 
 8 is tested in tests/distributed, 9 in test_oracle.py and test_llm_oracle.py.
 """
@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine import step_stats
+from runtime.engine import engine as engine_module
 from runtime.engine.request import Request
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
@@ -234,9 +234,10 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     second = Ask((1, 2), Params(max_tokens=8, ignore_eos=True))
     run.engine.add(spec_of("same", second))
     run.engine.scheduler.token_budget = 4  # the failing step serves the commit alone
-    works, run.engine.runner.run = run.engine.runner.run, Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
+    runner = run.engine.runner
+    works, runner.launch_forward = runner.launch_forward, Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
     assert run.engine.step() == []
-    run.engine.runner.run, run.engine.scheduler.token_budget = works, setup.budget  # type: ignore[method-assign]
+    runner.launch_forward, run.engine.scheduler.token_budget = works, setup.budget  # type: ignore[method-assign]
     outputs: list[EngineOutput] = []
     while run.engine.has_work():
         outputs += run.engine.step()
@@ -284,7 +285,7 @@ def test_6_a_device_that_failed_ends_the_engine() -> None:
     """Serving on would fail every later request too: whoever runs the engine has to start another process."""
     run = Run(Setup())
     run.add(Ask((1, 2), Params(max_tokens=4)))
-    run.engine.runner.run = Mock(side_effect=torch.AcceleratorError("an illegal memory access"))  # type: ignore[method-assign]
+    run.engine.runner.launch_forward = Mock(side_effect=torch.AcceleratorError("an illegal memory access"))  # type: ignore[method-assign]
     with pytest.raises(torch.AcceleratorError):
         run.engine.step()
 
@@ -328,7 +329,7 @@ def test_max_nfe_counts_steps_alone(algorithm: str) -> None:
 
 
 def test_6_an_engine_that_nobody_asks_for_statistics_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_stats, "OBSERVATIONS", 5)
+    monkeypatch.setattr(engine_module, "OBSERVATIONS", 5)
     run = Run(Setup(), make_engine(Setup()))
     for i in range(4):
         run.engine.add(spec_of(f"r{i}", Ask((1, 2, i), Params(max_tokens=12, accept_threshold=1.0, ignore_eos=True))))

@@ -1,6 +1,6 @@
 """The engine against the oracle, exactly, on a model that detects every wrong read.
 
-Tests docs/decoding-rules.md#invariant-2-independence and docs/decoding-rules.md#invariant-9-oracle.
+Tests docs/research/decoding-rules.md#invariant-2-independence and docs/research/decoding-rules.md#invariant-9-oracle.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from runtime.models import ModelFamily, families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field
-from runtime.request.resolve import resolve
+from runtime.request.resolve import RequestContext, resolve
 from runtime.request.validation import preview
 from runtime.strategies import strategies, strategies_supporting
 from runtime.weights import Checkpoint, resolve_token_ids
@@ -80,7 +80,7 @@ def info(pair: tuple[ModelFamily[Any], str], directory: Path) -> EngineInfo:
 def refused(info: EngineInfo, param: str, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) -> str:
     """The sentence of a 400 of that field."""
     with pytest.raises(RequestError) as error:
-        resolve(SamplingParams(**fields), prompt, info, id="r")
+        resolve(SamplingParams(**fields), prompt, info, RequestContext(id="r"))
     assert (error.value.status, error.value.param) == (400, param), error.value.message
     assert "\n" not in error.value.message
     assert error.value.message.startswith(param.split(".")[0])
@@ -164,7 +164,7 @@ def test_prompts_and_answers_that_are_too_long(info: EngineInfo) -> None:
     said = refused(info, "max_tokens", prompt=(1,) * 9, max_tokens=most + 1)
     assert said == f"max_tokens: {most + 1} is more than the model's length, {most}; ask for less"
     for wanted in (most - 9, most - 8, most):  # what the prompt leaves is all there is
-        assert resolve(SamplingParams(max_tokens=wanted), (1,) * 9, info, id="r").max_tokens == most - 9
+        assert resolve(SamplingParams(max_tokens=wanted), (1,) * 9, info, RequestContext(id="r")).max_tokens == most - 9
 
 
 @pytest.mark.parametrize("key", [key for key in FAMILIES if key not in KINDS or not KINDS[key].named])

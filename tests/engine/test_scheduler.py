@@ -1,4 +1,7 @@
-"""Requests and rows of each step of the scheduler, on small engines (docs/decoding-rules.md#the-multi-block-loop)."""
+"""Requests and rows of each step of the scheduler, on small engines.
+
+See docs/research/decoding-rules.md#the-multi-block-loop.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.scheduled_request import ScheduledRequest
+from runtime.engine.request import ScheduledRequest
 from tests.engine.harness import Ask, Run, Setup, run_all
 from tests.engine.samples import asks, examples, setups
 from tests.oracle.block import Params

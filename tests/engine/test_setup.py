@@ -15,8 +15,7 @@ from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError
 from runtime.models import base
 from runtime.models.llada2 import LLADA2
-from runtime.server.metrics import Metrics
-from runtime.server.observed import Observed
+from runtime.server.metrics import Metrics, RequestMetrics
 from runtime.strategies import strategies
 from tests.golden import GOLDEN
 
@@ -37,8 +36,8 @@ def test_the_format_of_the_weights_is_told() -> None:
     assert (engine.info.quantization, plain.info.quantization) == ("fp8", None)
     assert told[0] < 0.4 * told[-1], "bytes of the weights, in eight bits and in float32"
     for info, name in ((engine.info, "fp8"), (plain.info, "none")):
-        metrics = Metrics("m", Observed())
-        metrics.loaded(info, 1.0)
+        metrics = Metrics("m", RequestMetrics())
+        metrics.on_loaded(info, 1.0)
         assert f'quantization="{name}"' in metrics.text().decode()
     with pytest.raises(ConfigError, match="--quantization fp8 does not go with float64"):
         LLM(device="cpu", dtype="float64", quantization="fp8")

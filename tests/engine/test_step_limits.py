@@ -1,4 +1,4 @@
-"""Bounds of the work per step whose amount a client chooses: docs/security.md#work-in-the-engines-thread."""
+"""Bounds of the work per step whose amount a client chooses: docs/operations/security.md#work-in-the-engines-thread."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.engine.logits_processors_state import LogitsProcessorState
+from runtime.engine.logits_processors import LogitsProcessorState
 from runtime.errors import RequestError
 from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
 from runtime.request.logits_processors_params import MAX_BIASED_IDS
-from runtime.request.resolve import resolve
+from runtime.request.resolve import RequestContext, resolve
 from runtime.request.sampling_params import (
     MAX_LOGPROBS,
     MAX_STOP_CHARS,
@@ -28,7 +28,7 @@ EOS = 1
 
 
 def spec_of(prompt: list[int], **params: Any) -> RequestSpec:
-    return resolve(SamplingParams(**params), prompt, LARGE, id="r")
+    return resolve(SamplingParams(**params), prompt, LARGE, RequestContext(id="r"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Soft embeddings against their definition in plain Python (docs/decoding-rules.md#soft-embeddings)."""
+"""Soft embeddings against their definition in plain Python (docs/research/decoding-rules.md#soft-embeddings)."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ class House:
 
 
 HOUSES = [
-    House("runtime", ROOT, "architecture.md"),
-    House("unmask_operator", ROOT / "operator", "operator-architecture.md"),
+    House("runtime", ROOT, "developer/architecture.md"),
+    House("unmask_operator", ROOT / "operator", "developer/operator-architecture.md"),
 ]
 EACH = pytest.mark.parametrize("house", HOUSES, ids=lambda house: house.package)
 

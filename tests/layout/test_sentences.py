@@ -33,14 +33,14 @@ def test_length_of_sentences(page, expected):
 
 def test_a_long_sentence_is_found_with_its_line_and_length():
     page = "Short.\n\n" + "word " * 35 + ".\n\nShort. And\n" + "word " * 35 + "end.\n"
-    (finding,) = sentences.findings_in("docs/server.md", page.replace(" .", "."))
-    assert (finding.key, finding.line) == ("docs/server.md", 5)
+    (finding,) = sentences.findings_in("docs/guide/limits.md", page.replace(" .", "."))
+    assert (finding.key, finding.line) == ("docs/guide/limits.md", 5)
     assert finding.detail.startswith("37 words: And word word")
 
 
 def test_records_of_measurements_are_not_checked():
     checked = sentences.checked_pages()
-    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/server.md", "e2e/README.md"} <= set(checked)
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guide/limits.md", "e2e/README.md"} <= set(checked)
     assert not any("benchmarks" in page for page in checked)
 
 

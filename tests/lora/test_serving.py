@@ -12,9 +12,9 @@ from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import batch_invariant_torch
 from runtime.kernels.lora import LoRARows
-from runtime.worker.cuda_graph import run_eagerly
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.memory import capture_sizes_for
+from runtime.worker.sampler import SamplerConfig
 from tests.golden import GOLDEN
 from tests.lora.samples import merged_checkpoint, random_adapter
 from tests.matrix import marked
@@ -94,10 +94,12 @@ def replayed(engine):
     inner = engine.engine
     runner, info = inner.runner, engine.info
     sizes = capture_sizes_for(info, inner.strategy, -(-info.max_model_len // info.page_size), inner.lora_manager)
+    config = SamplerConfig(
+        block_size=sizes.block_size, mask_id=info.mask_token_id, max_token_id=info.max_token_id,
+        eos_ids=tuple(info.eos_token_ids), max_num_reqs=info.max_num_reqs,
+    )  # fmt: skip
     inner.runner = CudaGraphRunner(
-        runner.model, runner.pool, block_size=sizes.block_size, mask_id=info.mask_token_id,
-        max_token_id=info.max_token_id, eos_ids=tuple(info.eos_token_ids), max_num_reqs=info.max_num_reqs, sizes=sizes,
-        capture=run_eagerly, capture_after=1,
+        runner.model, runner.pool, config, sizes, run_eagerly, capture_after=1
     )  # fmt: skip
     return engine
 

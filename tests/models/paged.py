@@ -26,7 +26,9 @@ def make_batch(
     prompt: int = 0,
 ) -> ForwardBatch:
     """`rows`: for each sequence its ids, the first position to run and the end of the run. `tables` [seqs, pages].
-    Blocks tile from `prompt` on; rows before see all of it, as those of `d2f` (docs/decoding-rules.md#visible-keys)."""
+    Blocks tile from `prompt` on; rows before see all of it, as those of `d2f` do.
+    See docs/research/decoding-rules.md#visible-keys.
+    """
     device = tables.device
     firsts, ends = (torch.tensor(numbers) for numbers in zip(*((first, end) for _, first, end in rows), strict=True))
     lengths = ends - firsts

@@ -19,7 +19,7 @@ from runtime import LLM, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
-from runtime.request.resolve import resolve
+from runtime.request.resolve import RequestContext, resolve
 from tests.engine.harness import Run, Setup, run_schedule
 from tests.engine.samples import examples
 from tests.engine.test_insert_delete import editing
@@ -41,7 +41,7 @@ def llm() -> Iterator[LLM]:
 
 def states(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[list[tuple[int, list[int]]], list[int]]:
     """After each step the first open block, (start, ids), and the answer."""
-    llm.engine.add(resolve(params, prompt, llm.info, id="states", stream_mode="denoise"))
+    llm.engine.add(resolve(params, prompt, llm.info, RequestContext(id="states", stream_mode="denoise")))
     shown, answer = [], []
     while llm.engine.has_work():
         for output in llm.engine.step():
@@ -140,7 +140,7 @@ def test_what_it_does_unasked(llm: LLM) -> None:
     assert len(out.token_ids) == 30
     assert not {DELETE, SPLIT, MASK} & set(out.token_ids)
     mode = SamplingParams(max_tokens=9, decoding={"mode": "quality"})
-    assert resolve(mode, prompt, info, id="x").decoding.values["edit_threshold"] == 0.5
+    assert resolve(mode, prompt, info, RequestContext(id="x")).decoding.values["edit_threshold"] == 0.5
     drawn = SamplingParams(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
     assert llm.generate([prompt], drawn)[0].token_ids == llm.generate([prompt] * 2, drawn)[0].token_ids
 

@@ -273,7 +273,7 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
         ({"engine__env": {"A": "x\ny"}}, "env"),
         ({"log__level": "loud"}, "level"),
         ({"crds__enabled": True}, r"crds: this value was removed, because the chart unmask-crds contains.*crds=null"),
-        ({"crds__enabled": False}, r"install that chart \(docs/install.md, Upgrade\)"),
+        ({"crds__enabled": False}, r"install that chart \(docs/operations/install.md, Upgrade\)"),
         ({"gpuEngines__tolerations": [{"key": "a", "operator": "Is"}]}, "tolerations"),
         ({"gpuEngines__tolerations": [{"value": "a"}]}, "tolerations"),
         ({"gpuEngines__tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}, "tolerations"),

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from runtime.server.metrics import Metrics as EngineMetrics
-from runtime.server.observed import Observed
+from runtime.server.metrics import RequestMetrics
 from tests.operator.helm import render
 from unmask_operator.kube.cache import Cache
 from unmask_operator.metrics import Metrics as OperatorMetrics
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.programs
 def known():
     text = (
         generate_latest(OperatorMetrics(Cache(), lambda: 0).registry).decode()
-        + EngineMetrics("m", Observed()).text().decode()
+        + EngineMetrics("m", RequestMetrics()).text().decode()
     )
     names = set(re.findall(r"^(?:# TYPE )?(unmask_\w+)", text, re.MULTILINE))
     return names | {

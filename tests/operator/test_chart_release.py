@@ -130,7 +130,7 @@ def old_chart(tmp_path):
 
 
 def test_going_back_to_a_chart_that_had_the_crd_and_the_lease(api_server, admin, namespace, no_crd, old_chart):
-    """As docs/rolling-upgrade.md has it, where `helm rollback` cannot."""
+    """As docs/operations/rolling-upgrade.md has it, where `helm rollback` cannot."""
     cluster = ("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace)
     helm("install", "mine", str(old_chart), *cluster, *sets(REGISTRY))
     helm("install", "crds", str(CRDS), "--take-ownership", *cluster)

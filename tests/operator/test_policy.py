@@ -1,4 +1,4 @@
-"""The example policies of docs/privileges.md on a real API server: what is meant passes, each way round does not."""
+"""The policies of docs/operations/privileges.md on a real API server: what is meant passes, ways round do not."""
 
 import copy
 from contextlib import contextmanager

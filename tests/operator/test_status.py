@@ -437,7 +437,7 @@ def test_the_hpas_own_message() -> None:
 
 @pytest.mark.parametrize("state", ["creating", "loading", "unschedulable_gpu"])
 def test_what_argo_cd_looks_at_holds_while_a_service_scales(state: str) -> None:
-    """docs/argo-cd.md: pods are added to a version that serves, and one has no node yet or loads."""
+    """docs/operations/argo-cd.md: pods are added to a version that serves, and one has no node yet or loads."""
     scaled = service(replicas=2)
     observed, plan = reconcile("complete", pod("ready"), pod(state, "second"), resource=scaled, replicas=2)
     found = _judge((observed, plan))

@@ -1,4 +1,6 @@
-"""Parameters of a request, the state of a block, and one step of it (docs/decoding-rules.md#unmasking-algorithms).
+"""Parameters of a request, the state of a block, and one step of it.
+
+See docs/research/decoding-rules.md#unmasking-algorithms.
 
 Position by position, in plain Python. The numbers in brackets are the readings of `tests.oracle.decode`.
 """
@@ -19,7 +21,7 @@ ACTIVE, TO_CACHE, IN_CACHE = "active", "to_cache", "in_cache"
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """Decoding parameters of a request, with the names and defaults of docs/decoding.md#fields."""
+    """Decoding parameters of a request, with the names and defaults of docs/guide/decoding.md#fields."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -168,7 +170,7 @@ class Decision:
 
 
 def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
-    """Masks the ids that are never predicted (docs/decoding-rules.md#logits)."""
+    """Masks the ids that are never predicted (docs/research/decoding-rules.md#logits)."""
     out = np.array(logits, dtype=np.float64)
     out[..., shape.mask_id] = -np.inf
     out[..., shape.max_token_id + 1 :] = -np.inf

@@ -1,4 +1,7 @@
-"""Denoising of canvases of noise, written from docs/decoding-rules.md#algorithm-noise, one request at a time."""
+"""Denoising of canvases of noise, one request at a time.
+
+It is written from docs/research/decoding-rules.md#algorithm-noise.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A naive decoder of the multi-block loop (docs/decoding-rules.md#the-multi-block-loop), without code of the engine.
+"""A naive decoder of the multi-block loop, without code of the engine.
+
+See docs/research/decoding-rules.md#the-multi-block-loop.
 
 With other blocks and rows (``Shape``) and logits under another mask it decodes `d2f` as well.
 
@@ -82,7 +84,7 @@ LogitsOf = Callable[[Sequence[int]], np.ndarray]
 
 @dataclass(frozen=True)
 class Event:
-    """A denoise event (docs/server.md#streaming), with ids for text."""
+    """A denoise event (docs/guide/streaming.md), with ids for text."""
 
     start: int
     tokens: list[int]
@@ -163,7 +165,7 @@ class _Decode:
         )
 
     def opening(self) -> None:
-        """See docs/decoding-rules.md#opening-blocks."""
+        """See docs/research/decoding-rules.md#opening-blocks."""
         active = [b for b in self.blocks if b.status == ACTIVE]
         if not active:
             opened = -1
@@ -189,7 +191,7 @@ class _Decode:
         return before.status != ACTIVE or before.progress >= self.p.semi_complete_threshold
 
     def step(self) -> None:
-        """Opens blocks, then decides and writes (docs/decoding-rules.md#denoising-step)."""
+        """Opens blocks, then decides and writes (docs/research/decoding-rules.md#denoising-step)."""
         self.opening()
         logits, held = self.look(), self.held()
         plans = []
@@ -281,7 +283,8 @@ def decode(
 ) -> Result:
     """Decode one request to its end. `given`: ids that stand at offsets of the answer from the start.
 
-    Raises AssertionError when it takes more steps than its blocks may (docs/decoding-rules.md#invariant-5-termination).
+    Raises AssertionError when it takes more steps than its blocks may
+    (docs/research/decoding-rules.md#invariant-5-termination).
     """
     blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
     per_block = params.max_steps_per_block + params.max_post_edit_steps + 1 + shape.block

@@ -1,7 +1,7 @@
 """A naive decoder of `dmax` on the naive loop of `tests.oracle.decode`.
 
-It is written from docs/decoding-rules.md#algorithm-dmax and docs/decoding-rules.md#soft-embeddings, without
-code of the engine. Each step forwards the whole sequence again; embeddings of open blocks are mixed here.
+It is written from docs/research/decoding-rules.md#algorithm-dmax and docs/research/decoding-rules.md#soft-embeddings,
+without code of the engine. Each step forwards the whole sequence again; embeddings of open blocks are mixed here.
 
 Readings, beside those of `tests.oracle.decode`:
 

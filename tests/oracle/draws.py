@@ -1,4 +1,7 @@
-"""The candidate of one position, in plain Python and numpy (docs/decoding-rules.md#candidates-and-confidence)."""
+"""The candidate of one position, in plain Python and numpy.
+
+See docs/research/decoding-rules.md#candidates-and-confidence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A naive decoder of `full`, written from docs/decoding-rules.md#strategy-full, without code of the engine.
+"""A naive decoder of `full`, written from docs/research/decoding-rules.md#strategy-full, without code of the engine.
 
 One request. What a row of the canvas sees depends on when each K/V was written, so the model is a memory: a forward of
 some rows writes their K/V and reads everybody's, as it was left. Positions are decided in plain Python (`decide`).

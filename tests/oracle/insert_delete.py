@@ -1,4 +1,6 @@
-"""One step of `edit` of a model that inserts and deletes (docs/decoding-rules.md#insert-and-delete), in plain Python.
+"""One step of `edit` of a model that inserts and deletes, in plain Python.
+
+See docs/research/decoding-rules.md#insert-and-delete.
 
 Readings, beside those of `tests.oracle.decode`. Where they are open, the golden states decide.
 

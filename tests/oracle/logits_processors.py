@@ -1,4 +1,4 @@
-"""What a request has done to its logits, id by id in plain Python (docs/decoding.md, What shapes the logits).
+"""What a request has done to its logits, id by id in plain Python (docs/guide/decoding.md#logits-processors).
 
 Readings: all of it looks at prompt and answer as they are before the step. An answer holds what is UNMASKED or given
 below its end, wherever; ends of sequence and stop tokens are never counted. An UNMASKED position below the end does not

@@ -1,4 +1,4 @@
-"""The `visible_end` of each position of a sequence (docs/decoding-rules.md#visible-keys), row by row."""
+"""The `visible_end` of each position of a sequence (docs/research/decoding-rules.md#visible-keys), row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward pass of LLaDA2 in float64, written from docs/models.md#llada2-layers.
+"""The forward pass of LLaDA2 in float64, written from docs/models/architecture-notes.md#llada2-layers.
 
 No cache and no paging: one sequence, an explicit [n, n] mask, every expert computed for every token.
 """
@@ -46,7 +46,7 @@ class OracleModel:
         self.config = dict(config)
         self.w = {name: t.to(DTYPE) for name, t in tensors.items()}
         self.block = block or int(config["block_size"])
-        assert config.get("norm_topk_prob", True), "models.md knows normalised expert weights only"
+        assert config.get("norm_topk_prob", True), "only models with normalized expert weights are described"
 
     @classmethod
     def load(cls, directory: str | Path, block: int | None = None) -> OracleModel:
@@ -140,7 +140,7 @@ class OracleModel:
             value = [sum(sorted((rank[e] for e in m), reverse=True)[:2]) for m in members]
             best = sorted(range(groups), key=lambda g: (-value[g], g))[: c["topk_group"]]
             allowed = [e for g in best for e in members[g]]
-            if capacity := c.get("expert_capacity"):  # docs/models.md#llada22-expert-pool
+            if capacity := c.get("expert_capacity"):  # docs/models/architecture-notes.md#llada22-expert-pool
                 start = at // c["block_size"] * c["block_size"]
                 best_scores = [max(mate[e] for mate in ranks[start : start + c["block_size"]]) for e in range(experts)]
                 allowed = sorted(range(experts), key=lambda e: (-best_scores[e], e))[:capacity]

@@ -1,4 +1,4 @@
-"""The positions that the algorithms of docs/decoding-rules.md#unmasking-algorithms take, in plain Python.
+"""The positions that the algorithms of docs/research/decoding-rules.md#unmasking-algorithms take, in plain Python.
 
 `found` maps every MASKED offset of the block to its choice; each function returns the offsets taken. `masks` is the
 block's number of non-fixed positions, `done` the steps before this one in which it might force.

@@ -1,7 +1,8 @@
 """A naive decoder of `fast_dllm_v2` and `nemotron_diffusion` in plain Python.
 
-It is written from docs/decoding-rules.md#strategy-fast_dllm_v2 and docs/decoding-rules.md#strategy-nemotron_diffusion,
-without code of the engine. It decodes one request and forwards everything again in each step.
+It is written from docs/research/decoding-rules.md#strategy-fast_dllm_v2 and
+docs/research/decoding-rules.md#strategy-nemotron_diffusion, without code of the engine. It decodes one request and
+forwards everything again in each step.
 
 What REFINE reads and does not forward is in an explicit memory: of each position what it was last forwarded with. A
 FULL step begins with an empty one.

@@ -1,4 +1,4 @@
-"""The oracle's loop on scripted logits (docs/decoding-rules.md#the-multi-block-loop)."""
+"""The oracle's loop on scripted logits (docs/research/decoding-rules.md#the-multi-block-loop)."""
 
 from __future__ import annotations
 

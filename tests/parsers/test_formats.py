@@ -20,7 +20,7 @@ from runtime.parsers import (
 )
 from runtime.parsers.hermes import HermesReader
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/guide/tools.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("family", families())

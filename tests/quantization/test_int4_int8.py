@@ -103,7 +103,7 @@ def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
     ("name", "low", "high"), [("int8", 0.004, 0.012), ("int4", 0.06, 0.11), ("fp8_blocks", 0.015, 0.035)]
 )
 def test_the_error_of_a_quantized_layer(name, low, high):
-    """||out - product|| / ||product|| of weights that are normal: what docs/quantisation.md says."""
+    """||out - product|| / ||product|| of weights that are normal: what docs/guide/quantization.md says."""
     weight, values, x = weight_of(name, 300, 512), normal(300, 512), normal(9, 512)
     weight.load((), values)
     bias = normal(300)

@@ -1,4 +1,4 @@
-"""Requests: every value is checked, and every precedence of docs/decoding-rules.md#values-of-fields holds."""
+"""Requests: every value is checked, and every precedence of docs/research/decoding-rules.md#values-of-fields holds."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from runtime.errors import RequestError
 from runtime.request.decoding import field_names
 from runtime.request.engine_messages import EngineInfo, LogitsProcessorParams, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.request.resolve import expand_choices, resolve
+from runtime.request.resolve import RequestContext, expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.strategies.multi_bd import MultiBlock
 
@@ -46,7 +46,7 @@ MODES = ("speed", "balanced", "quality")
 
 def refused(params: dict, param: str, message: str | None = None, prompt=(1, 2, 3), facts=INFO) -> None:
     with pytest.raises(RequestError, match=message) as caught:
-        resolve(SamplingParams(**params), prompt, facts, id="r")
+        resolve(SamplingParams(**params), prompt, facts, RequestContext(id="r"))
     error = caught.value
     assert (error.param, error.status) == (param, 400)
     assert param.split("[")[0].split(".")[0] in error.message
@@ -54,7 +54,7 @@ def refused(params: dict, param: str, message: str | None = None, prompt=(1, 2, 
 
 
 def spec(prompt=(1, 2, 3), facts=INFO, **params) -> RequestSpec:
-    return resolve(SamplingParams(**params), prompt, facts, id="r")
+    return resolve(SamplingParams(**params), prompt, facts, RequestContext(id="r"))
 
 
 def test_defaults():
@@ -76,7 +76,7 @@ def test_defaults():
 
 def test_default_max_tokens_gives_way_to_the_models_length():
     for length, expected in ((3, 50), (250, 6)):
-        s = resolve(SamplingParams(), [1] * length, INFO, id="r", default_max_tokens=50)
+        s = resolve(SamplingParams(), [1] * length, INFO, RequestContext(id="r", default_max_tokens=50))
         assert s.max_tokens == expected
     for max_tokens in (253, 254, 256):
         assert spec(max_tokens=max_tokens).max_tokens == 253
@@ -147,7 +147,7 @@ def test_what_cannot_be_done_to_logits_is_refused():
     )
     refused({"min_tokens": 2, "structured_outputs": {"regex": "a"}}, "min_tokens", "grammar", facts=grammatical)
     with pytest.raises(RequestError, match="every hole is filled"):
-        resolve(SamplingParams(min_tokens=2), [1], INFO, id="r", prefilled_tokens={3: 4})
+        resolve(SamplingParams(min_tokens=2), [1], INFO, RequestContext(id="r", prefilled_tokens={3: 4}))
 
 
 def test_prompts():
@@ -174,7 +174,7 @@ def test_paths_are_the_clients():
     names = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
     for params, prompt, param in (({}, [], "messages"), ({"max_tokens": 0}, [1], "max_completion_tokens")):
         with pytest.raises(RequestError) as caught:
-            resolve(SamplingParams(**params), prompt, INFO, id="r", names=names)
+            resolve(SamplingParams(**params), prompt, INFO, RequestContext(id="r", names=names))
         assert caught.value.param == param
         assert caught.value.message.startswith(param)
 
@@ -236,7 +236,7 @@ bodies = st.fixed_dictionaries(
 @given(bodies, st.one_of(json_values, st.lists(st.integers(0, 95), max_size=300)))
 def test_any_request_is_resolved_or_refused(body, prompt):
     try:
-        s = resolve(SamplingParams(**body), prompt, INFO, id="r")
+        s = resolve(SamplingParams(**body), prompt, INFO, RequestContext(id="r"))
     except RequestError as refusal:
         s, error = None, refusal
     if s is None:

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from runtime.server import backend
+from runtime.server.engine_process import backend
 from tests.server.fake_engine import FakeEngine
 from tests.server.limits import raise_limits
 

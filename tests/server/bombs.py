@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from runtime.server.bodies import MAX_BODY
-from runtime.server.conversation import MAX_MESSAGES
-from runtime.server.shape import MAX_CONTAINERS, MAX_DIGITS, MAX_FIELDS, MAX_STRINGS, MAX_VALUES
+from runtime.server.openai.chat_messages import MAX_MESSAGES
+from runtime.server.preprocessing.request_body import (
+    MAX_BODY,
+    MAX_CONTAINERS,
+    MAX_DIGITS,
+    MAX_FIELDS,
+    MAX_STRINGS,
+    MAX_VALUES,
+)
 
 CHAT, TEXT, OWN, IDS = "/v1/chat/completions", "/v1/completions", "/generate", "/detokenize"
 _USER = b'{"messages":[{"role":"user","content":'

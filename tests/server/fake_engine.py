@@ -14,7 +14,7 @@ from typing import Any
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, fraction_field
-from runtime.server.messages import Configure
+from runtime.server.engine_client.ipc_protocol import Configure
 
 LETTERS = [64, 65, 66]  # a, b, c in the test tokenizer
 LOAD_VARIABLE = "TEST_SERVER_LOAD"

@@ -25,10 +25,10 @@ MASK_LIMITS = "runtime.structured_output.limits.MaskLimits"
 # By the process that has them; "frontend" is what speaks HTTP: the head itself, or each frontend process.
 RAISED: dict[str, dict[str, Any]] = {
     "server": {
-        "runtime.server.messages.BACKEND_SILENCE_SECONDS": HOUR,
-        "runtime.server.messages.UNRESPONSIVE_SECONDS": HOUR,
-        "runtime.server.supervisor.REASON_SECONDS": 60.0,
-        "runtime.server.supervisor.STOP_SECONDS": 60.0,
+        "runtime.server.engine_client.ipc_protocol.BACKEND_SILENCE_SECONDS": HOUR,
+        "runtime.server.engine_client.ipc_protocol.UNRESPONSIVE_SECONDS": HOUR,
+        "runtime.server.engine_client.supervisor.EXIT_REASON_SECONDS": 60.0,
+        "runtime.server.engine_client.supervisor.STOP_SECONDS": 60.0,
         "runtime.server.metrics._RENDERING_AT_ONCE": HOUR,  # /metrics is rendered for each request, never repeated
         "runtime.server.frontends.crew.REPORT_SECONDS": 60.0,
         "runtime.server.frontends.crew.LAST_SECONDS": 60.0,
@@ -37,15 +37,15 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.frontends.place.START_SECONDS": HOUR,
     },
     "frontend": {
-        "runtime.server.logs.strangers.seconds": HOUR,
-        "runtime.server.speaking.IDLE_GRACE": 0.5,  # as it is: each server's end waits for it
-        "runtime.server.speaking.LAST_WORDS": 60.0,
-        "runtime.server.tracing.CLOSING_SECONDS": 60.0,
+        "runtime.server.logs.rate_limiter.seconds": HOUR,
+        "runtime.server.http_frontend.IDLE_GRACE": 0.5,  # as it is: each server's end waits for it
+        "runtime.server.http_frontend.ERROR_WRITE_SECONDS": 60.0,
+        "runtime.server.middleware.tracing.CLOSING_SECONDS": 60.0,
     },
     "backend": {
         "runtime.distributed.monitor.SILENCE_SECONDS": 60.0,
-        "runtime.server.messages.FRONTEND_SILENCE_SECONDS": HOUR,
-        "runtime.server.link.REASON_SECONDS": 60.0,
+        "runtime.server.engine_client.ipc_protocol.FRONTEND_SILENCE_SECONDS": HOUR,
+        "runtime.server.engine_process.channel.REASON_SECONDS": 60.0,
     },
 }
 TRIALS = {"compile_seconds": 120.0, "translate_seconds": 60.0, "answer_seconds": HOUR, "start_seconds": HOUR}
@@ -93,13 +93,13 @@ def serve(backend_command: tuple[str, ...]) -> int:
     """`runtime.server` with raised limits over such backends; the process's exit code."""
     try:
         config = parse(sys.argv[1:], os.environ)
-        from runtime.server import serve
+        from runtime.server import launcher
         from runtime.server.frontends import place
 
         raise_limits("server")
         place.COMMAND = command("frontend")
-        _when_speaking_begins(serve.Server)
-        return serve.run(config, backend_command)
+        _when_speaking_begins(launcher.Server)
+        return launcher.run(config, backend_command)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -118,17 +118,17 @@ def _when_speaking_begins(server: Any) -> None:
 
 
 def raise_http_limits() -> None:
-    from runtime.server import http
+    from runtime.server import http_server
     from runtime.structured_output import sandbox
 
     raise_limits("frontend")
-    http.Limits = functools.partial(http.Limits, **CONNECTIONS)  # type: ignore[assignment, misc]
+    http_server.Limits = functools.partial(http_server.Limits, **CONNECTIONS)  # type: ignore[assignment, misc]
     trial_limits = {name: _overridden().get(f"{TRIAL_LIMITS}.{name}", value) for name, value in TRIALS.items()}
     sandbox.SandboxLimits = functools.partial(sandbox.SandboxLimits, **trial_limits)  # type: ignore[assignment, misc]
 
 
 def _backend() -> int:
-    from runtime.server import backend
+    from runtime.server.engine_process import backend
     from runtime.structured_output import grammar_matcher
 
     raise_limits("backend")

@@ -1,6 +1,6 @@
 import sys
 
-from runtime.server import backend
+from runtime.server.engine_process import backend
 from tests.server.limits import raise_limits
 from tests.server.scripted_engine import ScriptedEngine
 

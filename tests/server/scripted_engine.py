@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from runtime.request.engine_messages import EngineOutput, RequestSpec
-from runtime.server.messages import Configure
+from runtime.server.engine_client.ipc_protocol import Configure
 from tests.server.checkpoint import EOS, make_tokenizer
 from tests.server.fake_engine import FakeEngine
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from runtime.request.engine_messages import EngineStats
-from runtime.server import access, logs
-from runtime.server.figures import EngineFigures
+from runtime.server import logs
+from runtime.server.metrics import EngineMetrics
+from runtime.server.middleware import access_log
 from tests.server.harness import serving
 from tests.wait import wait_until
 
@@ -53,16 +54,16 @@ def test_a_line_a_request(checkpoint: Any) -> None:
 
 def test_probes_are_told_with_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        access.tell("GET", "/metrics", 200, 0.001, {}, quiet=True)
+        access_log.log_request("GET", "/metrics", 200, 0.001, {}, quiet=True)
         assert not caplog.records
     with caplog.at_level(logging.DEBUG):
-        access.tell("GET", "/metrics", 200, 0.001, {}, quiet=True)
+        access_log.log_request("GET", "/metrics", 200, 0.001, {}, quiet=True)
         assert len(caplog.records) == 1
 
 
 def test_what_a_client_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        access.tell("GET", "/a\n%s\u2028" + "x" * 500, 404, 0.001, {"refusal": "y" * 5000})
+        access_log.log_request("GET", "/a\n%s\u2028" + "x" * 500, 404, 0.001, {"refusal": "y" * 5000})
     message = caplog.records[0].getMessage()
     assert "\n" not in message
     assert "\u2028" not in message
@@ -70,14 +71,14 @@ def test_what_a_client_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture
 
 
 def test_the_load_is_told_while_there_is_some(caplog: pytest.LogCaptureFixture) -> None:
-    figures = EngineFigures()
-    load = access.Load(figures)
+    figures = EngineMetrics()
+    load = access_log.StatsLogger(figures)
     with caplog.at_level(logging.INFO):
-        load.tell()
+        load.log_stats()
         assert not caplog.records
         figures.current[0] = EngineStats(generated_tokens=90, forwards_denoise=30, pages_total=4, pages_used=1)
-        load.tell()
-        load.tell()  # nothing since
+        load.log_stats()
+        load.log_stats()  # nothing since
     assert len(caplog.records) == 1
     fields = caplog.records[0].fields  # type: ignore[attr-defined]
     assert fields["tokens_per_forward"] == 3

@@ -98,7 +98,7 @@ def test_an_unknown_one_is_404_and_says_what_there_is(server: ServerProcess) -> 
         assert answer.status_code == 404
         error = answer.json()["error"]
         assert error["code"] == "model_not_found"
-        assert "there is base, fromfile, one, two" in error["message"]
+        assert "available: base, fromfile, one, two" in error["message"]
 
 
 def test_the_file_is_followed_and_a_broken_one_is_told(server: ServerProcess, config: Path, places: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_file_is_followed_and_a_broken_one_is_told(server: ServerProcess, co
         wait_until(lambda: "broken" not in client.get("/startup").json()["adapters"])
         wait_until(lambda: "fromfile" in names(client) and ask(client, "fromfile") != before)
         wait_until(lambda: "base" in client.get("/startup").json()["adapters"])
-        assert "own name" in client.get("/startup").json()["adapters"]["base"]["message"]
+        assert "is the name of the model" in client.get("/startup").json()["adapters"]["base"]["message"]
         (config / "base").unlink()
         wait_until(lambda: "base" not in client.get("/startup").json()["adapters"])
         wait_until(lambda: names(client) == {"base", "one", "two", "fromfile"})
@@ -131,7 +131,7 @@ def test_loading_and_unloading_by_clients(server: ServerProcess, places: Path, t
         save_file({"x": np.zeros(2, np.float32)}, broken / "adapter_model.safetensors")
         for body, words in (
             ({"lora_name": "more", "lora_path": str(places / "p5")}, "loaded with other content"),
-            ({"lora_name": "base", "lora_path": str(places / "p5")}, "the model's own name"),
+            ({"lora_name": "base", "lora_path": str(places / "p5")}, "is the name of the model"),
             ({"lora_name": "", "lora_path": str(places / "p5")}, "not the name of an adapter"),
             ({"lora_name": "new", "lora_path": "/nowhere"}, "is not a directory"),
             ({"lora_name": "new", "lora_path": str(broken)}, "tensor 'x' is not half"),

@@ -60,7 +60,7 @@ def test_strict_fields_refuse_such_a_limit(checkpoint: Path) -> None:
         for route, name, body in ROUTES:
             refused = client.post(route, json={**body, name: 32000})
             assert refused.status_code == 400
-            assert refused.json()["error"]["message"].startswith(f"{name}: 32000 is more than the model's length")
+            assert refused.json()["error"]["message"].startswith(f"{name}: 32000 exceeds max_model_len")
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2**31 + 1])

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.server.observed import GIVEN_UP
+from runtime.server.metrics import CLOSE_REASONS
 from tests.server.checkpoint import EOS, MASK
 from tests.server.harness import ServerProcess, serving, sse
 
@@ -230,8 +230,9 @@ def test_request_ids_are_echoed(client: httpx.Client) -> None:
 
 def test_every_reason_to_end_a_connection_is_a_figure_from_the_start(server: ServerProcess) -> None:
     """So that the first one is an increase, for alerts."""
-    found = {name for name in server.metrics() if name.startswith("unmask_connections_given_up_total{")}
-    assert found == {f'unmask_connections_given_up_total{{reason="{reason}"}}' for reason in GIVEN_UP}
+    for metric in ("unmask_connections_closed_by_server_total", "unmask_connections_given_up_total"):
+        found = {name for name in server.metrics() if name.startswith(f"{metric}{{")}
+        assert found == {f'{metric}{{reason="{reason}"}}' for reason in CLOSE_REASONS}
 
 
 def test_metrics_tell_what_happened(checkpoint: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from runtime.config import EngineConfig
 from runtime.request.engine_messages import EngineOutput, EngineStats
-from runtime.server.backend import Backend, serve
-from runtime.server.messages import Configure, Outputs, Ready, Stats, Stop
+from runtime.server.engine_client.ipc_protocol import Configure, Outputs, Ready, Stats, Stop
+from runtime.server.engine_process.backend import Backend, serve
 
 
 class Recording:
@@ -22,7 +22,7 @@ class Recording:
     def __init__(self, steps: int, *, overlaps: bool) -> None:
         self.left = self.steps = steps
         self.overlaps = overlaps
-        self.said: list[Any] = []
+        self.sent: list[Any] = []
         self.brought: list[EngineOutput] = []
         self.work: Callable[[], None] = lambda: None
         self.backend = Backend(self, self)  # type: ignore[arg-type]
@@ -32,14 +32,14 @@ class Recording:
             self.backend.stopped = True
         return iter(())
 
-    def heard(self) -> bool:
+    def has_command(self) -> bool:
         return False
 
     def send(self, event: Any) -> None:
         if not isinstance(event, Stats):
-            self.said.append(event.outputs[0].id if isinstance(event, Outputs) else event)
+            self.sent.append(event.outputs[0].id if isinstance(event, Outputs) else event)
 
-    def set_overlap_callback(self, work: Callable[[], None], heard: Callable[[], bool]) -> bool:
+    def set_overlap_callback(self, work: Callable[[], None], has_command: Callable[[], bool]) -> bool:
         self.work = work
         return self.overlaps
 
@@ -49,10 +49,10 @@ class Recording:
     def execute_step(self) -> None:
         number = self.steps - self.left
         self.left -= 1
-        self.said.append(f"step {number}")
+        self.sent.append(f"step {number}")
         if self.overlaps:
             self.work()
-        self.said.append(f"end {number}")
+        self.sent.append(f"end {number}")
         self.brought.append(EngineOutput(id=f"news {number}", nfe=1))
 
     def take_outputs(self) -> list[EngineOutput]:
@@ -68,24 +68,24 @@ def test_news_of_a_step_are_sent_while_the_device_is_at_the_next(overlaps: bool)
     each = Recording(4, overlaps=overlaps)
     each.backend.run()
     if overlaps:
-        assert each.said == [
+        assert each.sent == [
             "step 0", "end 0",
             "step 1", "news 0", "end 1",
             "step 2", "news 1", "end 2",
             "step 3", "news 2", "end 3", "news 3",
         ]  # fmt: skip
     else:
-        assert each.said == [word for n in range(4) for word in (f"step {n}", f"end {n}", f"news {n}")]
+        assert each.sent == [word for n in range(4) for word in (f"step {n}", f"end {n}", f"news {n}")]
 
 
 def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.server.logs.set_up", lambda *_: None)
+    monkeypatch.setattr("runtime.server.logs.configure_logging", lambda *_: None)
     frozen: list[int] = []
 
     class Link:
         name = b"backend-0"
 
-        def greet(self) -> None: ...
+        def send_hello(self) -> None: ...
 
         def configuration(self) -> Configure:
             return Configure(EngineConfig(), (), "info", "text")
@@ -97,15 +97,15 @@ def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: py
             if isinstance(event, Ready):
                 frozen.append(gc.get_freeze_count())
 
-        def heard(self) -> bool:
+        def has_command(self) -> bool:
             return False
 
-        def end_with(self, sentence: str) -> None: ...
+        def fail(self, sentence: str) -> None: ...
 
     class Engine:
         info = None
 
-        def set_overlap_callback(self, work: object, heard: object) -> bool:
+        def set_overlap_callback(self, work: object, has_command: object) -> bool:
             return False
 
         def has_work(self) -> bool:

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.server.bodies import MAX_BODY
-from runtime.server.preparing import MAX_ARGUMENTS
+from runtime.server.preprocessing.preprocessor import MAX_ARGUMENTS
+from runtime.server.preprocessing.request_body import MAX_BODY
 from tests.server.bombs import LARGEST, SHAPES
 from tests.server.checkpoint import TEMPLATE, write_checkpoint
 from tests.server.harness import FAKE, ServerProcess, serving

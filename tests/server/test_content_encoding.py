@@ -14,8 +14,7 @@ import pytest
 import zstandard
 
 from runtime.errors import RequestError
-from runtime.server.bodies import MAX_BODY
-from runtime.server.content_encoding import MAX_FRAMES, STEP, codings, decoding
+from runtime.server.preprocessing.request_body import DECODED_STEP_BYTES, MAX_BODY, MAX_FRAMES, codings, decoding
 from tests.server.harness import ServerProcess
 from tests.server.pings import Peak, pinging
 
@@ -168,11 +167,16 @@ def test_the_limit_of_a_body_holds_for_what_is_decoded(client: httpx.Client) -> 
 def test_steps_are_small_whatever_the_data(kind: str) -> None:
     rng = random.Random(kind)
     coding, encode = ENCODERS[kind]
-    for data in (b"a", rng.randbytes(3 * STEP + 1), bytes(5 * STEP), (b"ab" * 40000 + rng.randbytes(70000)) * 3):
+    for data in (
+        b"a",
+        rng.randbytes(3 * DECODED_STEP_BYTES + 1),
+        bytes(5 * DECODED_STEP_BYTES),
+        (b"ab" * 40000 + rng.randbytes(70000)) * 3,
+    ):
         encoded = encode(data)
         for name in reversed(codings([coding])):
             pieces = list(decoding(encoded, name))
-            assert max(map(len, pieces)) <= STEP
+            assert max(map(len, pieces)) <= DECODED_STEP_BYTES
             encoded = b"".join(pieces)
         assert encoded == data
 

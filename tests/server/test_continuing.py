@@ -157,9 +157,9 @@ def test_what_cannot_be_continued_is_refused(client: httpx.Client, more: dict[st
         ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice: "),
         ({"messages": [ASKED, {"role": "assistant", "content": [
             {"type": "text", "text": "a"}, {"type": "tool_use", "id": "c", "name": "weather", "input": {}}]}]},
-         "messages[1]: has calls"),
+         "messages[1]: has tool calls"),
         ({"messages": [ASKED, {"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}]}]},
-         "messages[1]: is reasoning alone"),
+         "messages[1]: has only reasoning"),
     ],
 )  # fmt: skip
 def test_messages_that_cannot_be_continued_are_refused(client: httpx.Client, more: dict[str, Any], says: str) -> None:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.server.descriptors import BACKEND_FILES, OWN_FILES, files
-from runtime.server.logs import Sparse
+from runtime.server.env import BACKEND_FILES, OWN_FILES, open_files
+from runtime.server.logs import RateLimitFilter
 from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
 from runtime.server.wire.roster import SMALL, Phase, _turn
 from tests.server.harness import ROOT
@@ -221,9 +221,9 @@ def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
     code = (
         "import resource, sys\n"
         "from runtime.errors import ConfigError\n"
-        "from runtime.server.descriptors import make_room\n"
+        "from runtime.server.env import raise_open_files_limit\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, {files}), {files}))\n"
-        "try: print(make_room(*eval(sys.argv[1])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "try: print(raise_open_files_limit(*eval(sys.argv[1])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "except ConfigError as error: sys.exit(str(error))"
     )
     return subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True)
@@ -231,23 +231,26 @@ def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
 
 def test_connections_fit_the_limit_of_open_files() -> None:
     own = OWN_FILES + BACKEND_FILES + SPARE_CONNECTIONS
-    few = own + files(0)  # as long as few may be on their way in at once
+    few = own + open_files(0)  # as long as few may be on their way in at once
     assert limited(256, "(None, 1)").stdout.split() == [str(256 - few), "256"]
     room = int(limited(3000, "(None, 1)").stdout.split()[0])
-    assert own + files(room) <= 3000 < own + files(room + 1)
-    assert limited(15_000, "(None, 1)").stdout.split() == [str(MOST_CONNECTIONS), str(own + files(MOST_CONNECTIONS))]
-    assert limited(15_000, "(9000, 1)").stdout.split() == ["9000", str(own + files(9000))]
+    assert own + open_files(room) <= 3000 < own + open_files(room + 1)
+    assert limited(15_000, "(None, 1)").stdout.split() == [
+        str(MOST_CONNECTIONS),
+        str(own + open_files(MOST_CONNECTIONS)),
+    ]
+    assert limited(15_000, "(9000, 1)").stdout.split() == ["9000", str(own + open_files(9000))]
     refused = limited(600, "(600, 1)")
     assert refused.returncode == 1
     assert "--max-connections: 600" in refused.stderr
-    assert f"take at most {600 - few}" in refused.stderr
+    assert f"set at most {600 - few}" in refused.stderr
     assert "ulimit -n" in limited(100, "(None, 1)").stderr
 
 
 def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("test.strangers")
     now = 100.0
-    sparse = Sparse(most=3, seconds=10, kinds=2, clock=lambda: now)
+    sparse = RateLimitFilter(limit=3, seconds=10, kinds=2, clock=lambda: now)
     log.addFilter(sparse)
     with caplog.at_level(logging.INFO, "test.strangers"):
         for i in range(1000):
@@ -256,10 +259,10 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
             log.info(f"of its own {i}")
         assert len(caplog.records) == 3 + 1 + 3
         now += 11
-        sparse.tell()
+        sparse.report_dropped()
     told = [record.getMessage() for record in caplog.records]
-    assert "96 more lines in 10 s of: other lines" in told
-    assert "997 more lines in 10 s of: stranger %d" in told
+    assert "suppressed 96 more lines in 10 s: other lines" in told
+    assert "suppressed 997 more lines in 10 s: stranger %d" in told
     log.removeFilter(sparse)
 
 

@@ -177,7 +177,7 @@ def test_a_limit_in_the_middle_of_a_call(client: httpx.Client) -> None:
         ("responses", {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice: "),
         ("responses", {"tool_choice": "required"}, "tool_choice: asks for a call, and there are no tools"),
         ("responses", {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
-         "input[0]: is a tool's result, and no message before it calls one"),
+         "input[0]: is a tool result without an assistant message that calls a tool before it"),
         ("messages", {"tools": [{"input_schema": {"type": "object"}}]}, "tools[0].name: "),
         ("messages", {"tools": [TOOL, TOOL]}, "tools[1].name: 'weather' is also that of tools[0]"),
         ("messages", {"tools": [{**TOOL, "input_schema": {"type": "string"}}]}, "tools[0].input_schema: "),
@@ -187,7 +187,7 @@ def test_a_limit_in_the_middle_of_a_call(client: httpx.Client) -> None:
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {}}]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c2", "content": "x"}]},
-        ]}, "messages[2].content[0].tool_use_id: 'c2' is the id of no call before it"),
+        ]}, "messages[2].content[0].tool_use_id: 'c2' is not the id of an earlier call"),
     ],
 )  # fmt: skip
 def test_tools_that_cannot_be(client: httpx.Client, path: str, body: dict[str, Any], says: str) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from runtime.server.http import HttpServer
-from runtime.server.observed import Observed
+from runtime.server.http_server import HttpServer
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire import door as doors
 from runtime.server.wire.door import Door
 from runtime.server.wire.limits import Limits
@@ -45,7 +45,7 @@ def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socke
     """libuv alone takes one in each."""
 
     async def everything() -> int:
-        http = HttpServer(app, Limits(), Observed())
+        http = HttpServer(app, Limits(), RequestMetrics())
         serving = asyncio.create_task(http.serve([listener]))
         await wait_until_async(lambda: http.started)
         with crowd(listener, STRANGERS):
@@ -62,7 +62,7 @@ def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socke
 
 def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: socket.socket) -> None:
     async def everything() -> list[bytes]:
-        http = HttpServer(app, Limits(), Observed())
+        http = HttpServer(app, Limits(), RequestMetrics())
         serving = asyncio.create_task(http.serve([listener]))
         await wait_until_async(lambda: http.started)
         address = listener.getsockname()

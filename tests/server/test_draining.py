@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from runtime.config import ServerConfig
-from runtime.server import speaking as speaking_module
-from runtime.server.http import HttpServer
-from runtime.server.observed import Observed
-from runtime.server.speaking import Speaking
+from runtime.server import http_frontend as speaking_module
+from runtime.server.http_frontend import HttpFrontend
+from runtime.server.http_server import HttpServer
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.limits import Limits
 from tests.server.test_attacks import answers
@@ -25,7 +25,7 @@ GET = b"GET /x HTTP/1.1\r\n\r\n"
 
 
 def connection_with(*data: bytes) -> tuple[HttpServer, Connection, Transport]:
-    http = HttpServer(app, Limits(), Observed())
+    http = HttpServer(app, Limits(), RequestMetrics())
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
     connection, transport = http._connection(), Transport()
@@ -58,12 +58,12 @@ def test_a_request_that_waits_for_its_turn_is_unfinished(monkeypatch: pytest.Mon
             listener.setblocking(False)
             speaking = SimpleNamespace(
                 config=ServerConfig(drain_timeout=TIMEOUT),
-                entrance=listener,
-                frontend=SimpleNamespace(fail_all=lambda error: 0),
-                service=SimpleNamespace(in_flight=0),  # the application has not seen it
+                listener=listener,
+                engine_client=SimpleNamespace(fail_all=lambda error: 0),
+                context=SimpleNamespace(in_flight=0),  # the application has not seen it
                 http=http,
             )
-            draining = asyncio.create_task(Speaking.finish(cast(Any, speaking)))
+            draining = asyncio.create_task(HttpFrontend.finish(cast(Any, speaking)))
             await wait_until_async(lambda: looks > 3)
             assert not draining.done()
             begins[0]()

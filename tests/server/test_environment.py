@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from runtime.server.environment import backend_environment
+from runtime.server.env import backend_environment
 from tests.wait import TIMEOUT
 
 VARIABLE = "TOKENIZERS_PARALLELISM"
@@ -20,7 +20,7 @@ print(os.environ.get({VARIABLE!r}))
 SERVED = f"""
 import os, sys
 from runtime.config import ServerConfig
-from runtime.server import serve
+from runtime.server import launcher
 
 def listen(host, port):
     assert "tokenizers" not in sys.modules
@@ -28,8 +28,8 @@ def listen(host, port):
     print(os.environ.get({VARIABLE!r}))
     sys.exit()
 
-serve.listen = listen
-serve.run(ServerConfig())
+launcher.listen = listen
+launcher.run(ServerConfig())
 """
 
 
@@ -69,6 +69,8 @@ def test_a_backend_gets_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_frontend_loads_neither_arrays_nor_tensors() -> None:
     """Some 11 MB and 150, in every one."""
-    code = "import sys, runtime.server.serve, runtime.server.http; print({'numpy', 'torch'} & set(sys.modules))"
+    code = (
+        "import sys, runtime.server.launcher, runtime.server.http_server; print({'numpy', 'torch'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr

@@ -16,21 +16,20 @@ from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.resolve import expand_choices
-from runtime.server import messages
-from runtime.server.keys import Keys
-from runtime.server.metrics import Metrics
-from runtime.server.observed import Observed
-from runtime.server.table import Table
+from runtime.server.engine_client import ipc_protocol
+from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.metrics import Metrics, RequestMetrics
+from runtime.server.middleware.auth import ApiKeys
 from tests.server.harness import FAKE, ServerProcess, serving, sse
 from tests.wait import wait_until
 
 KEYS = ("key-of-the-one-client", "key-of-the-other-client")
 
 
-def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> Table:
+def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> LocalEngineClient:
     """A frontend over one backend that only notes what it is sent."""
-    observed = Observed()
-    made = Table(ServerConfig(max_queue=queue), observed, Metrics("m", observed), soon=lambda work: work())
+    observed = RequestMetrics()
+    made = LocalEngineClient(ServerConfig(max_queue=queue), observed, Metrics("m", observed), defer=lambda work: work())
     made.supervisor = SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message))  # type: ignore[assignment]
     made.info = SimpleNamespace(max_num_reqs=slots)  # type: ignore[assignment]
     return made
@@ -40,11 +39,11 @@ def spec(id: str, owner: str = "", prompt: int = 3) -> RequestSpec:
     return RequestSpec(id=id, prompt=list(range(prompt)), max_tokens=4, seed=7, parent_id=id, tenant=owner)
 
 
-def refusal(made: Table, count: int, owner: str = "") -> int:
+def refusal(made: LocalEngineClient, count: int, owner: str = "") -> int:
     """The status that so many answers get; 0 if they fit."""
     try:
         made.check_count(1, count)
-        made.check_room(count, owner)
+        made.check_capacity(count, owner)
     except RequestError as error:
         return error.status
     return 0
@@ -67,16 +66,16 @@ def test_requests_of_many_choices_leave_room_for_single_ones() -> None:
     assert refusal(made, 577) == 400  # it would never fit
     made.on_outputs(0, [EngineOutput(id="single-1", nfe=1, finish_reason="stop")])
     made.fail_all(RequestError("x"))
-    assert not made.owned
+    assert not made.live_by_key
     assert refusal(made, 576) == 0
 
 
 @pytest.mark.parametrize(
     ("prompts", "n", "param", "says"),
     [
-        (577, 1, "prompt", "577 prompts are 577 answers; "),
-        (290, 2, "prompt", "with n 2"),
-        (1, 577, "n", "577 answers; "),
+        (577, 1, "prompt", "577 prompts: 577 completions"),
+        (290, 2, "prompt", "290 prompts with n=2"),
+        (1, 577, "n", "n=577: 577 completions"),
     ],
 )
 def test_what_no_request_may_have_is_named(prompts: int, n: int, param: str, says: str) -> None:
@@ -84,7 +83,7 @@ def test_what_no_request_may_have_is_named(prompts: int, n: int, param: str, say
     with pytest.raises(RequestError, match=says) as refused:
         frontend([]).check_count(prompts, n)
     assert (refused.value.status, refused.value.param) == (400, param)
-    assert "one request may have 576 here" in refused.value.message
+    assert "limit of 576 per request" in refused.value.message
     frontend([]).check_count(576, 1)
 
 
@@ -108,12 +107,12 @@ def test_what_one_turn_submits_is_one_message() -> None:
     sent: list[Any] = []
     due: list[Any] = []
     made = frontend(sent)
-    made.soon = due.append
+    made.defer = due.append
     made.submit([spec("a")])
     made.submit([spec("b"), spec("c")])
     assert (sent, len(due)) == ([], 1)
     made.abort(["b"])  # which must not overtake it
-    assert [type(message) for message in sent] == [messages.Add, messages.Abort]
+    assert [type(message) for message in sent] == [ipc_protocol.Add, ipc_protocol.Abort]
     assert [one.id for one in sent[0].requests()] == ["a", "b", "c"]
     due.pop()()
     made.submit([spec("d")])
@@ -130,9 +129,9 @@ def test_choices_of_a_long_prompt_are_sent_once() -> None:
     specs = [*expand_choices(one, 128), *expand_choices(other, 3), spec("c")]
     made.submit(specs)
     (add,) = sent
-    data = messages.encode(add)
-    assert len(data) < 2 * len(messages.encode(messages.Add([one]))) + 128 * 32
-    assert list(messages.decode_command(data).requests()) == specs  # type: ignore[union-attr]
+    data = ipc_protocol.encode(add)
+    assert len(data) < 2 * len(ipc_protocol.encode(ipc_protocol.Add([one]))) + 128 * 32
+    assert list(ipc_protocol.decode_command(data).requests()) == specs  # type: ignore[union-attr]
 
 
 def test_different_requests_are_sent_as_they_are() -> None:
@@ -145,18 +144,18 @@ def test_different_requests_are_sent_as_they_are() -> None:
         ),
         RequestSpec(id="d", prompt=[1, 2], max_tokens=5),
     ]
-    assert messages.Add.of(specs) == messages.Add(specs)
+    assert ipc_protocol.Add.of(specs) == ipc_protocol.Add(specs)
 
 
 def test_keys_are_named_without_being_told() -> None:
-    keys = Keys(KEYS, None)
+    keys = ApiKeys(KEYS, None)
     first, second = (keys.check(b"Bearer " + key.encode()) for key in KEYS)
     assert first
     assert second
     assert first != second
     assert first == keys.check(b"bearer " + KEYS[0].encode())
     assert not any(key in name for key in KEYS for name in (first, second))
-    assert Keys(KEYS[:1], None).check(b"Bearer " + KEYS[0].encode()) == ""  # nobody to be told apart from
+    assert ApiKeys(KEYS[:1], None).check(b"Bearer " + KEYS[0].encode()) == ""  # nobody to be told apart from
 
 
 def ask(server: ServerProcess, **body: Any) -> httpx.Response:

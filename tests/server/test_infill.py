@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.server.pages import pages
+from runtime.server.admin.docs import pages
 from tests.server.harness import ServerProcess, serving, sse
 from tests.server.pings import pinging
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import runtime.config.api_keys as config_keys
-import runtime.server.keys as keys_module
+import runtime.server.middleware.auth as keys_module
 from runtime.errors import ConfigError, RequestError
-from runtime.server.keys import Keys
+from runtime.server.middleware.auth import ApiKeys
 from tests.server.harness import FAKE, serving
 from tests.wait import wait_until
 
 
-def opens(keys: Keys, authorization: bytes | None) -> bool:
+def opens(keys: ApiKeys, authorization: bytes | None) -> bool:
     try:
         keys.check(authorization)
     except RequestError as error:
@@ -30,15 +30,15 @@ def bearer(key: str) -> bytes:
     return f"Bearer {key}".encode()
 
 
-def look(keys: Keys) -> None:
+def look(keys: ApiKeys) -> None:
     """Two looks, as if a moment apart."""
-    keys.look()
-    keys.look()
+    keys.reload()
+    keys.reload()
 
 
 def test_a_key_opens_and_nothing_else_does() -> None:
-    keys = Keys(("one", "two"))
-    assert keys.needed
+    keys = ApiKeys(("one", "two"))
+    assert keys.required
     assert opens(keys, b"Bearer one")
     assert opens(keys, b"bearer two")
     for wrong in (
@@ -53,7 +53,7 @@ def test_a_key_opens_and_nothing_else_does() -> None:
         b"Bearer ONE",
     ):
         assert not opens(keys, wrong)
-    assert not Keys(()).needed
+    assert not ApiKeys(()).required
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def keys(file: Path) -> Keys:
+def keys(file: Path) -> ApiKeys:
     """Of a server that was started with the file, and with a fixed key."""
-    keys = Keys((TWO,), str(file), (ONE,))
+    keys = ApiKeys((TWO,), str(file), (ONE,))
     look(keys)
     return keys
 
 
-def test_a_changed_file_is_read_again(file: Path, keys: Keys) -> None:
+def test_a_changed_file_is_read_again(file: Path, keys: ApiKeys) -> None:
     assert opens(keys, bearer(ONE))
     file.write_text(f"{NEW}, {NEWER}\n")
     look(keys)
@@ -85,7 +85,7 @@ def test_a_mounted_secret_that_is_rotated(tmp_path: Path) -> None:
         os.utime(tmp_path / name / "keys", (1, 1))  # the very same time: only the file is another one
     (tmp_path / "..data").symlink_to("..1")
     (tmp_path / "keys").symlink_to("..data/keys")
-    keys = Keys((), str(tmp_path / "keys"), (ONE,))
+    keys = ApiKeys((), str(tmp_path / "keys"), (ONE,))
     look(keys)
     (tmp_path / "..next").symlink_to("..2")
     (tmp_path / "..next").rename(tmp_path / "..data")
@@ -94,14 +94,14 @@ def test_a_mounted_secret_that_is_rotated(tmp_path: Path) -> None:
     assert not opens(keys, bearer(ONE))
 
 
-def test_of_a_file_that_is_being_written_nothing_is_taken(file: Path, keys: Keys) -> None:
+def test_of_a_file_that_is_being_written_nothing_is_taken(file: Path, keys: ApiKeys) -> None:
     """Whatever was written when somebody looked: no beginning of a key opens, and the old one does all the time."""
     text = f"{NEW}{NEWER}\n"
     with file.open("w") as writing:
         for number in range(len(text)):
             writing.write(text[number])
             writing.flush()
-            keys.look()
+            keys.reload()
             assert opens(keys, bearer(ONE))
             assert not opens(keys, bearer(text[: number + 1].strip()))
     look(keys)
@@ -110,7 +110,7 @@ def test_of_a_file_that_is_being_written_nothing_is_taken(file: Path, keys: Keys
 
 
 def test_a_file_that_changes_while_it_is_read_is_looked_at_again(
-    file: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    file: Path, keys: ApiKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = keys_module.read_key_file
 
@@ -123,29 +123,31 @@ def test_a_file_that_changes_while_it_is_read_is_looked_at_again(
     look(keys)
     assert opens(keys, bearer(ONE))
     monkeypatch.setattr(keys_module, "read_key_file", read)
-    keys.look()
+    keys.reload()
     assert opens(keys, bearer(NEW))
     assert not opens(keys, bearer(NEWER))
 
 
-def test_an_empty_file_revokes_its_keys(file: Path, keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_file_revokes_its_keys(file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
     file.write_text("\n")
     look(keys)
     assert not opens(keys, bearer(ONE))
     assert opens(keys, bearer(TWO))  # given otherwise
-    assert "is empty now: only keys that are given otherwise open the server" in caplog.text
-    alone = Keys((), str(file), (ONE,))
+    assert "is empty: only keys of --api-key are accepted" in caplog.text
+    alone = ApiKeys((), str(file), (ONE,))
     look(alone)
-    assert alone.needed
+    assert alone.required
     assert not opens(alone, bearer(ONE))
     assert not opens(alone, None)
-    assert "is empty now: nobody may enter" in caplog.text
+    assert "is empty: all requests are rejected (401)" in caplog.text
 
 
 @pytest.mark.parametrize(
     "content", [b"short", NEW.encode() + b"\nshort\n", b"\xff" * 20, b"with spaces in the key", b"x" * 15]
 )
-def test_what_is_no_key_never_opens(file: Path, keys: Keys, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_key_never_opens(
+    file: Path, keys: ApiKeys, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     file.write_bytes(content)
     look(keys)
     look(keys)
@@ -154,23 +156,23 @@ def test_what_is_no_key_never_opens(file: Path, keys: Keys, content: bytes, capl
         assert not opens(keys, b"Bearer " + line)
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert f"--api-key-file: {file}" in record.getMessage()
-    assert "stay valid" in record.getMessage()
+    assert "keeping the current keys" in record.getMessage()
     assert "short" not in record.getMessage()
     file.write_text(NEW)
     look(keys)
     assert opens(keys, bearer(NEW))
 
 
-def test_a_file_that_goes_away_for_a_while(file: Path, keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_goes_away_for_a_while(file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
     """A Secret's volume swaps links: the keys stay valid, and the log says so when it lasts."""
     file.unlink()
-    keys.look()
+    keys.reload()
     assert not caplog.records
-    keys.look()
-    keys.look()
+    keys.reload()
+    keys.reload()
     assert opens(keys, bearer(ONE))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "is gone; the keys read before stay valid" in caplog.text
+    assert "is missing; keeping the current keys" in caplog.text
     file.write_text(ONE)
     look(keys)
     file.unlink()
@@ -180,7 +182,7 @@ def test_a_file_that_goes_away_for_a_while(file: Path, keys: Keys, caplog: pytes
 
 def test_what_was_half_written_at_the_start_is_read_again(file: Path) -> None:
     file.write_text(NEW + "more")
-    keys = Keys((), str(file), (NEW,))
+    keys = ApiKeys((), str(file), (NEW,))
     look(keys)
     assert not opens(keys, bearer(NEW))
     assert opens(keys, bearer(NEW + "more"))

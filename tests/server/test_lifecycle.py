@@ -66,7 +66,7 @@ class Load:
 def test_sigterm_under_load_fails_nobody(checkpoint: Path, tmp_path: Path, delay: bool) -> None:
     done = tmp_path / "done"
     flags = ("--model", str(checkpoint), "--drain-timeout", "600", "--drain-delay", "5" if delay else "0")
-    grace = {"runtime.server.speaking.IDLE_GRACE": 60.0}  # a client may be slow to use its idle connection
+    grace = {"runtime.server.http_frontend.IDLE_GRACE": 60.0}  # a client may be slow to use its idle connection
     with (
         serving(*flags, module=FAKE, limits=grace) as server,
         concurrent.futures.ThreadPoolExecutor(4) as pool,
@@ -170,7 +170,7 @@ def test_the_frontend_is_small_and_without_torch(server: ServerProcess) -> None:
     pid = server.process.pid
     maps = Path(f"/proc/{pid}/maps").read_text()
     assert "libtorch" not in maps
-    loaded = "import sys, runtime.server.http, runtime.server.serve; print(*sys.modules)"
+    loaded = "import sys, runtime.server.http_server, runtime.server.launcher; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True).stdout.split()
     assert not {"torch", "transformers"} & set(modules)
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from runtime.server import messages
-from runtime.server.link import FrontendGone, Link
-from runtime.server.messages import Fatal, Stop
-from runtime.server.peers import Invitation
+from runtime.server.engine_client import ipc_protocol
+from runtime.server.engine_client.ipc_protocol import Fatal, Stop
+from runtime.server.engine_client.ipc_sockets import CurveCredentials
+from runtime.server.engine_process.channel import EngineChannel, FrontendGone
 from tests.server.harness import ROOT
 from tests.wait import wait_until
 
@@ -26,16 +26,16 @@ def test_a_command_is_heard_from_when_it_is_here_until_it_is_taken(
     with zmq.Context() as context, context.socket(zmq.ROUTER) as frontend, open(inside, "rb") as stdin:
         frontend.bind(commands)
         monkeypatch.setattr(sys, "stdin", stdin)
-        link = Link("backend-0", commands, events, Invitation())
+        link = EngineChannel("backend-0", commands, events, CurveCredentials())
         try:
-            link.greet()
+            link.send_hello()
             name, _ = frontend.recv_multipart()
-            assert not link.heard()
-            frontend.send_multipart([name, messages.encode(Stop("enough"))])
-            wait_until(link.heard)
-            assert link.heard(), "it has not been taken"
+            assert not link.has_command()
+            frontend.send_multipart([name, ipc_protocol.encode(Stop("enough"))])
+            wait_until(link.has_command)
+            assert link.has_command(), "it has not been taken"
             assert list(link.receive(0)) == [Stop("enough")]
-            assert not link.heard()
+            assert not link.has_command()
             os.close(outside)
             with pytest.raises(FrontendGone):
                 list(link.receive(1))
@@ -45,12 +45,12 @@ def test_a_command_is_heard_from_when_it_is_here_until_it_is_taken(
 
 REPORTS = """
 import sys, threading, time
-from runtime.server import link
-from runtime.server.peers import Invitation
+from runtime.server.engine_client.ipc_sockets import CurveCredentials
+from runtime.server.engine_process import channel
 
-commands, events, link.REASON_SECONDS = sys.argv[1], sys.argv[2], float(sys.argv[3])
-backend = link.Link("backend-0", commands, events, Invitation())
-threading.Thread(target=backend.end_with, args=("a rank is gone",)).start()
+commands, events, channel.REASON_SECONDS = sys.argv[1], sys.argv[2], float(sys.argv[3])
+backend = channel.EngineChannel("backend-0", commands, events, CurveCredentials())
+threading.Thread(target=backend.fail, args=("a rank is gone",)).start()
 while True:
     time.sleep(3600)
 """
@@ -68,7 +68,7 @@ def test_a_failure_that_a_thread_reports_reaches_the_frontend(tmp_path: Path) ->
         frontend.bind(events)
         assert run_failing_backend(commands, events, 3600) == 1
         name, event = frontend.recv_multipart()
-    assert (name, messages.decode_event(event)) == (b"backend-0", Fatal("a rank is gone"))
+    assert (name, ipc_protocol.decode_event(event)) == (b"backend-0", Fatal("a rank is gone"))
 
 
 def test_a_failing_backend_exits_though_nobody_listens(tmp_path: Path) -> None:

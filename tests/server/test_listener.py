@@ -23,8 +23,8 @@ import uvloop
 
 from runtime.config import parse
 from runtime.errors import ConfigError
-from runtime.server.http import HttpServer
-from runtime.server.observed import Observed
+from runtime.server.http_server import HttpServer
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.listener import describe, is_reachable, listen, listener_url, unmapped
 from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
@@ -205,7 +205,7 @@ def test_a_mapped_address_is_logged_as_ipv4(address: str, logged: str) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_connection_has_the_clients_own_address(address: str) -> None:
     async def client_and_server(listener: socket.socket) -> list[object]:
-        http = HttpServer(app, Limits(), Observed())
+        http = HttpServer(app, Limits(), RequestMetrics())
         serving = asyncio.create_task(http.serve([listener]))
         await wait_until_async(lambda: http.started)
         with socket.create_connection((address, listener.getsockname()[1]), TIMEOUT) as client:

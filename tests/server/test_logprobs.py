@@ -15,8 +15,8 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.request.output import TokenLogprob
-from runtime.server import logprobs
-from runtime.server.logprobs import Revealed, in_steps
+from runtime.server.openai import logprobs
+from runtime.server.openai.logprobs import LogprobStreamer, in_chunks
 from runtime.tokenizer import Tokenizer
 from tests.server.harness import ServerProcess
 from tests.server.pings import pinging
@@ -61,10 +61,10 @@ def test_tokens_are_told_with_the_text_that_they_belong_to(checkpoint: Path) -> 
     told = [TokenLogprob(id, -1.0, []) for id in ids]
     spec = SimpleNamespace(logprobs=0)
     choice: Any = SimpleNamespace(token_logprobs=told, text="abcdef", finish_reason="length", spec=spec)
-    revealed = Revealed(choice, tokenizer.byte_decoder)
+    revealed = LogprobStreamer(choice, tokenizer.byte_decoder)
     for length, ended, expected in ((2, False, ids[:2]), (2, False, []), (5, False, ids[2:5]), (5, True, ids[5:])):
         update: Any = SimpleNamespace(length=length, ended=ended)
-        assert [entry.id for entry, _ in revealed.fresh(update)] == expected
+        assert [entry.id for entry, _ in revealed.take_new(update)] == expected
 
 
 def test_completions_lists_with_offsets_and_the_end(ai: openai.OpenAI, client: httpx.Client) -> None:
@@ -195,7 +195,7 @@ def test_log_probabilities_are_written_in_steps_between_which_other_tasks_run() 
         iterations = 0
 
         async def collect() -> list[int]:
-            return [len(step) async for step in in_steps(range(128 * 96), 21)]
+            return [len(step) async for step in in_chunks(range(128 * 96), 21)]
 
         collecting = asyncio.create_task(collect())
         while not collecting.done():
@@ -205,7 +205,7 @@ def test_log_probabilities_are_written_in_steps_between_which_other_tasks_run() 
 
     sizes, iterations = asyncio.run(write())
     assert sum(sizes) == 128 * 96
-    assert max(sizes) * 21 <= logprobs.STEP
+    assert max(sizes) * 21 <= logprobs.LOGPROBS_PER_STEP
     assert iterations >= len(sizes)
 
 

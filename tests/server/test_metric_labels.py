@@ -8,19 +8,17 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.request.engine_messages import EngineStats
-from runtime.server.metric_labels import UNLABELLED
-from runtime.server.metrics import Metrics
-from runtime.server.observed import Observed
+from runtime.server.metrics import UNLABELLED, Metrics, RequestMetrics
 from tests.server.harness import FAKE, serving
 from tests.wait import wait_until
-from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES
+from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES, OLD_GAUGES
 
 
 def test_what_the_operator_reads_is_bare_and_all_else_has_the_models_name() -> None:
-    assert {gauge for gauge, _ in (GAUGES | EXTRA_GAUGES).values()} == UNLABELLED
-    observed = Observed()
+    assert {*OLD_GAUGES.values(), *(gauge for gauge, _ in (GAUGES | EXTRA_GAUGES).values())} == UNLABELLED
+    observed = RequestMetrics()
     metrics = Metrics('a "strange" name', observed)
-    metrics.engine(0, EngineStats(step_seconds=[0.1]))
+    metrics.record_stats(0, EngineStats(step_seconds=[0.1]))
     observed.requests.labels("stop").inc()
     samples = [s for family in text_string_to_metric_families(metrics.text().decode()) for s in family.samples]
     assert {s.name for s in samples if not s.labels} == UNLABELLED
@@ -30,7 +28,7 @@ def test_what_the_operator_reads_is_bare_and_all_else_has_the_models_name() -> N
 
 
 def test_a_sample_is_labelled_once_however_often_it_is_asked_for() -> None:
-    metrics = Metrics("m", Observed(), cpu_clock=lambda: 0.0)
+    metrics = Metrics("m", RequestMetrics(), cpu_clock=lambda: 0.0)
     first = metrics.text()
     assert metrics.text().count(b"model_name") == first.count(b"model_name")
 
@@ -47,7 +45,7 @@ class Clocks:
 
 
 def test_rendering_uses_a_tenth_of_a_processor_and_no_more() -> None:
-    clocks, observed = Clocks(), Observed()
+    clocks, observed = Clocks(), RequestMetrics()
     metrics = Metrics("m", observed, clock=lambda: clocks.now, cpu_clock=clocks.cpu)
     first = metrics.text()
     observed.requests.labels("stop").inc()
@@ -62,7 +60,7 @@ def test_rendering_uses_a_tenth_of_a_processor_and_no_more() -> None:
 @pytest.mark.parametrize(("seconds", "rendered_again"), [(3.0, True), (4.0, False)])
 def test_time_in_which_rendering_waits_is_charged_at_a_quarter(seconds: float, rendered_again: bool) -> None:
     """A credit of 0.5 s lasts for 3.3 s of waiting, during which a tenth of the time is credited."""
-    now, observed = 0.0, Observed()
+    now, observed = 0.0, RequestMetrics()
     metrics = Metrics("m", observed, clock=lambda: now)
 
     class Waits:

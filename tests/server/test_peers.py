@@ -18,20 +18,20 @@ from e2e.cluster.process import free_ports
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
-from runtime.server import messages, peers
-from runtime.server import supervisor as supervisors
-from runtime.server.supervisor import Supervisor
+from runtime.server.engine_client import ipc_protocol, ipc_sockets
+from runtime.server.engine_client import supervisor as supervisors
+from runtime.server.engine_client.supervisor import Supervisor
 from tests.server.harness import FAKE, ROOT, serving
 from tests.server.test_supervisor import BACKEND, Log
 from tests.wait import wait_until_async
 
 FIRST, NEXT = b"backend-0.1", b"backend-0.2"
-HELLO = messages.encode(messages.Hello(messages.VERSION, 1))
+HELLO = ipc_protocol.encode(ipc_protocol.Hello(ipc_protocol.VERSION, 1))
 ANSWER = RequestSpec(id="a", prompt=[1], max_tokens=2, decoding=DecodingParams())
 
 
 def forged(id: str) -> bytes:
-    return messages.encode(messages.Outputs([EngineOutput(id=id, nfe=1)]))
+    return ipc_protocol.encode(ipc_protocol.Outputs([EngineOutput(id=id, nfe=1)]))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def got(socket: zmq.Socket[bytes]) -> bool:
 
 
 async def served(supervisor: Supervisor, log: Log) -> None:
-    supervisor.send(0, messages.Add([ANSWER]))
+    supervisor.send(0, ipc_protocol.Add([ANSWER]))
     await wait_until_async(lambda: any(output.id == "a" and output.finish_reason for output in log.outputs))
 
 
@@ -153,7 +153,11 @@ def test_a_key_of_ones_own_opens_nothing(addresses: tuple[str, str], stranger: S
 
         async def squat(supervisor: Supervisor) -> None:
             public, secret = zmq.curve_keypair()
-            keys = {"CURVE_SERVERKEY": supervisor.peers.public, "CURVE_PUBLICKEY": public, "CURVE_SECRETKEY": secret}
+            keys = {
+                "CURVE_SERVERKEY": supervisor.authenticator.public,
+                "CURVE_PUBLICKEY": public,
+                "CURVE_SECRETKEY": secret,
+            }
             squatters.append(stranger.connect(zmq.DEALER, addresses[0], FIRST, **keys))
             stranger.try_send(squatters[0], HELLO)
             await stranger.until(squatters[0], zmq.EVENT_CONNECTED)
@@ -199,7 +203,7 @@ def test_a_backends_key_speaks_for_no_other_backend(
             await wait_until_async(lambda: log.ready == 1)
 
             def push(name: str) -> zmq.Socket[bytes]:
-                told = supervisor.peers.invite(name)
+                told = supervisor.authenticator.issue(name)
                 keys = {"SERVERKEY": told.server_public, "PUBLICKEY": told.public, "SECRETKEY": told.secret}
                 options = {f"CURVE_{option}": key.encode() for option, key in keys.items()}
                 return stranger.connect(zmq.PUSH, addresses[1], **options)
@@ -217,7 +221,7 @@ def test_a_backends_key_speaks_for_no_other_backend(
             assert process is not None
             process.kill()
             await wait_until_async(lambda: log.ready == 2)
-            assert FIRST.decode() not in supervisor.peers.names.values()  # its keys end with it
+            assert FIRST.decode() not in supervisor.authenticator.names.values()  # its keys end with it
 
     asyncio.run(run())
 
@@ -246,7 +250,7 @@ def test_what_cannot_be_decoded_is_one_line(
             await wait_until_async(lambda: log.outputs)
             assert not [task for task in supervisor.tasks if task.done()]
             with pytest.raises(ValueError, match="not a hello"):
-                messages.decode_hello(nested(100_000))
+                ipc_protocol.decode_hello(nested(100_000))
 
     with caplog.at_level(logging.DEBUG):
         asyncio.run(run())
@@ -254,7 +258,7 @@ def test_what_cannot_be_decoded_is_one_line(
     assert len(told) == 4
     for record in told:
         assert not record.exc_info
-        assert "backend-0.1 sent what cannot be decoded" in record.getMessage()
+        assert "backend-0.1: ignoring an invalid message" in record.getMessage()
         assert "\n" not in record.getMessage()
         assert len(record.getMessage()) < 400
 
@@ -263,7 +267,7 @@ def test_larger_messages_than_any_backend_sends_are_not_taken(
     tmp_path: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setitem(peers.LIMITS, zmq.PULL, 64 << 10)
+    monkeypatch.setitem(ipc_sockets.LIMITS, zmq.PULL, 64 << 10)
     addresses = (f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/e")
 
     async def run() -> None:
@@ -307,7 +311,7 @@ def test_backends_are_not_told_the_servers_secrets(checkpoint: Path, addresses: 
 def test_the_hubs_token_goes_where_a_model_is_fetched(
     model: str | None, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.server.environment import backend_environment
+    from runtime.server.env import backend_environment
 
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("UNMASK_API_KEY", "secret")

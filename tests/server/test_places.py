@@ -16,7 +16,10 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server.frontend import Inbox, end
+from runtime.server.engine_client.client import OutputQueue, fail_queues
+from runtime.server.engine_client.ipc_protocol import Loading
+from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.engine_client.supervisor import MAX_DELAY_SECONDS, RESET_SECONDS, BackOff
 from runtime.server.frontends import crew as crews
 from runtime.server.frontends import place as places
 from runtime.server.frontends.board import Board
@@ -24,11 +27,7 @@ from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.place import Place
 from runtime.server.frontends.reports import Reports
 from runtime.server.frontends.words import Ask, Finish, GaveUp, Observations, Observe, Stop, ToHead
-from runtime.server.messages import Loading
-from runtime.server.metrics import Metrics
-from runtime.server.observed import Observed
-from runtime.server.restarting import LAST_SECONDS, STEADY_SECONDS, BackOff
-from runtime.server.table import Table
+from runtime.server.metrics import Metrics, RequestMetrics
 from tests.wait import TIMEOUT, wait_until_async
 
 HANGS = (sys.executable, "-c", "import time; time.sleep(3600)")  # and says nothing
@@ -47,7 +46,7 @@ def empty_place(tmp_path: Path) -> Place:
 @contextlib.asynccontextmanager
 async def crew_of(tmp_path: Path, failures: list[str]) -> AsyncIterator[Crew]:
     """Over engines that load for ever; it ends in the end."""
-    table = Table(CONFIG, Observed(), Metrics("m", Reports()))
+    table = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", Reports()))
     table.supervisor = cast(Any, SimpleNamespace(replicas=[SimpleNamespace(loading=Loading("start", 0, 0))], ready=[]))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         crew = Crew(CONFIG, table, Reports(), listener, tmp_path / "board", failures.append)
@@ -112,7 +111,7 @@ def test_one_that_hangs_before_it_takes_connections_is_found(tmp_path: Path, mon
 def test_who_does_not_answer_gets_no_connections_that_others_take(tmp_path: Path) -> None:
     async def look() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            table = Table(CONFIG, Observed(), Metrics("m", Reports()))
+            table = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", Reports()))
             crew = Crew(CONFIG, table, Reports(), listener, tmp_path / "board", lambda sentence: None)
             takers, (first, second) = crew.dealer.takers, crew.places
             assert not takers()
@@ -250,11 +249,11 @@ def test_back_off_doubles_up_to_its_most_and_begins_anew_after_one_that_served()
     back_off = BackOff()
     seconds = [back_off.after(1.0) for _ in range(9)]
     assert seconds[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert seconds[-1] == LAST_SECONDS
-    assert [back_off.after(STEADY_SECONDS + 1), back_off.after(0.0)] == [0.5, 1.0]
+    assert seconds[-1] == MAX_DELAY_SECONDS
+    assert [back_off.after(RESET_SECONDS + 1), back_off.after(0.0)] == [0.5, 1.0]
 
 
 def test_an_end_is_told_to_each_inbox_once() -> None:
-    first, second, error = Inbox(), Inbox(), RequestError("no", status=503)
-    assert end([first, second, first], error) == 2
+    first, second, error = OutputQueue(), OutputQueue(), RequestError("no", status=503)
+    assert fail_queues([first, second, first], error) == 2
     assert [list(inbox.items) for inbox in (first, second)] == [[error], [error]]

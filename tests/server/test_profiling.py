@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.server.profile_work import STEP, ProfileWork
+from runtime.server.engine_process.background_work import STEP, ProfileWorker
 from tests.server.harness import FAKE, serving
 
 KEY = "a-key-of-these-tests"
@@ -44,7 +44,7 @@ def test_the_steps_of_every_backend_between_start_and_stop(checkpoint: Any, tmp_
 
             refused = client.post("/stop_profile")
             assert refused.status_code == 409
-            assert "no profile is under way" in refused.json()["error"]["message"]
+            assert "no profile is running" in refused.json()["error"]["message"]
             client.post("/generate", json=GENERATE).raise_for_status()
             before = steps(1)
             assert client.post("/start_profile").json() == {"status": "started", "backends": [0, 1]}
@@ -68,7 +68,7 @@ def test_a_directory_that_cannot_be_is_told_and_changes_nothing(checkpoint: Any,
     with serving(*flags) as server, server.client() as client:
         refused = client.post("/start_profile")
         assert refused.status_code == 500
-        assert "no profile can be made" in refused.json()["error"]["message"]
+        assert "failed to start the profile" in refused.json()["error"]["message"]
         assert client.post("/stop_profile").status_code == 409
         client.post("/generate", json=GENERATE).raise_for_status()
 
@@ -96,8 +96,8 @@ def test_a_backend_that_ends_takes_its_profile_with_it(tmp_path: Path) -> None:
 
 def test_a_backend_without_a_profile_says_so() -> None:
     said: list[Any] = []
-    ProfileWork("backend-0.1", said.append).stop(keep=True)
-    assert said[0].error == "no profile is under way"
+    ProfileWorker("backend-0.1", said.append).stop(keep=True)
+    assert said[0].error == "no profile is running"
 
 
 @pytest.mark.parametrize("flags", [["--profiler", "torch"], ["--torch-profiler-dir", "/tmp"]])

@@ -27,7 +27,7 @@ def server():
 
 
 def rank_of(backend):
-    (rank,) = [p for p in backend.children() if "runtime.server.rank" in p.cmdline()]
+    (rank,) = [p for p in backend.children() if "runtime.server.engine_process.rank" in p.cmdline()]
     return rank
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import RequestError
 from runtime.request.validation import preview
-from runtime.server.redaction import field_path, redacted
+from runtime.server.middleware.access_log import field_path, redacted
 from tests.server.harness import FAKE, serving
 
 SECRET = "swordfish"
@@ -78,5 +78,5 @@ def test_the_log_of_refused_requests_has_no_text_of_clients(checkpoint: Path) ->
             answer = client.post(path, json=body)
             assert answer.status_code in (400, 404), (path, body, answer.text)
         client.post("/v1/completions", content=f'{{"prompt": {SECRET}}}')
-        server.until(lambda: server.log.count("refused with") >= min(10, len(WRONG)))
+        server.until(lambda: server.log.count("rejected with") >= min(10, len(WRONG)))
         assert SECRET not in server.log

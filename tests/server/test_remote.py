@@ -14,7 +14,7 @@ from runtime.errors import RequestError
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.remote import Head, Remote
 from runtime.server.frontends.words import Facts, Known, Submit
-from runtime.server.observed import Observed
+from runtime.server.metrics import RequestMetrics
 from tests.server.test_fairness import frontend, spec
 
 CONFIG = ServerConfig(max_queue=4, frontend_processes=2)
@@ -25,7 +25,7 @@ def remote(board: Board, said: list[Any], index: int = 0) -> Remote:
     """A process over a head that only notes what it is told."""
     head = Head()
     head.channel = cast(Any, SimpleNamespace(say=said.append))
-    made = Remote(CONFIG, Observed(), head, board, index)
+    made = Remote(CONFIG, RequestMetrics(), head, board, index)
     info = cast(Any, SimpleNamespace(max_num_reqs=SLOTS))
     made.hear(Known(1, Facts(info, [0], ("ready", 1, 1), {}, True, True)))
     return made
@@ -50,7 +50,7 @@ def test_what_the_head_has_not_seen_yet_counts_as_it_will_there(tmp_path: Path, 
             owner = owners[number % len(owners)]
             assert fits(made, str(number), owner) == fits(table, str(number), owner)
         assert 4 <= table.live == made.live
-        assert all(made.held(owner) == table.held(owner) for owner in {"a", "b"})
+        assert all(made.live_of_key(owner) == table.live_of_key(owner) for owner in {"a", "b"})
         await asyncio.sleep(0)
         assert [type(message) for message in sent[1:]] == [Submit]
 

@@ -165,21 +165,21 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("field", "param", "says"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "answers are not kept here"),
-        ({"conversation": "c"}, "conversation", "answers are not kept here"),
-        ({"prompt": {"id": "p"}}, "prompt", "no prompts are kept here"),
-        ({"background": True}, "background", "while the client waits"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "responses are not stored"),
+        ({"conversation": "c"}, "conversation", "responses are not stored"),
+        ({"prompt": {"id": "p"}}, "prompt", "prompts are not stored"),
+        ({"background": True}, "background", "is not supported"),
         ({"truncation": "sometimes"}, "truncation", "'auto' or 'disabled'"),
         ({"include": ["file_search_call.results"]}, "include[0]", "reasoning.encrypted_content"),
         ({"input": []}, "input", "at least one message"),
         ({"input": 3}, "input", "string"),
-        ({"input": [{"role": "user"}]}, "input[0]", "message items have content"),
+        ({"input": [{"role": "user"}]}, "input[0]", "message items need content"),
         ({"input": [{"role": "critic", "content": "x"}]}, "input[0].role", "'user'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-         "input[0].content[0]", "input_image parts are not built, only text"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "send it whole"),
-        ({"input": [{"type": "computer_use", "call_id": "x"}]}, "input[0]", "are not built, only message"),
-        ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]", "function_call items have name"),
+         "input[0].content[0]", "input_image parts are not supported, only text"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "send the full item"),
+        ({"input": [{"type": "computer_use", "call_id": "x"}]}, "input[0]", "are not supported, only message"),
+        ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]", "function_call items need name"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"max_output_tokens": 2**40}, "max_output_tokens", "out of range"),
         ({"max_tokens": 3}, "max_tokens", "is max_output_tokens here"),
@@ -222,7 +222,7 @@ def test_a_client_that_leaves_ends_its_answer(fake: ServerProcess) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("response_format", {"type": "json_object"}, "is text.format here"), ("stream_mode", "denoise", "is not built")],
+    [("response_format", {"type": "json_object"}, "use text.format"), ("stream_mode", "denoise", "is not supported")],
 )
 def test_fields_of_other_routes_are_refused(client: httpx.Client, name: str, value: Any, said: str) -> None:
     refused = client.post("/v1/responses", json={**BODY, name: value, "stream": True})

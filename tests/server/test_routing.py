@@ -6,8 +6,8 @@ import pytest
 
 from runtime.config import EngineConfig
 from runtime.request.engine_messages import RequestSpec
-from runtime.server.messages import Configure
-from runtime.server.routing import CHUNK, Router
+from runtime.server.engine_client.ipc_protocol import Configure
+from runtime.server.engine_client.local_client import CHUNK, Router
 from tests.server.fake_engine import FakeEngine
 
 
@@ -22,7 +22,7 @@ def spec(prompt, max_tokens=64, salt=""):
 
 
 def send(router, request, load, info, ready=None):
-    replica, work = router.place(request, ready or range(len(load)), load, info)
+    replica, work = router.assign(request, ready or range(len(load)), load, info)
     router.work[replica] += work
     load[replica] += 1
     return replica
@@ -54,8 +54,8 @@ def test_a_prefix_draws_requests_as_long_as_it_saves_more_than_they_wait(info):
     assert send(router, spec([*shared, 7]), load, info) == 1
     assert send(router, spec([*shared, 8]), load, info) == 1  # which has it now too
     router.work[0] = router.work[1] = 0
-    router.lost(1)
-    assert router._has(1, router._chain(spec([*shared, 9]))) == 0
+    router.on_lost(1)
+    assert router._cached_tokens(1, router._chain(spec([*shared, 9]))) == 0
     assert send(router, spec([*shared, 9]), load, info) == 0
 
 
@@ -63,8 +63,8 @@ def test_salts_have_prefixes_of_their_own(info):
     router, load = Router(2), [0, 0]
     shared = list(range(1000))
     send(router, spec(shared, salt="a"), load, info)
-    assert router._has(0, router._chain(spec(shared, salt="a"))) == len(shared) // CHUNK * CHUNK
-    assert router._has(0, router._chain(spec(list(shared), salt="b"))) == 0
+    assert router._cached_tokens(0, router._chain(spec(shared, salt="a"))) == len(shared) // CHUNK * CHUNK
+    assert router._cached_tokens(0, router._chain(spec(list(shared), salt="b"))) == 0
 
 
 def test_only_what_a_cache_holds_is_remembered(info):
@@ -72,16 +72,16 @@ def test_only_what_a_cache_holds_is_remembered(info):
     room = info.num_pages * info.page_size // CHUNK
     for n in range(2 * room // 50):
         send(router, spec([n, *range(50 * CHUNK)]), load, info)
-    assert all(len(held) <= room for held in router._held)
+    assert all(len(held) <= room for held in router._cached_prefixes)
 
 
 def test_what_is_typical_is_learnt(info):
     router, load = Router(2), [0, 0]
     for _ in range(200):
-        router.answered(20)
-    _, work = router.place(spec([1, 2], max_tokens=4000), [0, 1], load, info)
+        router.on_answer(20)
+    _, work = router.assign(spec([1, 2], max_tokens=4000), [0, 1], load, info)
     assert 20 <= work <= 25
-    _, work = router.place(spec([1, 2], max_tokens=5), [0, 1], load, info)
+    _, work = router.assign(spec([1, 2], max_tokens=5), [0, 1], load, info)
     assert work == 7
 
 

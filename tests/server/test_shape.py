@@ -17,18 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import RequestError
-from runtime.server import shape, validating
+from runtime.server.admin.protocol import DetokenizeRequest
 from runtime.server.app import BODIES
-from runtime.server.conversation import MAX_MESSAGES, MAX_PARTS
-from runtime.server.preparing import SMALL_TEXT, Preparer
-from runtime.server.schemas import (
-    MAX_ENTRIES,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerateRequest,
-)
-from runtime.server.validating import parse_body
+from runtime.server.generate.protocol import GenerateRequest
+from runtime.server.openai.chat_messages import MAX_MESSAGES, MAX_PARTS
+from runtime.server.openai.protocol import MAX_ENTRIES, ChatRequest, CompletionRequest
+from runtime.server.preprocessing import request_body
+from runtime.server.preprocessing.preprocessor import SMALL_TEXT, Preprocessor
+from runtime.server.preprocessing.request_body import parse_body
 from runtime.tokenizer import Tokenizer
 from tests.server.bombs import CHAT, IDS, LARGEST, OWN, SHAPES, TEXT
 
@@ -54,7 +50,7 @@ def refusal(kind: type, data: bytes) -> RequestError | None:
 def test_two_mebibytes_of_anything_are_refused_before_they_are_parsed(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(validating, "decode", lambda data: pytest.fail("the body was parsed"))
+    monkeypatch.setattr(request_body, "parse_json", lambda data: pytest.fail("the body was parsed"))
     route, data = SHAPES[name]
     error = refusal(KINDS[route], data)
     assert error is not None
@@ -76,7 +72,7 @@ def test_other_tasks_run_while_a_large_body_is_read(name: str) -> None:
 
     async def read() -> int:
         iterations = 0
-        preparer = Preparer(lambda: pytest.fail("no engine is asked"))
+        preparer = Preprocessor(lambda: pytest.fail("no engine is asked"))
         reading = asyncio.create_task(preparer._parse(KINDS[route], data, ""))
         while not reading.done():
             await asyncio.sleep(0)
@@ -85,7 +81,7 @@ def test_other_tasks_run_while_a_large_body_is_read(name: str) -> None:
             reading.result()
         return iterations
 
-    assert asyncio.run(read()) > len(data) // shape.PIECE
+    assert asyncio.run(read()) > len(data) // request_body.SCAN_BYTES
 
 
 @pytest.mark.parametrize("size", [SMALL_TEXT, SMALL_TEXT + 1])
@@ -103,8 +99,8 @@ def test_only_short_texts_are_encoded_on_the_loop(tokenizer: Tokenizer, size: in
     async def encode() -> list[int]:
         request = SimpleNamespace(receive=stays, state=SimpleNamespace(), scope={})
         info = SimpleNamespace(max_model_len=2**17)
-        preparer = Preparer(lambda: cast(Any, (info, Noted())))
-        return await preparer.encode(cast(Any, request), "x" * size, begun=False)
+        preparer = Preprocessor(lambda: cast(Any, (info, Noted())))
+        return await preparer.encode(cast(Any, request), "x" * size, add_bos=False)
 
     assert len(asyncio.run(encode())) == size
     assert (threads == [threading.get_ident()]) is (size == SMALL_TEXT)
@@ -117,14 +113,14 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 
 @pytest.mark.parametrize("piece", range(1, 8))
 def test_a_body_is_counted_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(shape, "PIECE", piece)
-    monkeypatch.setattr(shape, "MAX_STRINGS", 4)
-    monkeypatch.setattr(shape, "MAX_CONTAINERS", 2)
-    shape.check_shape(rb'{"a[\\\\\"{":["{\"\\","[[\\","]"]}')
+    monkeypatch.setattr(request_body, "SCAN_BYTES", piece)
+    monkeypatch.setattr(request_body, "MAX_STRINGS", 4)
+    monkeypatch.setattr(request_body, "MAX_CONTAINERS", 2)
+    request_body.check_shape(rb'{"a[\\\\\"{":["{\"\\","[[\\","]"]}')
     with pytest.raises(RequestError, match="objects and lists"):
-        shape.check_shape(rb'{"a":["\"{\\",[]]}')
+        request_body.check_shape(rb'{"a":["\"{\\",[]]}')
     with pytest.raises(RequestError, match="strings"):
-        shape.check_shape(rb'["\\","\"","","",""]')
+        request_body.check_shape(rb'["\\","\"","","",""]')
 
 
 def test_a_list_ends_at_its_first_error() -> None:
@@ -182,9 +178,9 @@ def test_a_shape_is_counted_right(value: Any, ascii_only: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
 
         def passes(limit: str, count: int) -> bool:
-            patch.setattr(shape, limit, count)
+            patch.setattr(request_body, limit, count)
             try:
-                shape.check_shape(data)
+                request_body.check_shape(data)
             except RequestError:
                 return False
             finally:

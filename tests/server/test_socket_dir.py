@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.server.socket_dir import LOCK, remove_abandoned, socket_dir
+from runtime.server.engine_client.ipc_sockets import LOCK, remove_abandoned, socket_dir
 from tests.server.harness import FAKE, serving
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.server import responses
-from runtime.server.responses import EventStream
+from runtime.server import http_responses
+from runtime.server.http_responses import EventStream
 from tests.simulated_time import run_simulated
 
 
@@ -31,7 +31,7 @@ async def never() -> dict[str, Any]:
 
 
 def test_comments_fill_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "KEEP_ALIVE_SECONDS", 5)
+    monkeypatch.setattr(http_responses, "KEEP_ALIVE_SECONDS", 5)
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:

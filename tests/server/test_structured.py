@@ -18,13 +18,13 @@ import psutil
 import pydantic
 import pytest
 
-from runtime.server import structured
-from runtime.server.jobs import ClientGone
+from runtime.server.http_responses import ClientGone
+from runtime.server.preprocessing import response_format
 from runtime.structured_output.limits import SandboxLimits
 from tests.request.test_sampling_params import INFO
 from tests.server.harness import ServerProcess, serving
 from tests.server.limits import MASK_LIMITS, TRIAL_LIMITS
-from tests.server.test_lanes import Client, settle
+from tests.server.test_executors import Client, settle
 from tests.wait import TIMEOUT, wait_until
 
 CHAT: Any = {
@@ -270,10 +270,10 @@ def test_grammars_that_nobody_waits_for_are_not_compiled(monkeypatch: pytest.Mon
             assert release.wait(TIMEOUT)
             return ""
 
-    monkeypatch.setattr(structured, "GrammarSandbox", Sandbox)
+    monkeypatch.setattr(response_format, "GrammarSandbox", Sandbox)
 
     async def everything() -> None:
-        checker = structured.FormChecker(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
+        checker = response_format.GrammarValidator(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
 
         def check(client: Client, grammar: str) -> asyncio.Task[None]:
             return asyncio.create_task(checker.check(cast(Any, client), grammar, "regex"))

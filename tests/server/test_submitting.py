@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from runtime.request.engine_messages import EngineOutput, RequestSpec
+from runtime.server.engine_client.ipc_protocol import Abort, Add
 from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.reports import Reports
 from runtime.server.frontends.words import Submit, ToHead
-from runtime.server.messages import Abort, Add
 from tests.server.test_fairness import frontend, spec
 from tests.server.test_places import CONFIG
 
@@ -25,7 +25,7 @@ def test_the_board_is_told_of_every_end(tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             table = frontend([], queue=1, slots=7)
             crew = Crew(CONFIG, table, Reports(), listener, tmp_path / "board", lambda sentence: None)
-            table.changed = lambda: None  # nobody is there to be told
+            table.on_change = lambda: None  # nobody is there to be told
             board, place = crew.board, crew.places[0]
 
             def say(message: ToHead) -> tuple[int, int]:
@@ -40,7 +40,7 @@ def test_the_board_is_told_of_every_end(tmp_path: Path) -> None:
             assert say(Abort(["w", "v"])) == (2, 2)
             board.ask(0, "a", 1)  # and is not heard
             board.renew(0)
-            assert (board.live, board.held("a")) == (2, 2) == (table.live, table.held("a"))
+            assert (board.live, board.held("a")) == (2, 2) == (table.live, table.live_of_key("a"))
             table.on_down(0, "it ended")
             assert (board.live, board.held("a")) == (0, 0)
 
@@ -52,7 +52,7 @@ def test_what_cannot_be_entered_is_one_requests_matter(tmp_path: Path, monkeypat
         with socket.create_server(("127.0.0.1", 0)) as listener:
             table, said = frontend([], queue=9, slots=7), list[Any]()
             crew = Crew(CONFIG, table, Reports(), listener, tmp_path / "board", lambda sentence: None)
-            place, put = crew.places[0], table.router.place
+            place, put = crew.places[0], table.router.assign
             place.say = said.append  # type: ignore[method-assign]
 
             def fails(spec: RequestSpec, *others: Any) -> Any:
@@ -60,13 +60,13 @@ def test_what_cannot_be_entered_is_one_requests_matter(tmp_path: Path, monkeypat
                     raise ValueError("broken")
                 return put(spec, *others)
 
-            monkeypatch.setattr(table.router, "place", fails)
+            monkeypatch.setattr(table.router, "assign", fails)
             crew.board.ask(0, "a", 3)
             two, other = [spec("first", "a"), spec("second", "a")], [spec("third", "a")]
             place.heard(place, Submit([Add.of(two), Add.of(other)]))
             (failed,) = said
             assert (failed.ids, failed.refusal.status) == (["first", "second"], 500)
-            assert list(table.table) == ["third"]
-            assert (crew.board.live, crew.board.held("a")) == (1, 1) == (table.live, table.held("a"))
+            assert list(table.requests) == ["third"]
+            assert (crew.board.live, crew.board.held("a")) == (1, 1) == (table.live, table.live_of_key("a"))
 
     asyncio.run(submit())

@@ -1,4 +1,7 @@
-"""Backends that die, fail, are full or do not start, with an engine that does so on demand (docs/server.md#ending)."""
+"""Backends that die, fail, are full or do not start, with an engine that does so on demand.
+
+See docs/operations/server.md#shutdown.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +174,7 @@ def test_a_killed_frontend_takes_its_backend_with_it(checkpoint: Path) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("more", [(), ("--frontend-processes", "2")])
 def test_a_server_whose_backend_is_stopped_is_not_ready(checkpoint: Path, more: tuple[str, ...]) -> None:
-    limits = {"runtime.server.messages.UNRESPONSIVE_SECONDS": 3.0}
+    limits = {"runtime.server.engine_client.ipc_protocol.UNRESPONSIVE_SECONDS": 3.0}
     with serving("--model", str(checkpoint), *more, module=FAKE, limits=limits) as server, server.client() as client:
         (backend,) = server.backends()
         backend.suspend()
@@ -180,7 +183,7 @@ def test_a_server_whose_backend_is_stopped_is_not_ready(checkpoint: Path, more: 
             assert client.get("/health").status_code == 200
             answer = client.post("/generate", json={"prompt": "x", "max_tokens": 2})
             assert answer.status_code == 503
-            assert "no backend answers at the moment" in answer.json()["error"]["message"]
+            assert "no engine process is ready" in answer.json()["error"]["message"]
         finally:
             backend.resume()
         wait_until(lambda: client.get("/ready").status_code == 200)

@@ -13,9 +13,9 @@ import pytest
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
-from runtime.server import messages
-from runtime.server import supervisor as supervisor_module
-from runtime.server.supervisor import Supervisor
+from runtime.server.engine_client import ipc_protocol
+from runtime.server.engine_client import supervisor as supervisor_module
+from runtime.server.engine_client.supervisor import Supervisor
 from tests.server.harness import ROOT
 from tests.wait import wait_until_async
 
@@ -52,10 +52,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 @pytest.fixture(autouse=True)
 def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a slow machine does not reach. A test of one sets it."""
-    monkeypatch.setattr(supervisor_module, "REASON_SECONDS", 3600.0)
+    monkeypatch.setattr(supervisor_module, "EXIT_REASON_SECONDS", 3600.0)
     monkeypatch.setattr(supervisor_module, "STOP_SECONDS", 60.0)
-    monkeypatch.setattr(messages, "BACKEND_SILENCE_SECONDS", 3600.0)
-    monkeypatch.setattr(messages, "UNRESPONSIVE_SECONDS", 3600.0)
+    monkeypatch.setattr(ipc_protocol, "BACKEND_SILENCE_SECONDS", 3600.0)
+    monkeypatch.setattr(ipc_protocol, "UNRESPONSIVE_SECONDS", 3600.0)
 
 
 def supervise(
@@ -66,15 +66,15 @@ def supervise(
 
 
 def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "PING_SECONDS", 0.2)
-    monkeypatch.setattr(messages, "BACKEND_SILENCE_SECONDS", 3600.0)
+    monkeypatch.setattr(ipc_protocol, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(ipc_protocol, "BACKEND_SILENCE_SECONDS", 3600.0)
 
     class Patient(Log):
         """Raises the limit again with the first process that ends: the next one may be slow, and does not hang."""
 
         def on_down(self, replica: int, reason: str) -> None:
             super().on_down(replica, reason)
-            monkeypatch.setattr(messages, "BACKEND_SILENCE_SECONDS", 3600.0)
+            monkeypatch.setattr(ipc_protocol, "BACKEND_SILENCE_SECONDS", 3600.0)
 
     async def run() -> None:
         log, failures = Patient(), []
@@ -85,13 +85,13 @@ def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.Monk
             process = supervisor.replicas[0].process
             assert process is not None
             os.kill(process.pid, signal.SIGSTOP)
-            monkeypatch.setattr(messages, "BACKEND_SILENCE_SECONDS", 0.5)
+            monkeypatch.setattr(ipc_protocol, "BACKEND_SILENCE_SECONDS", 0.5)
             await wait_until_async(lambda: log.reasons)
-            assert "said nothing" in log.reasons[0]
+            assert "was unresponsive" in log.reasons[0]
             assert not supervisor.ready
             await wait_until_async(lambda: log.ready == 2)
             spec = RequestSpec(id="a", prompt=[1], max_tokens=2, decoding=DecodingParams())
-            supervisor.send(0, messages.Add([spec]))
+            supervisor.send(0, ipc_protocol.Add([spec]))
             await wait_until_async(lambda: log.outputs)
             assert log.outputs[0].finish_reason == "length"
         finally:
@@ -142,7 +142,7 @@ def test_a_reason_that_arrives_after_the_end_of_its_process_is_read(
 
 
 def test_a_process_that_exits_without_a_reason_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "REASON_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor_module, "EXIT_REASON_SECONDS", 0.05)
 
     async def run() -> None:
         failures: list[str] = []
@@ -164,7 +164,7 @@ def test_words_of_strangers_and_of_the_dead_are_not_heard(folder: Path) -> None:
         supervisor = supervise(folder, log, failures)
         await supervisor.start()
         await wait_until_async(lambda: log.ready == 1)
-        news = messages.encode(messages.Outputs([EngineOutput(id="x", nfe=1)]))
+        news = ipc_protocol.encode(ipc_protocol.Outputs([EngineOutput(id="x", nfe=1)]))
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
             socket.connect(f"ipc://{folder}/e")
             for frames in ([b"backend-0.0", news], [b"backend-0.1", b"\xff"], [b"one"], [b"a", b"b", b"c"]):
@@ -179,7 +179,7 @@ def test_words_of_strangers_and_of_the_dead_are_not_heard(folder: Path) -> None:
 
 
 def test_a_stopped_backend_is_not_ready_until_it_runs_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(ipc_protocol, "PING_SECONDS", 0.2)
 
     async def run() -> None:
         log, failures = Log(), []
@@ -190,7 +190,7 @@ def test_a_stopped_backend_is_not_ready_until_it_runs_again(folder: Path, monkey
             process = supervisor.replicas[0].process
             assert process is not None
             os.kill(process.pid, signal.SIGSTOP)
-            monkeypatch.setattr(messages, "UNRESPONSIVE_SECONDS", 3.0)
+            monkeypatch.setattr(ipc_protocol, "UNRESPONSIVE_SECONDS", 3.0)
             await wait_until_async(lambda: not supervisor.ready)
             os.kill(process.pid, signal.SIGCONT)
             await wait_until_async(lambda: supervisor.ready == [0])
@@ -218,7 +218,7 @@ def test_a_backend_whose_engine_is_busy_for_long_stays_ready(
         try:
             await wait_until_async(lambda: supervisor.ready == [0])
             spec = RequestSpec(id="a", prompt=[1], max_tokens=2, decoding=DecodingParams())
-            supervisor.send(0, messages.Add([spec]))
+            supervisor.send(0, ipc_protocol.Add([spec]))
             replica = supervisor.replicas[0]
             await wait_until_async(lambda: replica.last_beat - replica.last_message > 3.0)
             assert supervisor.ready == [0]

@@ -217,16 +217,16 @@ def test_the_template_gets_tools_and_arguments_as_objects(client: httpx.Client, 
         ({"tools": [CLOCK], "tool_choice": "required"}, "tool_choice",
          "is not supported by this server (scripts know no grammars); leave it out"),
         ({"functions": [{"name": "f"}]}, "functions",
-         "are the older form of tools, which is not built; send tools, and tool_choice in place of function_call"),
+         "the deprecated form of tools is not supported; send tools, and tool_choice instead of function_call"),
         ({"function_call": {"name": "f"}}, "function_call",
-         "is the older form of tool_choice; send tools and that"),
+         "the deprecated form of tool_choice is not supported; send tools and tool_choice"),
         ({"tools": [CLOCK], "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools",
          "tools says it too; leave one of them out"),
         ({"messages": [{"role": "tool", "tool_call_id": "x", "content": "1"}]}, "messages[0]",
-         "is a tool's result, and no message before it calls one"),
+         "is a tool result without an assistant message that calls a tool before it"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]},
                        {"role": "tool", "tool_call_id": "x", "content": "1"}]}, "messages[1].tool_call_id",
-         "'x' is the id of no call before it"),
+         "'x' is not the id of an earlier call"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_a_sentence(client: httpx.Client, more: dict[str, Any], param: str, said: str) -> None:
@@ -294,7 +294,7 @@ def test_a_parser_that_is_not_there_is_refused(tagged: Path) -> None:
     for flag, known in (("tool-call-parser", "gemma4, hermes, qwen3_coder"), ("reasoning-parser", "gemma4, think")):
         with serving("--model", str(tagged), f"--{flag}", "nope", module=SCRIPTED, ready=False) as server:
             assert server.wait() == 1
-            assert f"error: --{flag}: 'nope' is not known; there are {known}, and off" in server.log
+            assert f"error: --{flag}: unknown parser 'nope'; available: {known}, off" in server.log
 
 
 def test_parsers_are_chosen_by_flag(tagged: Path) -> None:
@@ -306,9 +306,7 @@ def test_parsers_are_chosen_by_flag(tagged: Path) -> None:
         assert (found["content"], found["reasoning"]) == ("<think>a</think>", "")
         assert (found["calls"], found["reason"]) == ([("clock", "{}")], "tool_calls")
         refused = client.post(CHAT, json=say(text, tools=[CLOCK], tool_choice="required"))
-        assert "calls in the format qwen3_coder cannot be held to a schema" in refused.json()["error"]["message"]
+        assert "calls in the format qwen3_coder cannot be constrained to a schema" in refused.json()["error"]["message"]
     with serving(*arguments, "--tool-call-parser", "off", module=SCRIPTED) as server, server.client() as client:
         refused = client.post(CHAT, json=say("a", tools=[CLOCK]))
-        assert (
-            refused.json()["error"]["message"] == "tools: this server runs with --tool-call-parser off; leave them out"
-        )
+        assert refused.json()["error"]["message"] == "tools: are disabled by --tool-call-parser off; leave them out"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from runtime.server import tracing
-from runtime.server.environment import backend_environment
+from runtime.server.env import backend_environment
+from runtime.server.middleware import tracing
 from tests.server.harness import serving
 from tests.wait import wait_until
 
@@ -169,7 +169,7 @@ def test_a_protocol_that_is_not_spoken_is_told(
 @pytest.mark.parametrize("more", [{}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
 def test_nothing_is_imported_where_no_traces_are_wanted(more: dict[str, str]) -> None:
     program = (
-        "import sys; from runtime.server import http, tracing\n"
+        "import sys; from runtime.server import http_server; from runtime.server.middleware import tracing\n"
         "assert tracing.start() is None\n"
         "assert not [n for n in sys.modules if n.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]"
     )

@@ -15,15 +15,18 @@ from starlette.requests import Request
 from runtime.config import EngineConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, EngineOutput, EngineStats, RequestSpec
-from runtime.server import messages
-from runtime.server.figures import EngineFigures
-from runtime.server.logs import without_signatures
-from runtime.server.preparing import Preparer
-from runtime.server.routes import chat, completions, generate, infill, responses, status
-from runtime.server.routes import messages as messages_route
-from runtime.server.routes.documented import at_once
-from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
-from runtime.server.validating import parse_body
+from runtime.server.admin import routes
+from runtime.server.anthropic import messages as messages_route
+from runtime.server.engine_client import ipc_protocol
+from runtime.server.generate import serving
+from runtime.server.generate.protocol import GenerateRequest
+from runtime.server.logs import redact_queries
+from runtime.server.metrics import EngineMetrics
+from runtime.server.openai import chat, completions, responses
+from runtime.server.openai.protocol import ChatRequest, CompletionRequest
+from runtime.server.openapi import fast_routes
+from runtime.server.preprocessing.preprocessor import Preprocessor
+from runtime.server.preprocessing.request_body import parse_body
 from runtime.tokenizer import Tokenizer
 from tests.request.test_sampling_params import info
 
@@ -34,41 +37,43 @@ SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding
 @pytest.mark.parametrize(
     "command",
     [
-        messages.Configure(EngineConfig(model="x", eos_token_ids=(1, 2)), (1,), "info", "text"),
-        messages.Add([SPEC]),
-        messages.Abort(["a"]),
-        messages.Ping(),
-        messages.Stop("why"),
+        ipc_protocol.Configure(EngineConfig(model="x", eos_token_ids=(1, 2)), (1,), "info", "text"),
+        ipc_protocol.Add([SPEC]),
+        ipc_protocol.Abort(["a"]),
+        ipc_protocol.Ping(),
+        ipc_protocol.Stop("why"),
     ],
 )
-def test_commands_survive_the_wire(command: messages.Command) -> None:
-    assert messages.decode_command(messages.encode(command)) == command
+def test_commands_survive_the_wire(command: ipc_protocol.Command) -> None:
+    assert ipc_protocol.decode_command(ipc_protocol.encode(command)) == command
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        messages.Loading("weights", 5, 2**40),
-        messages.Outputs([EngineOutput(id="a", nfe=1, new_tokens=[1], finish_reason="stop", tokens=[], masked=[0])]),
-        messages.Stats(EngineStats(waiting=1, step_seconds=[0.5])),
-        messages.Fatal("a sentence"),
+        ipc_protocol.Loading("weights", 5, 2**40),
+        ipc_protocol.Outputs(
+            [EngineOutput(id="a", nfe=1, new_tokens=[1], finish_reason="stop", tokens=[], masked=[0])]
+        ),
+        ipc_protocol.Stats(EngineStats(waiting=1, step_seconds=[0.5])),
+        ipc_protocol.Fatal("a sentence"),
     ],
 )
-def test_events_survive_the_wire(event: messages.Event) -> None:
-    assert messages.decode_event(messages.encode(event)) == event
+def test_events_survive_the_wire(event: ipc_protocol.Event) -> None:
+    assert ipc_protocol.decode_event(ipc_protocol.encode(event)) == event
 
 
 def test_a_hello_of_another_version_is_refused() -> None:
-    assert messages.decode_hello(messages.encode(messages.Hello(messages.VERSION, 5))).pid == 5
+    assert ipc_protocol.decode_hello(ipc_protocol.encode(ipc_protocol.Hello(ipc_protocol.VERSION, 5))).pid == 5
     with pytest.raises(ValueError, match="version 99"):
-        messages.decode_hello(messages.encode(messages.Hello(99, 5)))
-    for nonsense in (b"", b"\x00", messages.encode(messages.Ping())):
+        ipc_protocol.decode_hello(ipc_protocol.encode(ipc_protocol.Hello(99, 5)))
+    for nonsense in (b"", b"\x00", ipc_protocol.encode(ipc_protocol.Ping())):
         with pytest.raises(ValueError, match="not a hello"):
-            messages.decode_hello(nonsense)
+            ipc_protocol.decode_hello(nonsense)
 
 
 def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
-    figures = EngineFigures()
+    figures = EngineMetrics()
     figures.current[0] = EngineStats(pages_total=10, pages_used=5, generated_tokens=100, forwards_commit=2)
     figures.current[0].steps_eager_not_captured, figures.current[0].graph_bytes = 3, 50
     figures.current[1] = EngineStats(pages_total=10, pages_cached=4, generated_tokens=10)
@@ -98,8 +103,8 @@ def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
     ],
 )
 def test_requests_are_counted_as_they_are_now(live: list[int], told: list[int], requests: tuple[int, int]) -> None:
-    figures = EngineFigures()
-    figures.live, figures.room = live, 16
+    figures = EngineMetrics()
+    figures.live_by_replica, figures.max_running_requests = live, 16
     figures.current = {replica: EngineStats(waiting=waiting) for replica, waiting in enumerate(told)}
     assert figures.requests() == requests
 
@@ -162,7 +167,7 @@ def test_a_text_is_called_too_long_only_if_it_is(checkpoint: Path) -> None:
 
 def test_plain_text_begins_as_the_model_family_has_it(checkpoint: Path) -> None:
     tokenizer = Tokenizer(checkpoint)
-    preparer = Preparer(lambda: (info(max_token_id=263, bos_token_id=7), tokenizer))
+    preparer = Preprocessor(lambda: (info(max_token_id=263, bos_token_id=7), tokenizer))
     request = Request({"type": "http"})
     assert asyncio.run(preparer.encode_each(request, ["ab", [1, 2]])) == [[7, *tokenizer.encode("ab")], [1, 2]]
     assert asyncio.run(preparer.encode(request, "ab")) == [7, *tokenizer.encode("ab")]
@@ -172,7 +177,7 @@ def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:
     def told(logger: str) -> str:
         asked = ("https://cdn.example/blob?X-Signature=secret",)
         record = logging.LogRecord(logger, logging.WARNING, "", 0, "%s fails", asked, None)
-        assert without_signatures(record)
+        assert redact_queries(record)
         return record.getMessage()
 
     assert told("huggingface_hub.file_download") == "https://cdn.example/blob fails"
@@ -181,16 +186,14 @@ def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:
 
 def test_routes_that_answer_by_themselves_are_found_by_method_and_path() -> None:
     """Every generating one, and none of those that the framework works out answers for."""
-    found = at_once(
-        module.router for module in (chat, completions, generate, infill, messages_route, responses, status)
-    )
+    found = fast_routes(module.router for module in (chat, completions, serving, messages_route, responses, routes))
     assert found == {
         ("POST", "/chat/completions"): chat.chat_completions,
         ("POST", "/v1/chat/completions"): chat.chat_completions,
         ("POST", "/completions"): completions.completions,
         ("POST", "/v1/completions"): completions.completions,
-        ("POST", "/generate"): generate.generate,
-        ("POST", "/v1/infill"): infill.infill,
+        ("POST", "/generate"): serving.generate,
+        ("POST", "/v1/infill"): serving.infill,
         ("POST", "/v1/messages"): messages_route.messages,
         ("POST", "/v1/messages/count_tokens"): messages_route.count_tokens,
         ("POST", "/responses"): responses.responses,

@@ -422,7 +422,7 @@ def test_the_openai_client_reads_a_namespaced_call(scripted: ServerProcess) -> N
     [
         ({"type": "item_reference", "id": "x"}, "input[0]"),
         ({"type": "mesage", "role": "user", "content": "x"}, "input[0]"),
-        ({"type": "custom_tool_call", "name": "patch"}, "input[0]: custom_tool_call items have call_id"),
+        ({"type": "custom_tool_call", "name": "patch"}, "input[0]: custom_tool_call items need call_id"),
         ({"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}, "input[0]: function_call items have"),
         ({"type": "function_call_output", "call_id": "c", "output": {}}, "input[0]: function_call_output items have"),
     ],

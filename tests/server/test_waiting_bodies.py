@@ -14,12 +14,14 @@ from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server import dialect, preparing
-from runtime.server.jobs import ClientGone
-from runtime.server.observed import Observed
-from runtime.server.routes import chat, completions
-from runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from runtime.server.service import Service
+from runtime.server import serving_base
+from runtime.server.admin.protocol import TokenizeRequest
+from runtime.server.context import ServerContext
+from runtime.server.http_responses import ClientGone
+from runtime.server.metrics import RequestMetrics
+from runtime.server.openai import chat, completions
+from runtime.server.openai.protocol import ChatRequest, CompletionRequest
+from runtime.server.preprocessing import preprocessor
 from tests.request.test_sampling_params import INFO
 from tests.wait import TIMEOUT
 
@@ -47,10 +49,12 @@ class Server:
 
     def __init__(self) -> None:
         self.order: list[int] = []
-        self.service: Any = SimpleNamespace(preparer=preparing.Preparer(lambda: pytest.fail("no engine is asked")))
+        self.service: Any = SimpleNamespace(
+            preprocessor=preprocessor.Preprocessor(lambda: pytest.fail("no engine is asked"))
+        )
 
     async def read(self, post: Post) -> None:
-        body = await Service.body(self.service, post.request, TokenizeRequest)
+        body = await ServerContext.body(self.service, post.request, TokenizeRequest)
         self.order.append(len(body.prompt or ""))
 
 
@@ -80,7 +84,7 @@ def test_a_body_whose_client_is_gone_is_not_parsed() -> None:
 
 
 def test_the_bytes_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "MAX_WAITING_BODIES", 2 * LARGE + 100, raising=False)
+    monkeypatch.setattr(preprocessor, "MAX_WAITING_BODIES", 2 * LARGE + 100, raising=False)
 
     async def everything() -> None:
         server = Server()
@@ -110,10 +114,10 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
 ) -> None:
     """A thousand may wait, of two megabytes each."""
 
-    class Held(Service):
+    class Held(ServerContext):
         def __init__(self) -> None:
-            self.preparer = Ids()  # type: ignore[assignment]
-            self.metrics = Observed()
+            self.preprocessor = Ids()  # type: ignore[assignment]
+            self.metrics = RequestMetrics()
             self.config = ServerConfig()
 
         async def body(self, request: Any, kind: Any) -> Any:
@@ -128,7 +132,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         def require(self) -> Any:
             return INFO, SimpleNamespace(byte_decoder=None)
 
-        async def job(self, *args: Any, **fields: Any) -> Any:
+        async def submit(self, inputs: Any) -> Any:
             return contextlib.nullcontext()
 
     class Ids:
@@ -145,10 +149,10 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         raise Waiting(service.notes())
 
     service = Held()
-    monkeypatch.setattr(dialect, "answered", waits)
+    monkeypatch.setattr(serving_base, "run_to_completion", waits)
     monkeypatch.setattr(contextlib.nullcontext, "id", "x", raising=False)
     monkeypatch.setattr(contextlib.nullcontext, "choices", [], raising=False)
-    request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(service=service))})
+    request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(context=service))})
     answer = route.chat_completions if route is chat else route.completions
     with pytest.raises(Waiting) as found:
         asyncio.run(answer(request))

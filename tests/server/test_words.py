@@ -10,13 +10,13 @@ from prometheus_client.core import Metric
 
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
+from runtime.server.engine_client.ipc_protocol import Outputs, encode
 from runtime.server.frontends import words
 from runtime.server.frontends.board import Board, Owned
 from runtime.server.frontends.channel import Channel
 from runtime.server.frontends.reports import Reports, told
 from runtime.server.frontends.words import Failed, Refusal
-from runtime.server.messages import Outputs, encode
-from runtime.server.observed import Observed
+from runtime.server.metrics import RequestMetrics
 
 
 def test_messages_come_whole_however_they_are_cut() -> None:
@@ -88,8 +88,8 @@ def test_what_a_process_asked_for_without_being_heard_is_over_with_it(tmp_path: 
         assert all(head.held(owner) == alive[owner] for owner in "ab")
 
 
-def observing(ends: int, connections: int) -> Observed:
-    made = Observed()
+def observing(ends: int, connections: int) -> RequestMetrics:
+    made = RequestMetrics()
     made.requests.labels("stop").inc(ends)
     for _ in range(ends):
         made.end_to_end.observe(0.2)

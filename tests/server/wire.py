@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from runtime.server.http import HttpServer
-from runtime.server.observed import Observed
+from runtime.server.http_server import HttpServer
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire.connection import Connection
 from runtime.server.wire.limits import Limits
 from runtime.server.wire.roster import Phase
@@ -77,7 +77,7 @@ class Wired:
 
     def __init__(self, limits: Limits) -> None:
         self.now = 1000.0
-        self.metrics = Observed()
+        self.metrics = RequestMetrics()
         self.http = HttpServer(self._app, limits, self.metrics, clock=lambda: self.now)
         self.slow = asyncio.Semaphore(0)
         self.listener = socket.socket()
@@ -148,7 +148,7 @@ class Wired:
         return connection
 
     def given_up(self, reason: str) -> float:
-        return self.metrics.given_up.labels(reason)._value.get()
+        return self.metrics.closed_by_server.labels(reason)._value.get()
 
     @property
     def open(self) -> int:
@@ -205,7 +205,7 @@ class Transport:
 async def exchange(segments: list[bytes], patience: int = 2, **limits: Any) -> tuple[bytes, int]:
     """What a connection answers to these segments, and the most requests that it held. `patience`: turns of the loop
     between segments."""
-    http = HttpServer(app, Limits(**limits), Observed())
+    http = HttpServer(app, Limits(**limits), RequestMetrics())
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
     connection: Connection = http._connection()

@@ -1,7 +1,7 @@
 """``python -m tests.siege.faults``: a server under load whose machine fails, compared with one whose machine does not.
 
 Each fault has a control: the same server, clients and seconds without the fault. The bars are in `missed`, and in the
-words of docs/security.md. Exits with 1 when a bar is missed.
+words of docs/operations/security.md. Exits with 1 when a bar is missed.
 """
 
 from __future__ import annotations

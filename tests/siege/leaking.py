@@ -8,18 +8,18 @@ from typing import Any
 
 from runtime.config import parse
 from runtime.errors import RequestError
-from runtime.server.keys import Keys
-from runtime.server.serve import run
+from runtime.server.launcher import run
+from runtime.server.middleware.auth import ApiKeys
 
 GROWTH = 60_000_000  # bytes a wrong key
 STALL = 0.5  # seconds
 LINES = 100
 
 held: list[bytes] = []
-check = Keys.check
+check = ApiKeys.check
 
 
-def leaking(keys: Keys, *args: Any) -> Any:
+def leaking(keys: ApiKeys, *args: Any) -> Any:
     try:
         return check(keys, *args)
     except RequestError:
@@ -31,5 +31,5 @@ def leaking(keys: Keys, *args: Any) -> Any:
 
 
 if __name__ == "__main__":
-    Keys.check = leaking  # type: ignore[method-assign]
+    ApiKeys.check = leaking  # type: ignore[method-assign]
     sys.exit(run(parse(sys.argv[1:], os.environ), (sys.executable, "-m", "tests.server.fake_backend")))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from runtime.engine.engine import Engine
-from runtime.engine.grammar_queue import GrammarQueue
+from runtime.engine.request_queue import GrammarQueue
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.structured import grammar_of
 from runtime.structured_output.grammar_cache import GrammarCache

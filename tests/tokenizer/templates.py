@@ -157,7 +157,7 @@ DETAILS = """{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ loop.p
 {% set ns = namespace(n=0) %}{% for c in 'abc' if c != 'b' %}{% set ns.n = ns.n + 1 %}{% else %}none{% endfor %}{{ ns.n }}
 {{ tools is none }}{{ documents is none }}{{ custom | default('unset', true) }}{{ eos_token }}{{ messages[-1].content[:3] }}"""
 
-# By what they are like: the families that docs/models.md documents.
+# By what they are like: the families that docs/models/index.md documents.
 TEMPLATES = {
     "SDAR, Dream, DiffuCoder, Fast-dLLM v2, DreamReasoner, Nemotron": IM,
     "LLaDA2, LLaDA-MoE": ROLES,

@@ -133,7 +133,8 @@ def test_normalization_rules_of_sentencepiece_are_applied(tmp_path: Path) -> Non
     for model_type in ("bpe", "unigram"):
         reference = write_sentencepiece(tmp_path, DEFAULT_RULES | {"model_type": model_type})
         tokenizer = Tokenizer(tmp_path)
-        # The tokenizers library applies rules to a base and its combining marks as one: docs/models.md#tokenizers.
+        # The tokenizers library applies rules to a base and its combining marks as one: see
+        # docs/models/index.md#tokenizers.
         texts = [text for text in random_texts() if not any(unicodedata.category(char)[0] == "M" for char in text)]
         assert len(texts) > 1000
         assert [text for text in texts if tokenizer.encode(text) != reference(text)] == []

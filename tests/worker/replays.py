@@ -14,9 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import LLM, SamplingParams
 from runtime.worker import memory
-from runtime.worker.cuda_graph import run_eagerly
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.model_step import ModelStep
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
+from runtime.worker.model_runner import ModelStep
 from tests.golden import GOLDEN
 from tests.models.golden_answers import SERVER, cases
 

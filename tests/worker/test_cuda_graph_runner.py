@@ -14,15 +14,17 @@ from runtime.algorithms import LogitStat, algorithm_keys
 from runtime.engine.lora_manager import LoRAManager
 from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
 from runtime.strategies import DecodingContext, make_strategy
-from runtime.worker.capture_sizes import CaptureSizes, capture_batch_sizes, pad_sampled_rows
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.graph_padding import (
+from runtime.worker.capture_sizes import (
+    CaptureSizes,
     Views,
+    capture_batch_sizes,
     forward_buffer_specs,
     pad_forward_inputs,
     pad_sample_inputs,
+    pad_sampled_rows,
     sample_buffer_specs,
 )
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import AlgorithmShape, ForwardDescriptor, SampleDescriptor
 from runtime.worker.memory import capture_sizes_for
 from tests.golden import GOLDEN

@@ -11,13 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.algorithms import LogitStat, get_algorithm, sampling
-from runtime.engine.request import MASKED
-from runtime.engine.step_plan import AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
+from runtime.worker import sampler
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sample import sampler
-from runtime.worker.sample.sampler import Sampler
+from runtime.worker.sampler import Sampler, SamplerConfig
 from runtime.worker.warmup import warm_up
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
@@ -44,9 +43,9 @@ class Listening(ModelRunner):
 
     heard: list[tuple[int, int, int]]
 
-    def launch(self, plan: StepPlan) -> BlockResults | None:
+    def launch(self, plan: StepPlan) -> BlockResults:
         assert plan.blocks is not None
-        rows = np.bincount(plan.tiles[:, 0], plan.tiles[:, 2]).max()
+        rows = np.bincount(plan.layout.tiles[:, 0], plan.layout.tiles[:, 2]).max()
         self.heard.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
         return super().launch(plan)
 
@@ -57,10 +56,7 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     runner = Listening(
         model,
         UnifiedPool(model.kv_shapes, num_pages=3, page_size=setup.page, dtype=torch.float64, device="cpu"),
-        block_size=setup.block,
-        mask_id=setup.mask,
-        max_token_id=setup.max_token,
-        eos_ids=(),
+        SamplerConfig(setup.block, setup.mask, setup.max_token, ()),
     )
     runner.heard = []
     drawn: list[int] = []
@@ -109,12 +105,12 @@ def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int
         rows=np.array([0, 4]), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
         sampled=np.array([[True] * 4, [False, True, True, False]]), may_force=none > 0, num_steps_forcing=none,
         initial_masks=none, step_budget=none, post_edit_steps=none, remasked=None, sampling=None,
-        groups=(AlgorithmBatch(rule.key, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
+        groups=(AlgorithmBatch(rule, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
     )  # fmt: skip
     hidden = torch.randn(8, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = []
     for logits in (Bare(), torch.clone):
-        made = Sampler(logits, mask_id=9, max_token_id=8, eos_ids=torch.tensor([2]))
+        made = Sampler(logits, SamplerConfig(4, mask_id=9, max_token_id=8, eos_ids=(2,)))
         ((_, _, blocks),) = made.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
         found.append(blocks)
         if isinstance(logits, Bare):

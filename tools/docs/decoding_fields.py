@@ -1,4 +1,4 @@
-"""Generates the table of decoding fields: ``python -m tools.docs.decoding_fields`` writes it to docs/decoding.md."""
+"""Generates the table of decoding fields in docs/guide/decoding.md: ``python -m tools.docs.decoding_fields``."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ def with_table(page: str) -> str:
 
 
 if __name__ == "__main__":
-    rewrite("decoding.md", with_table)
+    rewrite("guide/decoding.md", with_table)

@@ -1,4 +1,4 @@
-"""Generates the table of flags: ``python -m tools.docs.flags`` writes it to docs/server.md. Has helpers of tables."""
+"""Generates the table of docs/reference/flags.md: ``python -m tools.docs.flags``. Has helpers of tables."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ def rewrite(name: str, change: Callable[[str], str]) -> None:
 
 
 if __name__ == "__main__":
-    rewrite("server.md", with_table)
+    rewrite("reference/flags.md", with_table)

@@ -1,4 +1,4 @@
-"""Generates the tables of docs/models.md from declarations and named shapes: ``python -m tools.docs.models``."""
+"""Generates the tables of docs/models/index.md from declarations and named shapes: ``python -m tools.docs.models``."""
 
 from __future__ import annotations
 
@@ -101,4 +101,4 @@ def with_tables(page: str) -> str:
 
 
 if __name__ == "__main__":
-    rewrite("models.md", with_tables)
+    rewrite("models/index.md", with_tables)

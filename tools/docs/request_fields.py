@@ -1,4 +1,4 @@
-"""Generates the table of request fields: ``python -m tools.docs.request_fields`` writes it to docs/server.md."""
+"""Generates the table of docs/reference/request-fields.md: ``python -m tools.docs.request_fields``."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ def with_table(page: str) -> str:
 
 
 if __name__ == "__main__":
-    rewrite("server.md", with_table)
+    rewrite("reference/request-fields.md", with_table)

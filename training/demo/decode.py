@@ -1,7 +1,7 @@
 """Greedy block decoding with the training model, without a cache, to evaluate the training.
 
-One block is open at a time, and the algorithm is docs/decoding-rules.md#algorithm-threshold. The engine is evaluated by
-`python -m runtime.bench eval`.
+One block is open at a time, and the algorithm is docs/research/decoding-rules.md#algorithm-threshold. The engine is
+evaluated by `python -m runtime.bench eval`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The training model: LLaDA2 (docs/models.md#llada2-layers) in batched torch, with the checkpoint's names.
+"""The training model: LLaDA2 in batched torch, with the checkpoint's names.
+
+See docs/models/architecture-notes.md#llada2-layers.
 
 Parameters have the checkpoint's names, but the experts of a layer are stacked; `export.py` splits them.
 """

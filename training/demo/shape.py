@@ -1,4 +1,7 @@
-"""Architecture of the demo model: LLaDA2 (docs/models.md#llada2-layers) with a few million parameters."""
+"""Architecture of the demo model: LLaDA2. with a few million parameters.
+
+See docs/models/architecture-notes.md#llada2-layers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tokenizer of the demo: byte-level BPE with words as tokens, and the chat format of docs/models.md#llada2-layers.
+"""Tokenizer of the demo: byte-level BPE with words as tokens, and the chat format of LLaDA2.
+
+See docs/models/architecture-notes.md#llada2-layers.
 
 Words of the tasks' wording are tokens. Other words, known or not, are split into letters, and numbers into digits.
 Therefore text that has to be copied, spelled or reversed always consists of the same few tokens.

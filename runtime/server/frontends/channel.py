@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from runtime.server.messages import encode
+from runtime.server.engine_client.ipc_protocol import encode
 
 _LENGTH = 4  # bytes before each message: how long it is
 T = TypeVar("T")

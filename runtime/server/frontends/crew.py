@@ -17,6 +17,9 @@ from typing import Any
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import RequestSpec
+from runtime.server.engine_client.ipc_protocol import Abort, encode
+from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.engine_client.supervisor import BackOff
 from runtime.server.frontends.board import Board, Owned
 from runtime.server.frontends.dealer import Dealer
 from runtime.server.frontends.place import Place, Post
@@ -38,9 +41,6 @@ from runtime.server.frontends.words import (
     ToHead,
     Up,
 )
-from runtime.server.messages import Abort, encode
-from runtime.server.restarting import BackOff
-from runtime.server.table import Table
 
 log = logging.getLogger("unmask.frontends")
 
@@ -54,7 +54,7 @@ class Crew:
     """All of them."""
 
     def __init__(
-        self, config: ServerConfig, table: Table, reports: Reports, listener: socket.socket, board: Path,
+        self, config: ServerConfig, table: LocalEngineClient, reports: Reports, listener: socket.socket, board: Path,
         give_up: Callable[[str], None],
     ) -> None:  # fmt: skip
         """`board`: the file to make. `give_up` is told why the server cannot start."""
@@ -68,8 +68,8 @@ class Crew:
         self.tasks: set[asyncio.Task[Any]] = set()
         self._told = b""  # the facts, as they were told last
         self._ever_up = self._complete = False
-        table.owned = Owned(self.board)
-        table.changed = table.adapters.changed = self._tell
+        table.live_by_key = Owned(self.board)
+        table.on_change = table.adapters.on_change = self._tell
 
     # -- life, as the server sees it
 
@@ -183,7 +183,9 @@ class Crew:
     def _facts(self) -> Facts:
         table = self.table
         adapters = table.adapters
-        return Facts(table.info, table.ready, table.progress(), dict(adapters.table), adapters.settled, self._complete)
+        return Facts(
+            table.info, table.ready, table.progress(), dict(adapters.entries), adapters.settled, self._complete
+        )
 
     def _tell(self, always: bool = False) -> None:
         facts = self._facts()
@@ -240,16 +242,16 @@ class Crew:
         adapter, owner = specs[0].adapter, specs[0].tenant
         self.board.see(place.index, owner, len(ids))
         try:
-            if adapter and not self.table.adapters.offers(adapter):
+            if adapter and not self.table.adapters.is_available(adapter):
                 raise RequestError(
                     f"model: {adapter!r} is not served here any more", param="model", status=404, code="model_not_found"
                 )
-            self.table.enter(specs, Post(place, ids))
+            self.table.submit_to(specs, Post(place, ids))
         except RequestError as error:
             self._refuse(place, ids, owner, len(ids), error)
         except Exception as error:  # no fault of the others' whose process this comes from
             log.exception("a request could not be entered")
-            entered = [each for each in ids if each in self.table.table]
+            entered = [each for each in ids if each in self.table.requests]
             self.table.abort(entered)  # which tells the board of these
             sentence = f"the request could not be entered: {type(error).__name__}; the server's log says more"
             self._refuse(place, ids, owner, len(ids) - len(entered), RequestError(sentence, status=500))

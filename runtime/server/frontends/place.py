@@ -14,7 +14,8 @@ from typing import Any
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
-from runtime.server import restarting
+from runtime.server.engine_client import supervisor
+from runtime.server.engine_client.ipc_protocol import Outputs
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
 from runtime.server.frontends.words import (
@@ -29,7 +30,6 @@ from runtime.server.frontends.words import (
     ToHead,
     to_head,
 )
-from runtime.server.messages import Outputs
 
 COMMAND = (sys.executable, "-m", "runtime.server.frontends.process")
 LATE_SECONDS = 1.0  # one that has not said for so long that it heard gets no connections that others take
@@ -98,7 +98,7 @@ class Place:
         self._lost()
         self.behind = 0.0
         self.board.renew(self.index)
-        return self.fatal or f"the process {restarting.told(code)}"
+        return self.fatal or f"the process {supervisor.describe_exit(code)}"
 
     def begins(self) -> None:
         """It takes connections."""

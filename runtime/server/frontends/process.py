@@ -20,8 +20,9 @@ import uvloop
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
 from runtime.parent_death import exit_with_parent
-from runtime.server import environment, logs
-from runtime.server.descriptors import make_room
+from runtime.server import env, logs
+from runtime.server.engine_client.ipc_protocol import Outputs
+from runtime.server.env import raise_open_files_limit
 from runtime.server.frontends import words
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
@@ -41,9 +42,8 @@ from runtime.server.frontends.words import (
     Stop,
     Up,
 )
-from runtime.server.messages import Outputs
-from runtime.server.observed import Observed
-from runtime.server.speaking import Speaking
+from runtime.server.http_frontend import HttpFrontend
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire.memory import keep_together
 
 log = logging.getLogger("unmask.frontends")
@@ -57,7 +57,7 @@ class FrontendProcess:
         self.head = Head()
         self.ended = asyncio.Event()
         self.remote: Remote | None = None
-        self.speaking: Speaking | None = None
+        self.speaking: HttpFrontend | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, ours: socket.socket) -> int:
@@ -81,7 +81,7 @@ class FrontendProcess:
             case Stop():
                 self.ended.set()
             case Observe() if self.remote is not None:
-                self.head.say(told(self.remote.observed))
+                self.head.say(told(self.remote.request_metrics))
             case Known() | Outputs() | Failed() | Answer() if self.remote is not None:
                 self.remote.hear(message)
 
@@ -100,11 +100,11 @@ class FrontendProcess:
             self._give_up(f"frontend-{begin.index} could not begin: {type(error).__name__}: {error}")
 
     async def _speak(self, begin: Begin, config: ServerConfig) -> None:
-        logs.set_up(config.log_level, config.log_format, f"frontend-{begin.index}")
+        logs.configure_logging(config.log_level, config.log_format, f"frontend-{begin.index}")
         board = Board(Path(begin.board), config.frontend_processes)
-        observed = Observed()
+        observed = RequestMetrics()
         self.remote = Remote(config, observed, self.head, board, begin.index)
-        self.speaking = Speaking(config, self.remote, self.source, self._give_up, lambda: board.close(begin.index))
+        self.speaking = HttpFrontend(config, self.remote, self.source, self._give_up, lambda: board.close(begin.index))
         await self.speaking.start()
         self.head.say(Up())
         await self.speaking.loaded.wait()
@@ -114,7 +114,7 @@ class FrontendProcess:
         """What this process does of what all do together. Raises ConfigError."""
         wanted = config.max_connections
         each = None if wanted is None else -(-wanted // config.frontend_processes)
-        return config.replace(max_connections=make_room(each, 0))
+        return config.replace(max_connections=raise_open_files_limit(each, 0))
 
     def _give_up(self, sentence: str) -> None:
         self.head.say(GaveUp(sentence))
@@ -128,7 +128,7 @@ class FrontendProcess:
 def main(ours: int, source: int) -> int:
     """The process's exit code. Both are descriptors of sockets."""
     exit_with_parent()
-    environment.set_up()
+    env.configure_process()
     keep_together()
     connections = socket.socket(fileno=source)
     connections.setblocking(False)

@@ -9,13 +9,13 @@ from typing import Any
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import RequestSpec
-from runtime.server.frontend import Frontend, Inbox, end
+from runtime.server.engine_client.adapter_registry import AdapterRegistry, Source
+from runtime.server.engine_client.client import EngineClient, OutputQueue, fail_queues
+from runtime.server.engine_client.ipc_protocol import Abort, Add, Outputs
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
 from runtime.server.frontends.words import Answer, Ask, Failed, FromHead, Heard, Known, Submit
-from runtime.server.messages import Abort, Add, Outputs
-from runtime.server.observed import Observed
-from runtime.server.offered import By, Offered
+from runtime.server.metrics import RequestMetrics
 
 
 class Head:
@@ -50,12 +50,12 @@ class Head:
             asked.set_result(answer.value)
 
 
-class RemoteAdapters(Offered):
+class RemoteAdapters(AdapterRegistry):
     def __init__(self, config: ServerConfig, head: Head) -> None:
         super().__init__(config.lora_config is None)
         self.head = head
 
-    async def load(self, name: str, uri: str, by: By) -> None:
+    async def load(self, name: str, uri: str, by: Source) -> None:
         await self.head.ask("load_adapter", name, uri, by)
 
     async def unload(self, name: str) -> None:
@@ -75,13 +75,15 @@ class RemoteProfiler:
         return found
 
 
-class Remote(Frontend):
+class Remote(EngineClient):
     """`index`: of this process."""
 
-    def __init__(self, config: ServerConfig, observed: Observed, head: Head, board: Board, index: int) -> None:
+    def __init__(self, config: ServerConfig, observed: RequestMetrics, head: Head, board: Board, index: int) -> None:
         super().__init__(config, observed, RemoteAdapters(config, head), RemoteProfiler(head))
         self.head, self.board, self.index = head, board, index
-        self.places: dict[str, tuple[Inbox, int]] = {}  # of each live request: where its news goes, as which choice's
+        self.places: dict[
+            str, tuple[OutputQueue, int]
+        ] = {}  # of each live request: where its news goes, as which choice's
         self.due: list[Add] = []  # submitted in this turn of the loop
         self._ready: list[int] = []
         self._complete = False
@@ -99,7 +101,7 @@ class Remote(Frontend):
     def live(self) -> int:
         return self.board.live
 
-    def held(self, owner: str) -> int:
+    def live_of_key(self, owner: str) -> int:
         return self.board.held(owner)
 
     def progress(self) -> tuple[str, int, int]:
@@ -111,11 +113,11 @@ class Remote(Frontend):
 
     # -- requests
 
-    def submit(self, specs: list[RequestSpec]) -> Inbox:
-        inbox = Inbox()
+    def submit(self, specs: list[RequestSpec]) -> OutputQueue:
+        inbox = OutputQueue()
         if not specs:
             return inbox
-        self.check_room(len(specs), specs[0].tenant)
+        self.check_capacity(len(specs), specs[0].tenant)
         for index, spec in enumerate(specs):
             self.places[spec.id] = inbox, index
         self.board.ask(self.index, specs[0].tenant, len(specs))
@@ -138,7 +140,7 @@ class Remote(Frontend):
     def fail_all(self, error: RequestError) -> int:
         inboxes = [inbox for inbox, _ in self.places.values()]
         self.abort(list(self.places))
-        return end(inboxes, error)
+        return fail_queues(inboxes, error)
 
     # -- what the head tells
 
@@ -155,10 +157,10 @@ class Remote(Frontend):
                     place[0].put((place[1], output))
             case Failed(ids, refusal):
                 found = [place for one in ids if (place := self.places.pop(one, None)) is not None]
-                end((inbox for inbox, _ in found), refusal.error())
+                fail_queues((inbox for inbox, _ in found), refusal.error())
             case Known(number, facts):
                 self.info, self._ready, self._progress = facts.info, facts.ready, facts.progress
-                self.adapters.table, self.adapters.settled = facts.adapters, facts.settled
+                self.adapters.entries, self.adapters.settled = facts.adapters, facts.settled
                 self._complete = facts.complete
                 self.head.say(Heard(number))
             case Answer():

@@ -8,13 +8,13 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from runtime.server.frontends.words import Observations
-from runtime.server.observed import Observed
+from runtime.server.metrics import RequestMetrics
 
 _PASSING = ("gauge", "info")  # types whose samples say how it is now
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def told(observed: Observed) -> Observations:
+def told(observed: RequestMetrics) -> Observations:
     """A process's report."""
     return Observations(
         [
@@ -28,7 +28,7 @@ class Reports(Collector):
     """The last report of each process, and the totals of those that have ended: a total never becomes less."""
 
     def __init__(self) -> None:
-        self.nothing = told(Observed())  # so that every name is there from the start
+        self.nothing = told(RequestMetrics())  # so that every name is there from the start
         self.current: dict[int, Observations] = {}
         self.past: dict[str, Samples] = {}
 

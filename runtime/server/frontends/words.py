@@ -12,8 +12,8 @@ import msgspec
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo
-from runtime.server.messages import Abort, Add, Outputs
-from runtime.server.offered import Entry
+from runtime.server.engine_client.adapter_registry import AdapterEntry
+from runtime.server.engine_client.ipc_protocol import Abort, Add, Outputs
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True):
     info: EngineInfo | None
     ready: list[int]
     progress: tuple[str, int, int]
-    adapters: dict[str, Entry]
+    adapters: dict[str, AdapterEntry]
     settled: bool
     complete: bool  # every process can serve, or could once
 

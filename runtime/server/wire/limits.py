@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.server.keys import OPEN_PATHS
+from runtime.server.middleware.auth import OPEN_PATHS
 
 BACKLOG = 2048  # connections that the kernel holds for us
 READ_BYTES = 64 * 2**10  # taken from a socket at once; what has not been parsed yet is never more

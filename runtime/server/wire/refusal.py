@@ -6,7 +6,7 @@ import http
 
 import msgspec
 
-from runtime.server.errors import RETRY_AFTER_SECONDS, error_object
+from runtime.server.http_responses import RETRY_AFTER_SECONDS, error_object
 
 
 class Refused(Exception):

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from runtime.server import logs
-from runtime.server.observed import Observed
+from runtime.server.metrics import RequestMetrics
 from runtime.server.wire import refusal
 from runtime.server.wire.departure import departed
 from runtime.server.wire.limits import READ_BYTES, Limits
@@ -59,7 +59,7 @@ class Roster:
     def __init__(
         self,
         limits: Limits,
-        observed: Observed,
+        observed: RequestMetrics,
         ended: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,9 +85,9 @@ class Roster:
         self.turns = Turns()
         self.buffer = memoryview(bytearray(READ_BYTES))  # what was read is parsed or copied at once, so one is enough
         self.swept = 0.0
-        self.given_up = observed.given_up
+        self.given_up = observed.closed_by_server
         observed.connections.set_function(lambda: len(self.open))
-        observed.connections_most.set(limits.connections)
+        observed.max_connections.set(limits.connections)
 
     def enter(self, connection: Connection) -> None:
         """A new connection. One that waits gives way where there are too many, else the new one is a spare.
@@ -194,7 +194,7 @@ class Roster:
         if self.held + unsent > self.limits.held_bytes:
             self._relieve(self.held + unsent)
         self.trimmer.look(busy=sum(connection.current is not None for connection in self.open) > FEW)
-        logs.strangers.tell()
+        logs.rate_limiter.report_dropped()
 
     def _check(self, connection: Connection, now: float) -> None:
         limits, seconds = self.limits, now - connection.since

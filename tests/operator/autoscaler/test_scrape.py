@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from runtime.request.engine_messages import EngineStats
-from runtime.server.metrics import Metrics
-from runtime.server.observed import Observed
+from runtime.server.metrics import Metrics, RequestMetrics
 from tests.networks import needs_ipv6
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
@@ -53,18 +52,23 @@ def _answer(text: str, status: int = 200) -> Handler:
     return handler
 
 
+@pytest.mark.parametrize("gauge", ["unmask_max_running_requests", "unmask_requests_running_most"])
+def test_the_limit_of_running_requests_is_read_under_its_new_and_old_name(gauge: str) -> None:
+    assert parse(f"{TEXT}{gauge} 16.0\n", LOADS)["max_running"] == 16
+
+
 def test_the_runtimes_own_metrics_are_read() -> None:
-    metrics = Metrics("m", Observed())
-    metrics.figures.live, metrics.figures.room = [12], 8
+    metrics = Metrics("m", RequestMetrics())
+    metrics.engine_metrics.live_by_replica, metrics.engine_metrics.max_running_requests = [12], 8
     metrics.load.set(90)
-    metrics.engine(0, EngineStats(waiting=7, pages_total=8, pages_used=2))
+    metrics.record_stats(0, EngineStats(waiting=7, pages_total=8, pages_used=2))
     assert parse(metrics.text().decode(), GAUGES) == LOADS | {
         "queuedRequestsPerReplica": 7,
         "runningRequestsPerReplica": 5,
         "max_running": 8,
         "load_seconds": 90,
     }
-    metrics.figures.live = [12, 3]  # engines of one pod
+    metrics.engine_metrics.live_by_replica = [12, 3]  # engines of one pod
     assert parse(metrics.text().decode(), GAUGES)["max_running"] == 16
 
 

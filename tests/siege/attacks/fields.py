@@ -16,9 +16,10 @@ PARALLEL = 4
 
 def routes() -> list[tuple[str, dict[str, Any], list[str]]]:
     """Each route with a body that is right, and the names of all fields that it may have."""
-    from runtime.server.messages_body import MessagesRequest
-    from runtime.server.responses_body import ResponsesRequest
-    from runtime.server.schemas import ChatRequest, CompletionRequest, GenerateRequest
+    from runtime.server.anthropic.protocol import MessagesRequest
+    from runtime.server.generate.protocol import GenerateRequest
+    from runtime.server.openai.protocol import ChatRequest, CompletionRequest
+    from runtime.server.openai.responses_protocol import ResponsesRequest
 
     user = [{"role": "user", "content": "x"}]
     found = [

@@ -1,0 +1,96 @@
+"""A runner whose steps change nothing, so that each finds what the one before it found; and what is counted of them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtime.engine.step_plan import MASKED, BlockResults, DenoiseBlocks, StepPlan
+from runtime.layers.moe import Router
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.model_runner import ModelRunner, RunnerStats
+
+
+class AcceptNoneRunner:
+    """A runner whose results say that nothing has changed."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        if isinstance(runner, CudaGraphRunner):
+            runner.next_tokens_fn = lambda plan, _: plan.tokens
+        self.plan: StepPlan
+        self.rows: list[int] = []  # of each step
+        self._held = False
+        self._same: BlockResults | None = None
+
+    def hold(self) -> None:
+        """From now on every step samples the same blocks, as they are now: results are made once for all of them."""
+        self._held, self._same = True, None
+
+    @property
+    def stats(self) -> RunnerStats:
+        return self.runner.stats
+
+    @property
+    def overlaps(self) -> bool:
+        return self.runner.overlaps
+
+    def step_context(self) -> AbstractContextManager[None]:
+        return self.runner.step_context()
+
+    def launch_forward(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.rows.append(len(plan.tokens))
+        self.runner.launch_forward(plan)
+
+    def must_split(self, blocks: DenoiseBlocks) -> bool:
+        return self.runner.must_split(blocks)
+
+    def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
+        self.plan = replace(self.plan, blocks=blocks)
+        self.runner.launch_sampling(blocks)
+
+    def wait(self) -> bool:
+        return self.runner.wait()
+
+    def launch_next(self) -> None:
+        self.runner.launch_next()
+
+    def results(self) -> BlockResults:
+        results, blocks = self.runner.results(), self.plan.blocks
+        if blocks is None:
+            if self.runner.device.type == "cuda":
+                torch.cuda.synchronize(self.runner.device)  # a step with results waits for them
+            return results
+        if self._same is None or not self._held:
+            masked = blocks.state == MASKED
+            none = [0] * len(masked)
+            self._same = replace(
+                results, tokens=blocks.tokens.copy(), state=blocks.state.copy(),
+                remasked=np.zeros_like(masked), masks=masked.sum(1).tolist(),
+                first_masked=masked.argmax(1).tolist(), first_eos=[masked.shape[1]] * len(masked), num_updated=none,
+                edits=none, remasks=none, forced=none, finished=none,
+            )  # fmt: skip
+        return self._same
+
+
+def count_experts(model: torch.nn.Module, runner: ModelRunner, plan: StepPlan) -> list[int]:
+    """How many experts of each layer the rows of a step choose: it is launched once more."""
+    routers = [part for part in model.modules() if isinstance(part, Router)]
+    chosen: dict[torch.nn.Module, set[int]] = {router: set() for router in routers}
+
+    def record_experts(router: torch.nn.Module, _: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+        assert isinstance(router, Router)
+        ids = out[0].unique().tolist()
+        chosen[router] |= {n for n in ids if 0 <= n < router.weight.shape[0]}  # one that all share may come after them
+
+    hooks = [router.register_forward_hook(record_experts) for router in routers]
+    if hooks:
+        runner.launch(plan)
+    for hook in hooks:
+        hook.remove()
+    return [len(ids) for ids in chosen.values()]

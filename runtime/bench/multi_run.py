@@ -1,0 +1,50 @@
+"""A benchmark on several ranks: each is a process that runs all of it, in the same order, and the first one speaks."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+
+from runtime.distributed import process_group as groups
+from runtime.distributed.process_group import TensorParallelGroup
+
+SECONDS = 600.0
+Run = Callable[[argparse.Namespace, TensorParallelGroup], int]
+
+
+def run_on_ranks(args: argparse.Namespace, run: Run) -> int:
+    """`run` in as many processes as `--tensor-parallel-size` says; the first one's exit code."""
+    if args.live:
+        print("error: --live is the wall clock of one process; leave --tensor-parallel-size out")
+        return 1
+    store = groups.make_store("127.0.0.1", SECONDS)
+    size, context = args.tensor_parallel_size, multiprocessing.get_context("spawn")
+    others = [
+        context.Process(target=_other, args=(args, run, rank, store.port), daemon=True) for rank in range(1, size)
+    ]
+    for other in others:
+        other.start()
+    code = run(args, _join(args, 0, store))
+    for other in others:
+        other.join(10)
+    sys.stdout.flush()
+    os._exit(code)  # a group whose other ranks have gone would be waited for
+
+
+def _other(args: argparse.Namespace, run: Run, rank: int, port: int) -> None:
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the process's life
+    args.json = None
+    os._exit(run(args, _join(args, rank, groups.make_store("127.0.0.1", SECONDS, port))))
+
+
+def _join(args: argparse.Namespace, rank: int, store: object) -> TensorParallelGroup:
+    device = torch.device("cpu")
+    if args.device != "cpu" and torch.cuda.is_available():
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    return groups.init_process_group(rank, args.tensor_parallel_size, store, device, SECONDS)

@@ -1,0 +1,146 @@
+"""The least time that a step can take: what it has to read, and what it has to multiply, at rates that a device has
+been seen to reach (those of an H200 unless others are given).
+
+Twice: as if all of it went on at once, and as the chain that it is, whose parts wait for each other, so that what a
+part reads goes on beside its own arithmetic alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from torch import nn
+
+from runtime.engine.step_plan import StepPlan
+from runtime.kernels.quantized_tensor import Fp8
+from runtime.layers.kv_pool import KVPool
+from runtime.layers.moe import Router
+from runtime.layers.parameter import named_weights
+from runtime.models.base import Model, SelfConditioned
+from runtime.models.decoder import Decoder
+
+FP8_SPEEDUP = 2.0  # times as many products a second
+LAYER = re.compile(r"(layers\.\d+)\.(\w+)\.")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tflops", type=float, default=790.0, help="of the floor: 10^12 sums and products a second")
+    parser.add_argument("--tbs", type=float, default=4.2, help="of the floor: 10^12 bytes read a second")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What may go on at once. `flops`: as many of sixteen bits as take as long; of eight on both sides half count."""
+
+    nbytes: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: Part) -> Part:
+        return Part(self.nbytes + other.nbytes, self.flops + other.flops)
+
+    def milliseconds(self, args: argparse.Namespace) -> float:
+        return max(self.nbytes / args.tbs, self.flops / args.tflops) / 1e9
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one step: the parts of its chain, none of which goes on beside another one."""
+
+    parts: dict[str, Part]
+
+    @property
+    def total(self) -> Part:
+        return sum(self.parts.values(), Part())
+
+    def milliseconds(self, args: argparse.Namespace) -> float:
+        """As if all parts went on at once."""
+        return self.total.milliseconds(args)
+
+    def chained(self, args: argparse.Namespace) -> float:
+        """Milliseconds of the parts, one after the other."""
+        return sum(part.milliseconds(args) for part in self.parts.values())
+
+    def columns(self, wall: float, args: argparse.Namespace) -> dict[str, float]:
+        """Columns of a step that took `wall` milliseconds."""
+        floor, chained = self.milliseconds(args), self.chained(args)
+        return {
+            "floor_ms": round(floor, 3), "of_floor": round(wall / floor, 2),
+            "chain_floor_ms": round(chained, 3), "of_chain_floor": round(wall / chained, 2),
+        }  # fmt: skip
+
+
+def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[int]) -> Work:
+    """Args:
+    plan: of the step. experts: chosen in each layer that has some, in the layers' order.
+
+    What the last layer does after its attention is counted for those rows that it is done for
+    (``Model.final_hidden_states``).
+    """
+    rows = len(plan.tokens)
+    sampled = 0 if plan.blocks is None else int(plan.blocks.sampled.sum())
+    routers = {path: part for path, part in model.named_modules() if isinstance(part, Router)}
+    chosen = {path.rpartition(".")[0]: (part, n) for (path, part), n in zip(routers.items(), experts, strict=True)}
+    weights = named_weights(model)
+    table = weights["embed_tokens.weight"]
+    head = "lm_head_weight" if "lm_head_weight" in weights else "embed_tokens.weight"
+    sampled_only: tuple[str, ...] = (head,)
+    if isinstance(model, Decoder) and model.split_last_layer:
+        sampled_only = (head, f"layers.{len(model.kv_shapes) - 1}.mlp.")
+    parts: defaultdict[str, Part] = defaultdict(Part)
+    parts["embedding"] = Part(min(1.0, rows / table.shape[0]) * table.nbytes)
+    for path, weight in weights.items():
+        here = sampled if path.startswith(sampled_only) else rows
+        if weight is table and path != head:
+            continue  # it is looked up, and no more
+        if len(weight.shape) == 3:
+            router, count = chosen[path.rpartition(".")[0]]
+            touched, uses = count / weight.shape[0], here * router.routing.top_k / weight.shape[0]
+        else:
+            touched, uses = float(here > 0), float(here) if len(weight.shape) == 2 else 0.0
+        rate = FP8_SPEEDUP if isinstance(weight.kernel_arg, Fp8) else 1.0
+        part = Part(touched * weight.nbytes, 2.0 * uses * weight.size / rate)
+        parts["head" if path == head else _name(path, weights)] += part
+        if path == head and isinstance(model, SelfConditioned):
+            parts["mean"] = part  # of all embeddings, which the next step is told of
+    shapes = cast(Model, model).kv_shapes
+    read = {window: _read(plan, window) for window in {shape.window for shape in shapes}}
+    for index, shape in enumerate(shapes):
+        kv, (keys, pairs) = pool.layer(index), read[shape.window]
+        token = (kv.k.nbytes + kv.v.nbytes) / (pool.num_pages * pool.page_size)
+        width = weights[f"layers.{index}.self_attn.o_proj.weight"].shape[-1]
+        # scores, and what they weigh
+        parts[f"layers.{index}.attention"] = Part(keys * token, 4.0 * width * pairs)
+    return Work(dict(parts))
+
+
+def _name(path: str, weights: Container[str]) -> str:
+    """The part that a weight belongs to: its product's own, unless others do not wait for it. DiffusionGemma's experts
+    stand beside a dense layer, others' beside a shared expert, and all of both is one part. That down waits for gate
+    and up adds nothing there: of either side it has half of their bytes and half of their arithmetic."""
+    if found := LAYER.match(path):
+        layer, half = found.groups()
+        if half in ("mlp", "experts") and f"{layer}.experts.gate_up_proj" in weights:
+            return f"{layer}.dense+experts"
+        if f"{layer}.{half}.shared_experts.down_proj.weight" in weights:
+            return f"{layer}.{half}"
+    return path.removesuffix(".weight").removesuffix(".bias")
+
+
+def _read(plan: StepPlan, window: int | None) -> tuple[int, int]:
+    """Of a layer with this window: keys that the step's requests see, and pairs of a row and a key that it sees."""
+    back = 0 if window is None else plan.layout.window_origin - window + 1
+    first = np.broadcast_to(np.maximum(back, 0), plan.layout.visible_end.shape)
+    seen: dict[int, tuple[int, int]] = {}
+    for request, start, count in plan.layout.tiles.tolist():
+        if count:
+            own = slice(start, start + count)
+            low, high = int(first[own].min()), int(plan.layout.visible_end[own].max())
+            before = seen.get(request, (low, high))
+            seen[request] = min(before[0], low), max(before[1], high)
+    return sum(high - low for low, high in seen.values()), int((plan.layout.visible_end - first).sum())

@@ -1,0 +1,223 @@
+"""Logits processors: logit bias, penalties and min_tokens (docs/guide/decoding.md#logits-processors).
+
+Each request has a `LogitsProcessorState` on the host. A step collects the inputs of all requests, and the device
+applies them to the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from runtime.algorithms.sampling import LogitsOps
+from runtime.engine.step_plan import UNMASKED, Floats, Ints, LogitsProcessorBatch
+
+if TYPE_CHECKING:
+    from runtime.engine.request import Block, Request
+    from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
+
+CHUNK_ROWS = 256  # bounds the memory: a row may have as many ids as its request has tokens
+PREFIX = "logits_processors_"
+FIELDS = tuple(field.name for field in fields(LogitsProcessorBatch))
+
+
+class TokenAdjustments(NamedTuple):
+    """The token ids whose logits a step changes, sorted and unique; all arrays have the shape [ids].
+
+    Attributes:
+        ids: the token ids.
+        repetition_counts: occurrences in the prompt and the output; 0 without a repetition penalty.
+        output_counts: occurrences in the output.
+        bias: logit bias.
+        min_tokens: the id is forbidden at output positions below this one.
+    """
+
+    ids: Ints
+    repetition_counts: Ints
+    output_counts: Ints
+    bias: Floats
+    min_tokens: Ints
+
+
+class LogitsProcessorState:
+    """Computes the adjustments of one request from its current output.
+
+    End-of-sequence ids and stop tokens are not counted: they are not part of the output, and the positions after one in
+    a block often hold the same id.
+
+    Args:
+        spec: the request.
+        params: its logit bias, penalties and min_tokens.
+        eos_ids: end-of-sequence ids of the model.
+
+    Attributes:
+        penalties: repetition, presence and frequency.
+    """
+
+    def __init__(self, spec: RequestSpec, params: LogitsProcessorParams, eos_ids: Sequence[int]) -> None:
+        self.penalties = (params.repetition, params.presence, params.frequency)
+        self._counts_output = self.penalties != (1.0, 0.0, 0.0)
+        self._counts_prompt = params.repetition != 1.0
+        self._end_ids = np.array(sorted({*eos_ids, *spec.stop_ids}), dtype=np.int64)
+        self._min_tokens = params.min_tokens
+        none = np.zeros(0, dtype=np.int64)
+        self._prompt = self._count(np.array(spec.prompt, dtype=np.int64)) if self._counts_prompt else (none, none)
+        always = {*params.bias, *(self._end_ids.tolist() if params.min_tokens else ())}
+        self._always = np.array(sorted(always), dtype=np.int64)
+        self._bias_ids = np.array(list(params.bias), dtype=np.int64)
+        self._bias = np.array(list(params.bias.values()), dtype=np.float64)
+
+    def adjustments(self, output: Ints) -> TokenAdjustments:
+        """Returns the adjustments for a step.
+
+        Args:
+            output: ids of the output that are not MASKED, in any order.
+        """
+        output_ids, occurrences = self._count(output) if self._counts_output else (output[:0], output[:0])
+        prompt_ids, prompt_occurrences = self._prompt
+        ids = np.unique(np.concatenate([self._always, output_ids, prompt_ids]))
+        output_counts, repetition_counts, min_tokens = (np.zeros(len(ids), dtype=np.int64) for _ in range(3))
+        output_counts[ids.searchsorted(output_ids)] = occurrences
+        if self._counts_prompt:
+            repetition_counts += output_counts
+            repetition_counts[ids.searchsorted(prompt_ids)] += prompt_occurrences
+        bias = np.zeros(len(ids))
+        bias[ids.searchsorted(self._bias_ids)] = self._bias
+        if self._min_tokens:
+            min_tokens[ids.searchsorted(self._end_ids)] = self._min_tokens
+        return TokenAdjustments(ids, repetition_counts, output_counts, bias, min_tokens)
+
+    def _count(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Returns the unique ids without `_end_ids`, and the occurrences of each."""
+        found, counts = np.unique(ids[~np.isin(ids, self._end_ids)], return_counts=True)
+        return found, counts.astype(np.int64)
+
+
+def make_logits_processor_batch(
+    owners: Sequence[Request], blocks: Sequence[Block], size: int
+) -> LogitsProcessorBatch | None:
+    """Returns the inputs of the logits processors of a step; None if no request has one.
+
+    Args:
+        owners: request of each block.
+        blocks: blocks of the step.
+        size: positions of the largest block.
+    """
+    indices: dict[int, int] = {}
+    adjustments: list[tuple[tuple[float, float, float], TokenAdjustments]] = []
+    n = len(blocks)
+    request_index, output_offset = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    current_token = np.full((n, size), -1, dtype=np.int64)
+    for i, (request, block) in enumerate(zip(owners, blocks, strict=True)):
+        processors = request.logits_processors
+        if processors is None:
+            continue
+        if request.arrival_index not in indices:
+            indices[request.arrival_index] = len(adjustments)
+            adjustments.append((processors.penalties, processors.adjustments(request.output_tokens())))
+        request_index[i] = indices[request.arrival_index]
+        output_offset[i] = block.start - request.prompt_len
+        inside = block.start + np.arange(block.size) < request.end
+        current_token[i, : block.size] = np.where((block.state == UNMASKED) & inside, block.tokens, -1)
+    if not adjustments:
+        return None
+    max_ids = max(max(len(each.ids) for _, each in adjustments), 1)
+
+    def stacked(name: str) -> np.ndarray:
+        return np.stack([_padded(getattr(each, name), max_ids) for _, each in adjustments])
+
+    return LogitsProcessorBatch(
+        request_index=request_index,
+        output_offset=output_offset,
+        current_token=current_token,
+        ids=stacked("ids"),
+        repetition_counts=stacked("repetition_counts"),
+        output_counts=stacked("output_counts"),
+        bias=stacked("bias"),
+        min_tokens=stacked("min_tokens"),
+        penalties=np.array([penalties for penalties, _ in adjustments]),
+    )
+
+
+def logits_processor_arrays(batch: LogitsProcessorBatch) -> dict[str, np.ndarray]:
+    """Returns the fields of `batch` by the names of the input arrays of a step."""
+    return {PREFIX + name: getattr(batch, name) for name in FIELDS}
+
+
+def apply_logits_processors(
+    logits: torch.Tensor, inputs: Mapping[str, torch.Tensor], block: torch.Tensor, at: torch.Tensor,
+    logits_ops: LogitsOps,
+) -> None:  # fmt: skip
+    """Applies the logits processors of the requests in place. Synchronizes with the host, so it cannot be captured.
+
+    Args:
+        logits: [rows, vocab].
+        inputs: the arrays of `logits_processor_arrays` on the device.
+        block: int64 [rows], index of each row's block in the plan.
+        at: int64 [rows], offset of each row in its block.
+    """
+    request = inputs[PREFIX + "request_index"][block]
+    for rows in torch.split((request >= 0).nonzero()[:, 0], CHUNK_ROWS):
+        chunk_request, chunk_at, chunk_block = request[rows], at[rows], block[rows]
+        chunk_inputs = LogitsProcessorInputs(
+            **{
+                name: inputs[PREFIX + name][chunk_request]
+                for name in ("ids", "repetition_counts", "output_counts", "bias", "min_tokens", "penalties")
+            },
+            position=inputs[PREFIX + "output_offset"][chunk_block] + chunk_at,
+            current_token=inputs[PREFIX + "current_token"][chunk_block, chunk_at],
+        )
+        chunk = logits[rows]
+        process_logits(chunk, chunk_inputs, logits_ops)
+        logits[rows] = chunk
+
+
+def _padded(values: np.ndarray, size: int) -> np.ndarray:
+    """Repeats the last value, which has the same effect as once. Without values, pads with 0, which has no effect."""
+    return np.pad(values, (0, size - len(values)), mode="edge" if len(values) else "constant")
+
+
+@dataclass(frozen=True)
+class LogitsProcessorInputs:
+    """Inputs for some rows of logits. A row of `ids` may repeat an id with the same values.
+
+    Attributes:
+        ids: int64 [rows, n].
+        repetition_counts: int64 [rows, n], occurrences in the prompt and the output.
+        output_counts: int64 [rows, n], occurrences in the output.
+        bias: float64 [rows, n].
+        min_tokens: int64 [rows, n], the id is forbidden at output positions below this one.
+        penalties: float64 [rows, 3], repetition, presence and frequency.
+        position: int64 [rows], position in the output.
+        current_token: int64 [rows], the token at the row's own position if it is counted; -1 otherwise.
+    """
+
+    ids: torch.Tensor
+    repetition_counts: torch.Tensor
+    output_counts: torch.Tensor
+    bias: torch.Tensor
+    min_tokens: torch.Tensor
+    penalties: torch.Tensor
+    position: torch.Tensor
+    current_token: torch.Tensor
+
+
+def process_logits(logits: torch.Tensor, inputs: LogitsProcessorInputs, logits_ops: LogitsOps) -> None:
+    """Changes `logits` [rows, vocab] in place: adds the bias, then applies the repetition penalty, then the others.
+
+    The token at a row's own position does not count for the penalties of that row.
+    """
+    dtype = logits.dtype
+    repetition, presence, frequency = (column[:, None].to(dtype) for column in inputs.penalties.unbind(1))
+    own = (inputs.ids == inputs.current_token[:, None]).long()
+    counts = (inputs.output_counts - own).clamp(min=0)
+    values = logits_ops.gather(logits, inputs.ids) + inputs.bias.to(dtype)
+    repeated = torch.where(values > 0, values / repetition, values * repetition)
+    values = torch.where(inputs.repetition_counts > own, repeated, values)
+    values = values - frequency * counts.to(dtype) - presence * (counts > 0).to(dtype)
+    values = values.masked_fill(inputs.position[:, None] < inputs.min_tokens, float("-inf"))
+    logits_ops.scatter(logits, inputs.ids, values)

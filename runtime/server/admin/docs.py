@@ -1,0 +1,82 @@
+"""What a browser gets: the playground and the interface's description, read from the package once.
+
+All of it is the same for everybody and tells nothing of the server, so that it is served without a key; what it shows
+comes through the other routes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
+from typing import NamedTuple
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+# Only files of this server, no inline scripts, no frames: hostile text that passed the page's own
+# care would still run nothing.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'{inline}; img-src 'self' data:; font-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
+
+
+class Page(NamedTuple):
+    """A file as it is sent: its bytes and the headers that go with them."""
+
+    content: bytes
+    headers: Mapping[str, str]
+
+
+@functools.cache
+def pages() -> Mapping[str, Page]:
+    """Every file by the path it is served at."""
+    own = {file.name: file.read_bytes() for file in files("runtime.server.page").iterdir() if file.is_file()}
+    contents = {
+        "/": own.pop("index.html"),
+        "/docs": own.pop("docs.html"),
+        **{f"/page/{name}": content for name, content in own.items() if name.rpartition(".")[2] in _TYPES},
+    }
+    swagger = files("fastapi_swagger") / "resources"
+    contents |= {f"/docs/{name}": (swagger / name).read_bytes() for name in _SWAGGER}
+    return {path: Page(content, _headers(path, content)) for path, content in contents.items()}
+
+
+def _headers(path: str, content: bytes) -> dict[str, str]:
+    kind = path.rpartition(".")[2] if "." in path else "html"
+    policy = _POLICY.format(inline=" 'unsafe-inline'" if path == "/docs" else "")  # Swagger UI styles its elements
+    return {
+        "content-type": _TYPES[kind],
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",  # revalidated each time
+        "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
+    }
+
+
+router = APIRouter(include_in_schema=False)
+
+
+def _serve(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        # the ETag may be alone, in a list, or marked as weak by a compressing proxy
+        if page.headers["etag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=page.headers)
+        return Response(page.content, headers=page.headers)
+
+    return serve
+
+
+for _path, _page in pages().items():
+    router.add_api_route(_path, _serve(_page), methods=["GET"], response_model=None)

@@ -1,0 +1,142 @@
+"""Models of the routes for operation: state, models, adapters, profiles, tokenization."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+from runtime.server.openai.chat_messages import EXAMPLE_CHAT, Messages
+from runtime.server.openai.protocol import FinalMessage, GenerationPrompt, ModelName, TemplateArguments
+from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolItems
+from runtime.server.schema_base import Integers, RequestModel, api_field
+
+
+class Health(TypedDict):
+    status: Annotated[Literal["ok"], api_field("the process is alive")]
+
+
+class Readiness(TypedDict):
+    status: Annotated[Literal["ready", "not ready", "draining"], api_field("`ready` with status 200, otherwise 503")]
+
+
+class AdapterState(TypedDict):
+    """How an adapter stands."""
+
+    state: Annotated[str, api_field("state of the adapter; `ready` if requests may select it")]
+    uri: Annotated[str, api_field("URI of the adapter")]
+    message: Annotated[NotRequired[str], api_field("reason of a failure")]
+
+
+class Started(TypedDict):
+    """The model is loaded."""
+
+    status: Annotated[Literal["started"], api_field("always `started`")]
+    model_revision: Annotated[NotRequired[str], api_field("commit of the model's hub repository")]
+    adapters: Annotated[NotRequired[dict[str, AdapterState]], api_field("adapters by name, if any")]
+
+
+class Starting(TypedDict):
+    """How far loading is."""
+
+    status: Annotated[Literal["loading"], api_field("always `loading`")]
+    phase: Annotated[str, api_field("current phase")]
+    bytes: Annotated[int, api_field("bytes done in this phase")]
+    total_bytes: Annotated[int, api_field("bytes of this phase; 0 if unknown")]
+    percent: Annotated[float, api_field("percentage of this phase")]
+
+
+class Model(TypedDict):
+    """What requests may name as `model`."""
+
+    id: Annotated[str, api_field("name for the field `model`")]
+    object: Annotated[Literal["model"], api_field("always `model`")]
+    created: Annotated[int, api_field("start time of the server, Unix seconds")]
+    owned_by: Annotated[Literal["unmask"], api_field("always `unmask`")]
+    max_model_len: Annotated[int, api_field("maximum tokens of prompt and output")]
+    parent: Annotated[NotRequired[str], api_field("of an adapter: its base model")]
+    root: Annotated[NotRequired[str], api_field("of an adapter: its URI")]
+
+
+class ModelList(TypedDict):
+    object: Annotated[Literal["list"], api_field("always `list`")]
+    data: Annotated[list[Model], api_field("the model under each of its names, and the adapters")]
+
+
+class Tokenized(TypedDict):
+    tokens: Annotated[list[int], api_field("token ids that a generation route would use as the prompt")]
+    count: Annotated[int, api_field("number of tokens")]
+    max_model_len: Annotated[int, api_field("maximum tokens of prompt and output")]
+
+
+class Detokenized(TypedDict):
+    prompt: Annotated[str, api_field("text, including special tokens")]
+    bytes: Annotated[
+        NotRequired[list[list[int] | None]],
+        api_field("with `return_bytes`: bytes of each token; null for special tokens"),
+    ]
+
+
+@with_config(ConfigDict(extra="allow"))
+class TokenizerInfo(TypedDict):
+    """Texts of special tokens; others that the checkpoint names are here too."""
+
+    bos_token: Annotated[str | None, api_field("token that prompts begin with, if any")]
+    eos_token: Annotated[str | None, api_field("token that ends the output")]
+    pad_token: Annotated[str | None, api_field("padding token, if any")]
+    mask_token: Annotated[str | None, api_field("mask token, if the model family has one")]
+    chat_template: Annotated[str | None, api_field("Jinja template, if any")]
+    max_token_id: Annotated[int, api_field("largest valid token id in requests")]
+
+
+class AdapterLoaded(TypedDict):
+    status: Annotated[Literal["loaded"], api_field("always `loaded`")]
+    lora_name: Annotated[str, api_field("name for the field `model` of requests")]
+
+
+class AdapterUnloaded(TypedDict):
+    status: Annotated[Literal["unloaded"], api_field("always `unloaded`")]
+    lora_name: Annotated[str, api_field("name that requests can no longer use")]
+
+
+class ProfileStarted(TypedDict):
+    status: Annotated[Literal["started"], api_field("always `started`")]
+    backends: Annotated[list[int], api_field("indices of the recording engine processes")]
+
+
+class ProfileStopped(TypedDict):
+    status: Annotated[Literal["stopped"], api_field("always `stopped`")]
+    files: Annotated[list[str], api_field("paths of the written files on the server")]
+
+
+class LoadAdapterRequest(RequestModel):
+    """`lora_path`: a directory that the server sees, or ``hf://org/name[@revision]``."""
+
+    lora_name: Annotated[str, api_field("name for the field `model` of requests", "roman")]
+    lora_path: Annotated[
+        str, api_field("directory on the server, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
+    ]
+
+
+class UnloadAdapterRequest(RequestModel):
+    lora_name: Annotated[str, api_field("name that requests can no longer use", "roman")]
+
+
+class TokenizeRequest(RequestModel):
+    """Either a prompt or the messages of a chat."""
+
+    model: ModelName = None
+    prompt: Annotated[str | None, api_field("text to tokenize", "Solve: 12 + 30.")] = None
+    messages: Annotated[Messages | None, api_field("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)] = None
+    tools: Annotated[ToolItems | None, api_field("functions for the chat template", EXAMPLE_TOOLS)] = None
+    chat_template_kwargs: TemplateArguments = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: FinalMessage = None
+    add_special_tokens: Annotated[bool | None, api_field("prepend the BOS token; default true", True)] = None
+
+
+class DetokenizeRequest(RequestModel):
+    model: ModelName = None
+    tokens: Annotated[Integers, api_field("token ids", [40, 41, 42])]
+    return_bytes: Annotated[bool | None, api_field("also return the bytes of each token", False)] = None

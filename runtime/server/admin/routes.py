@@ -1,0 +1,142 @@
+"""Routes for operating the server: health, readiness, startup, metrics, models, adapters, profiles."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from runtime.errors import RequestError
+from runtime.server.admin.protocol import (
+    AdapterLoaded,
+    AdapterUnloaded,
+    Health,
+    LoadAdapterRequest,
+    Model,
+    ModelList,
+    ProfileStarted,
+    ProfileStopped,
+    Readiness,
+    Started,
+    Starting,
+    UnloadAdapterRequest,
+)
+from runtime.server.context import ServerContext
+from runtime.server.engine_client.profiler import Profiler
+from runtime.server.http_responses import json_response
+from runtime.server.openapi import error_docs, json_route, response_doc
+
+router = APIRouter()
+
+
+@router.get("/health", **response_doc(Health, refusals=error_docs(403)))
+async def health() -> Response:
+    """Liveness: 200 while the process runs."""
+    return json_response(Health(status="ok"))
+
+
+@router.get("/ready", **response_doc(Readiness, refusals=error_docs(403) | error_docs(503, kind=Readiness)))
+async def ready(request: Request) -> Response:
+    """Readiness: 200 if the model is loaded and the server is not draining, otherwise 503."""
+    context: ServerContext = request.app.state.context
+    if context.ready:
+        return json_response(Readiness(status="ready"))
+    return json_response(Readiness(status="draining" if context.draining else "not ready"), 503)
+
+
+@router.get("/startup", **response_doc(Started, refusals=error_docs(403) | error_docs(503, kind=Starting)))
+async def startup(request: Request) -> Response:
+    """Progress of the start: 503 with phase and bytes until the model is loaded, then 200 with commit and adapters."""
+    context: ServerContext = request.app.state.context
+    if context.tokenizer is not None and (info := context.engine_client.info) is not None:
+        revision = {"model_revision": info.model_revision} if info.model_revision else {}
+        adapters = context.adapters.status()
+        return json_response({"status": "started", **revision, **({"adapters": adapters} if adapters else {})})
+    phase, done, total = context.engine_client.progress()
+    percent = round(100 * done / total, 1) if total else 0.0
+    return json_response(Starting(status="loading", phase=phase, bytes=done, total_bytes=total, percent=percent), 503)
+
+
+@router.get("/metrics", response_class=PlainTextResponse, response_model=None, responses=error_docs(403))
+async def metrics(request: Request) -> Response:
+    """Prometheus text."""
+    context: ServerContext = request.app.state.context
+    return Response(await context.engine_client.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
+@router.get("/v1/models", **response_doc(ModelList, refusals=error_docs(401, 403, 503)))
+async def models(request: Request) -> Response:
+    """Lists the names of the model, and the adapters."""
+    context: ServerContext = request.app.state.context
+    names = [*context.names, *context.adapters.available]
+    return json_response(ModelList(object="list", data=[_model(context, name) for name in names]))
+
+
+@router.get("/models/{name:path}", include_in_schema=False, response_model=None)
+@router.get("/v1/models/{name:path}", **response_doc(Model, refusals=error_docs(401, 403, 404, 503)))
+async def model(request: Request, name: str) -> Response:
+    """Returns one model or adapter."""
+    context: ServerContext = request.app.state.context
+    return json_response(_model(context, context.model_name(name)))
+
+
+def _model(context: ServerContext, name: str) -> Model:
+    found: Model = {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "unmask",
+        "max_model_len": context.engine_client.require().max_model_len,
+    }
+    if name not in context.names:
+        found["parent"], found["root"] = context.names[0], context.adapters.entries[name].uri
+    return found
+
+
+def _context(request: Request) -> ServerContext:
+    context: ServerContext = request.app.state.context
+    if not context.config.lora_routes:
+        raise RequestError(
+            f"POST {request.url.path}: loading adapters is disabled; start the server with --lora-routes",
+            status=403,
+            code="lora_routes_off",
+        )
+    return context
+
+
+@router.post("/v1/load_lora_adapter", **json_route(LoadAdapterRequest, AdapterLoaded))
+async def load_lora_adapter(request: Request) -> Response:
+    """Loads an adapter under a name. Loading the same content again has no effect."""
+    context = _context(request)
+    body = await context.body(request, LoadAdapterRequest)
+    context.require()
+    await context.adapters.load(body.lora_name, body.lora_path, "route")
+    return json_response(AdapterLoaded(status="loaded", lora_name=body.lora_name))
+
+
+@router.post("/v1/unload_lora_adapter", **json_route(UnloadAdapterRequest, AdapterUnloaded))
+async def unload_lora_adapter(request: Request) -> Response:
+    """Unloads an adapter; responds after its last request. Succeeds if the adapter is not loaded."""
+    context = _context(request)
+    body = await context.body(request, UnloadAdapterRequest)
+    context.require()
+    await context.adapters.unload(body.lora_name)
+    return json_response(AdapterUnloaded(status="unloaded", lora_name=body.lora_name))
+
+
+def _profiler(request: Request) -> Profiler:
+    profiler: Profiler = request.app.state.context.engine_client.profiler
+    return profiler
+
+
+@router.post("/start_profile", **response_doc(ProfileStarted, refusals=error_docs(401, 403, 409, 500, 503)))
+async def start_profile(request: Request) -> Response:
+    """Starts a profile of the steps of all ready backends."""
+    return json_response(ProfileStarted(status="started", backends=await _profiler(request).start()))
+
+
+@router.post("/stop_profile", **response_doc(ProfileStopped, refusals=error_docs(401, 403, 409, 500)))
+async def stop_profile(request: Request) -> Response:
+    """Stops the profile and returns the paths of the written files."""
+    return json_response(ProfileStopped(status="stopped", files=await _profiler(request).stop()))

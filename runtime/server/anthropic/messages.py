@@ -1,0 +1,190 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``, compatible with Anthropic clients."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from runtime.parsers import Arguments, CallStart, Delta, Reasoning
+from runtime.server.anthropic.protocol import (
+    MESSAGE_EVENTS,
+    CountRequest,
+    MessageEnd,
+    MessagesAnswer,
+    MessagesError,
+    MessagesRequest,
+    MessagesUsage,
+    TokenCount,
+)
+from runtime.server.context import ServerContext
+from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+from runtime.server.http_responses import anthropic_error, json_response, named_event
+from runtime.server.openai.chat_context import ChatContext
+from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.preprocessing.request_specs import GenerationInputs
+from runtime.server.serving_base import ServingHandler, handle_generation
+
+router = APIRouter(route_class=RawBodyRoute)
+
+
+@router.post(
+    "/v1/messages",
+    **json_route(MessagesRequest, MessagesAnswer, MESSAGE_EVENTS, done=False, error=MessagesError),
+)
+async def messages(request: Request) -> Response:
+    """Creates a message in response to a conversation."""
+    return await handle_generation(request, _start)
+
+
+@router.post("/v1/messages/count_tokens", **json_route(CountRequest, TokenCount, error=MessagesError))
+async def count_tokens(request: Request) -> Response:
+    """Counts the prompt tokens of a conversation, including the chat template."""
+    context: ServerContext = request.app.state.context
+    body = await context.body(request, CountRequest)
+    context.model_name(body.model)
+    chat = ChatContext(context.config, *context.require(), body.tool_config())
+    return json_response(TokenCount(input_tokens=len(await _encode(context, request, body, chat))))
+
+
+async def _start(context: ServerContext, request: Request) -> MessagesHandler:
+    body = await context.body(request, MessagesRequest)
+    model = context.model_name(body.model)
+    body.check_servers()
+    if body.stop is not None and body.stop_sequences is not None:
+        raise RequestError("stop: is stop_sequences here; give that alone", param="stop")
+    chat = ChatContext(context.config, *context.require(), body.tool_config())
+    ids = await _encode(context, request, body, chat)
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            [ids],
+            id=f"msg_{uuid.uuid4().hex}",
+            stream_mode="block_append" if body.stream else None,
+            names=body.names(),
+            model=model,
+            chat=chat,
+        )
+    )
+    return MessagesHandler(job, model, streams=bool(body.stream))
+
+
+async def _encode(context: ServerContext, request: Request, body: CountRequest, chat: ChatContext) -> list[int]:
+    messages = body.to_chat().to_template()
+    continued = bool(body.messages) and body.continued(messages)
+    return await chat.prompt(request, context.preprocessor, messages, body.template_kwargs(), continued=continued)
+
+
+_STOP_REASONS: dict[str, Literal["end_turn", "tool_use", "max_tokens"]] = {
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+    "length": "max_tokens",
+}
+
+
+class MessagesHandler(ServingHandler):
+    """Response of ``/v1/messages``, and the events of its blocks."""
+
+    def __init__(self, job: GenerationJob, model: str, *, streams: bool) -> None:
+        super().__init__(job, streams=streams)
+        self._model = model
+        self._blocks: list[Any] = []  # finished ones (AnswerBlock)
+        self._open: dict[str, Any] = {}  # the current block; empty if none
+        self._pieces: list[str] = []
+        self._begun = False
+
+    def full_response(self) -> MessagesAnswer:
+        self._end()
+        return self._message(self._blocks, self._stop_fields(), self._usage())
+
+    def accumulate(self, update: OutputDelta) -> None:
+        self.on_output(update)
+
+    def on_output(self, update: OutputDelta) -> bytes:
+        return self._start() + b"".join(map(self._append, update.deltas))
+
+    def on_finish(self) -> bytes:
+        data = self._start() + self._end()
+        delta = named_event("message_delta", delta=self._stop_fields(), usage=self._usage())
+        return data + delta + named_event("message_stop")
+
+    def on_error(self, error: RequestError) -> bytes:
+        return named_event("error", error=anthropic_error(error)["error"])
+
+    def _start(self) -> bytes:
+        """Returns the first event once the number of cached prompt tokens is known."""
+        if self._begun:
+            return b""
+        self._begun = True
+        usage: MessagesUsage = {**self._usage(), "output_tokens": 0}
+        return named_event("message_start", message=self._message([], None, usage))
+
+    def _append(self, delta: Delta) -> bytes:
+        """Extends the current block, or starts another one."""
+        if isinstance(delta, CallStart):
+            return self._begin({"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}})
+        if isinstance(delta, Arguments):
+            self._pieces.append(delta.text)
+            return self._block("content_block_delta", delta={"type": "input_json_delta", "partial_json": delta.text})
+        thinks = isinstance(delta, Reasoning)
+        kind = "thinking" if thinks else "text"
+        data = b""
+        if self._open.get("type") != kind:
+            data = self._begin({"type": kind, kind: "", **({"signature": ""} if thinks else {})})
+        self._pieces.append(delta.text)
+        return data + self._block("content_block_delta", delta={"type": f"{kind}_delta", kind: delta.text})
+
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        data = self._end()
+        self._open = block
+        return data + self._block("content_block_start", content_block=block)
+
+    def _end(self) -> bytes:
+        if not self._open:
+            return b""
+        text, kind = "".join(self._pieces), self._open["type"]
+        # the JSON of a call is returned as generated: parsing may change numbers or fail for invalid Unicode
+        ended = {"input": msgspec.Raw((text or "{}").encode())} if kind == "tool_use" else {kind: text}
+        data = self._block("content_block_stop")
+        self._blocks.append({**self._open, **ended})
+        self._open = {}
+        self._pieces = []
+        return data
+
+    def _stop_fields(self) -> MessageEnd:
+        choice = self.job.choices[0]
+        if choice.stopped_by is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
+        return {"stop_reason": _STOP_REASONS[choice.openai_reason], "stop_sequence": None}
+
+    def _usage(self) -> MessagesUsage:
+        """Returns token counts. Cached prompt tokens are counted separately."""
+        usage = self.job.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "output_tokens": usage["completion_tokens"],
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+        }
+
+    def _message(self, content: list[Any], end: MessageEnd | None, usage: MessagesUsage) -> MessagesAnswer:
+        return {
+            "id": self.job.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None if end is None else end["stop_reason"],
+            "stop_sequence": None if end is None else end["stop_sequence"],
+            "usage": usage,
+        }
+
+    def _block(self, kind: str, **fields: Any) -> bytes:
+        return named_event(kind, index=len(self._blocks), **fields)

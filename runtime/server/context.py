@@ -1,0 +1,199 @@
+"""State that all routes share: model names, tokenizer, adapters, submission of requests, and the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+
+from runtime.config import ServerConfig
+from runtime.errors import RequestError
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.sampling_params import MAX_COUNT
+from runtime.request.validation import refuse
+from runtime.server.engine_client.client import EngineClient, Unavailable
+from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+from runtime.server.generate.protocol import GenerateRequest, InfillRequest
+from runtime.server.http_responses import ClientGone, disconnected
+from runtime.server.middleware.access_log import field_path
+from runtime.server.middleware.auth import ApiKeys
+from runtime.server.middleware.tracing import Tracing
+from runtime.server.openai.protocol import OpenAIRequest
+from runtime.server.preprocessing.preprocessor import Preprocessor
+from runtime.server.preprocessing.request_body import CONTENT_ENCODING, B, codings, read_body
+from runtime.server.preprocessing.request_specs import GenerationInputs, RequestSpecBuilder
+from runtime.server.preprocessing.response_format import GrammarValidator
+from runtime.server.schema_base import ignored_fields
+from runtime.tokenizer import Tokenizer
+
+log = logging.getLogger("unmask.http")
+
+MAX_LOGGED_FIELDS = 256
+MAX_LISTED_MODELS = 32  # models and adapters that a refusal names
+
+
+class ServerContext:
+    """State of the server, as routes use it."""
+
+    def __init__(self, config: ServerConfig, frontend: EngineClient, keys: ApiKeys) -> None:
+        self.config = config
+        self.engine_client = frontend
+        self.request_metrics = frontend.request_metrics
+        self.keys = keys
+        self.names = config.model_names
+        self.adapters = frontend.adapters
+        self.tokenizer: Tokenizer | None = None  # loaded in parallel with the engine
+        self.preprocessor = Preprocessor(self.require)
+        self.grammar_validator = GrammarValidator(self.require)
+        self.created = int(time.time())
+        self.draining = False
+        self.tracing: Tracing | None = None
+        self.logged_fields: set[str] = set()  # ignored fields that the log has named
+        self.in_flight = 0  # HTTP requests being answered
+
+    @property
+    def ready(self) -> bool:
+        loaded = self.tokenizer is not None and self.engine_client.available and self.adapters.settled
+        return loaded and self.engine_client.complete and not self.draining
+
+    def require(self) -> tuple[EngineInfo, Tokenizer]:
+        """Returns engine info and tokenizer. Raises Unavailable until both are loaded."""
+        info = self.engine_client.require()
+        if self.tokenizer is None:
+            raise Unavailable("the tokenizer is being loaded; retry later")
+        return info, self.tokenizer
+
+    def model_name(self, name: str | None) -> str:
+        """Returns the requested model or adapter name, by default the first model name. Raises RequestError 404."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names and not self.adapters.is_available(name):
+            every = [*self.names, *self.adapters.available]
+            more = f" and {len(every) - MAX_LISTED_MODELS} more" if len(every) > MAX_LISTED_MODELS else ""
+            known = ", ".join(every[:MAX_LISTED_MODELS]) + more
+            shown = name if len(name) <= 80 else name[:77] + "..."
+            raise RequestError(
+                f"model: {shown!r} is not served; available: {known}",
+                param="model",
+                status=404,
+                code="model_not_found",
+            )
+        return name
+
+    async def body(self, request: Request, kind: type[B]) -> B:
+        """The parsed body. Raises RequestError 400, 408, 413, 415 or 429."""
+        names = codings(request.headers.getlist(CONTENT_ENCODING))
+        body = await self.preprocessor.parse(request, kind, await read_body(request), names)
+        unknown = ignored_fields(body)
+        if unknown and self.config.strict_fields:
+            raise RequestError(
+                f"{unknown[0]}: is not supported by this route and rejected by --strict-fields; leave it out",
+                param=unknown[0],
+                code="unknown_field",
+            )
+        if unknown:
+            request.state.ignored = unknown  # RequestMiddleware adds them to the response header
+            self._log_ignored(unknown)
+        return body
+
+    def cap_max_tokens(self, request: Request, max_tokens: int, info: EngineInfo, name: str) -> int:
+        """Returns the limit of an answer, at most the model's length: agents send the same number to every model.
+
+        Args:
+            request: Its answer's header names a limit that is too large.
+            max_tokens: The limit that the client sent.
+            info: Of the engine.
+            name: The field as the client spelled it.
+
+        Raises:
+            RequestError: The limit is too large, and --strict-fields is set.
+        """
+        if not info.max_model_len < max_tokens <= MAX_COUNT:
+            return max_tokens
+        if self.config.strict_fields:
+            raise RequestError(
+                f"{name}: {max_tokens} exceeds max_model_len {info.max_model_len} and is rejected by --strict-fields; "
+                "send a smaller value",
+                param=name,
+                code="context_length_exceeded",
+            )
+        self._add_ignored(request, name)
+        return info.max_model_len
+
+    def ignore_field(self, request: Request, name: str) -> None:
+        """Ignores a known field like an unsupported one. Raises RequestError with --strict-fields."""
+        if self.config.strict_fields:
+            raise refuse(name, "cannot be honored for this request and is rejected by --strict-fields; leave it out")
+        self._add_ignored(request, name)
+        self._log_ignored([name])
+
+    @staticmethod
+    def _add_ignored(request: Request, name: str) -> None:
+        """Adds a field to the header X-Unmask-Ignored of the response."""
+        request.state.ignored = [*getattr(request.state, "ignored", ()), name]
+
+    def _log_ignored(self, unknown: list[str]) -> None:
+        """Logs each name once, up to a limit so that clients cannot fill the log."""
+        for name in unknown:
+            if name not in self.logged_fields and len(self.logged_fields) < MAX_LOGGED_FIELDS:
+                self.logged_fields.add(name)
+                log.info("Ignoring unsupported request field %r (logged once)", field_path(name))
+
+    @contextmanager
+    def admission(self) -> Iterator[None]:
+        """Counts requests that are rejected before they reach an engine."""
+        try:
+            yield
+        except RequestError as error:
+            self.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
+            raise
+
+    async def submit(self, inputs: GenerationInputs) -> GenerationJob:
+        """Validates a request and submits its completions to the engines. Raises RequestError."""
+        builder = RequestSpecBuilder(self, inputs)
+        completions = builder.completions(await builder.build())
+        return GenerationJob(
+            inputs.id,
+            self.engine_client,
+            completions,
+            streamed=inputs.stream_mode is not None,
+            prompts=len(inputs.prompts),
+            scores=() if inputs.echo is None else inputs.echo.scores,
+            form=builder.grammar_field,
+        )
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: str = "block_append") -> str | None:
+    """Returns the stream mode; None without `stream`. Raises RequestError for stream fields alone."""
+    if body.stream:
+        return body.stream_mode or default
+    for field in ("stream_mode", "stream_options"):
+        if getattr(body, field, None) is not None:
+            raise RequestError(f"{field}: only with stream true; leave it out", param=field)
+    return None
+
+
+async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:
+    """Waits for the end of a job and passes each output to `take`. Raises RequestError (499: disconnected)."""
+
+    async def watch() -> None:
+        await disconnected(request.receive)
+        job.output_queue.put(ClientGone())
+
+    request.state.job = job  # for the access log
+    watcher = asyncio.create_task(watch())
+    try:
+        async for batch in job.updates():
+            for update in batch:
+                take(update)
+    finally:
+        watcher.cancel()

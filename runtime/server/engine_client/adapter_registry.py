@@ -1,0 +1,284 @@
+"""LoRA adapters of the server, from flags, --lora-config or routes: their state, and loading into all replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from runtime.config import EngineConfig, ServerConfig
+from runtime.config.adapters import DEFAULT_MAX_LORAS, check_adapter_name
+from runtime.errors import ConfigError, RequestError
+from runtime.server.engine_client.ipc_protocol import AdapterResult, LoadAdapter, UnloadAdapter
+from runtime.weights.checkpoint_files import read_flag_file
+
+if TYPE_CHECKING:
+    from runtime.server.engine_client.supervisor import Supervisor
+
+log = logging.getLogger("unmask.adapters")
+
+POLL_SECONDS = 2.0  # between looks at --lora-config
+RETRY_SECONDS = 30.0  # after which one that failed is tried again
+MAX_CONFIG_BYTES = 1 << 20  # bytes of a file
+CONFIG_FLAG = "--lora-config"
+
+AdapterState = Literal["loading", "ready", "failed", "leaving"]
+Source = Literal["flag", "config", "route"]
+
+
+@dataclass
+class AdapterEntry:
+    """One name. `message`: why it failed."""
+
+    uri: str
+    source: Source
+    state: AdapterState = "loading"
+    message: str = ""
+    last_attempt: float = 0.0
+
+
+class AdapterRegistry(ABC):
+    """`settled`: what --lora-config names has been tried once."""
+
+    def __init__(self, settled: bool) -> None:
+        self.entries: dict[str, AdapterEntry] = {}
+        self.settled = settled
+
+    @property
+    def available(self) -> list[str]:
+        return sorted(name for name, entry in self.entries.items() if entry.state == "ready")
+
+    def is_available(self, name: str) -> bool:
+        entry = self.entries.get(name)
+        return entry is not None and entry.state == "ready"
+
+    def status(self) -> dict[str, dict[str, str]]:
+        """Returns the state of each adapter, for /startup. The URI shows which version of the list is active."""
+        return {
+            name: {"state": entry.state, "uri": entry.uri, **({"message": entry.message} if entry.message else {})}
+            for name, entry in sorted(self.entries.items())
+        }
+
+    @abstractmethod
+    async def load(self, name: str, uri: str, by: Source) -> None:
+        """Into every replica that serves, or into none. Raises RequestError with the reason."""
+
+    @abstractmethod
+    async def unload(self, name: str) -> None:
+        """No new request may have it; returns once the last one that has it has ended."""
+
+
+class LocalAdapterRegistry(AdapterRegistry):
+    """`supervisor` is set once it exists."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        super().__init__(config.lora_config is None)
+        self.config = config
+        self.supervisor: Supervisor | None = None
+        self.on_change: Callable[[], None] = lambda: None  # called when the state of an adapter changes
+        self.entries |= {name: AdapterEntry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a name at a time
+        self._changes: set[asyncio.Task[None]] = set()
+        self._awaited: dict[tuple[int, str], asyncio.Future[str | None]] = {}
+        self._config_error = ""  # of a --lora-config that cannot be read
+
+    async def load(self, name: str, uri: str, by: Source) -> None:
+        try:
+            check_adapter_name(name)
+        except ConfigError as error:
+            raise RequestError(f"lora_name: {error}", param="lora_name") from None
+        async with self._locks[name]:
+            await self._load(name, uri, by)
+
+    async def unload(self, name: str) -> None:
+        if name not in self.entries:
+            return  # unknown names get no lock
+        async with self._locks[name]:
+            await self._unload(name)
+
+    async def _load(self, name: str, uri: str, by: Source) -> None:
+        if name in self.config.model_names:
+            refusal = f"lora_name: {name!r} is the name of the model; choose another"
+            if by == "config":
+                self._fail(name, AdapterEntry(uri, by), refusal)
+            raise RequestError(refusal, param="lora_name")
+        before = self.entries.get(name)
+        if before is None or before.state == "failed":
+            self.entries[name] = AdapterEntry(uri, by, last_attempt=time.monotonic())
+        wrong = await self._broadcast(name, LoadAdapter(name, uri))
+        if wrong is None:
+            self.entries[name].state, self.entries[name].message = "ready", ""
+            self.on_change()
+            log.info("LoRA adapter %s loaded from %s", name, uri)
+            return
+        if before is not None and before.state == "ready":
+            raise RequestError(wrong, param="lora_path")  # what is loaded under this name stays
+        await self._broadcast(name, UnloadAdapter(name))  # of those replicas that took it
+        if before is None and by == "route":
+            del self.entries[name]
+        else:
+            self._fail(name, AdapterEntry(uri, by), wrong)
+        raise RequestError(wrong, param="lora_path")
+
+    def _fail(self, name: str, entry: AdapterEntry, why: str) -> None:
+        before = self.entries.get(name)
+        if before is None or before.message != why:
+            log.error("Failed to load LoRA adapter %s: %s", name, why)
+        entry.state, entry.message, entry.last_attempt = "failed", why, time.monotonic()
+        self.entries[name] = entry
+        self.on_change()
+
+    async def _unload(self, name: str) -> None:
+        entry = self.entries.get(name)
+        if entry is None:
+            return
+        if name == self.config.engine.default_adapter:
+            raise RequestError(
+                f"lora_name: {name!r} is the default adapter (--use-lora) and cannot be unloaded", param="lora_name"
+            )
+        entry.state = "leaving"
+        self.on_change()
+        await self._broadcast(name, UnloadAdapter(name))
+        del self.entries[name]
+        self.on_change()
+        log.info("LoRA adapter %s unloaded", name)
+
+    async def _broadcast(self, name: str, message: LoadAdapter | UnloadAdapter) -> str | None:
+        """Sends a message to all ready replicas and returns the first error. Restarted replicas get it again."""
+        assert self.supervisor is not None
+        replicas = self.supervisor.ready
+        if not replicas:
+            raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
+        loop = asyncio.get_running_loop()
+        waiting = {(replica, name): loop.create_future() for replica in replicas}
+        self._awaited |= waiting
+        for replica in replicas:
+            self.supervisor.send(replica, message)
+        errors = await asyncio.gather(*waiting.values())
+        return next((error for error in errors if error is not None), None)
+
+    # -- calls of the supervisor
+
+    def on_result(self, replica: int, result: AdapterResult) -> None:
+        awaited = self._awaited.pop((replica, result.name), None)
+        if awaited is not None and not awaited.done():
+            awaited.set_result(result.error)
+        elif result.error is not None and result.name in self.entries:  # of a replica that came back
+            self._fail(result.name, self.entries[result.name], result.error)
+
+    def on_ready(self, replica: int) -> None:
+        """A replica serves, with what it was started with: have it take what has come since."""
+        assert self.supervisor is not None
+        for name, entry in self.entries.items():
+            if (
+                entry.state in ("ready", "loading") and entry.source != "flag"
+            ):  # else it would miss what others just read
+                self.supervisor.send(replica, LoadAdapter(name, entry.uri))
+
+    def engine_config(self) -> EngineConfig:
+        """What a replica is started with: of those that flags name, what is still there."""
+        engine = self.config.engine
+        if not engine.lora:
+            return engine
+        lora = [f"{name}={entry.uri}" for name, entry in self.entries.items() if entry.source == "flag"]
+        return dataclasses.replace(engine, lora=tuple(lora), max_loras=engine.max_loras or DEFAULT_MAX_LORAS)
+
+    def on_down(self, replica: int) -> None:
+        for key in [key for key in self._awaited if key[0] == replica]:
+            awaited = self._awaited.pop(key)
+            if not awaited.done():
+                awaited.set_result(None)
+
+    # -- --lora-config
+
+    async def watch_config(self) -> None:
+        """Loads and unloads adapters as --lora-config changes, until cancelled."""
+        assert self.supervisor is not None
+        path = self.config.lora_config
+        while path is not None:
+            if self.supervisor.ready:
+                try:
+                    requested = await asyncio.to_thread(read_lora_config, path)
+                except ConfigError as error:
+                    if str(error) != self._config_error:
+                        log.error("Could not read --lora-config: %s; keeping the current adapters. Fix the file", error)
+                    self._config_error = str(error)
+                else:
+                    self._config_error = ""
+                    await self._reconcile(requested)
+                self.settled = True
+            await asyncio.sleep(POLL_SECONDS if self.settled else POLL_SECONDS / 10)
+
+    async def _reconcile(self, requested: dict[str, str]) -> None:
+        """Starts one task per change: an unload waits for running requests."""
+        mine = {name for name, entry in self.entries.items() if entry.source == "config"}
+        for name in mine | requested.keys():
+            if not self._locks[name].locked() and self._needs_change(name, requested.get(name)):
+                change = asyncio.create_task(self._apply(name, requested.get(name)))
+                self._changes.add(change)
+                change.add_done_callback(self._changes.discard)
+        if not self.settled:
+            await asyncio.gather(*self._changes)
+
+    def _needs_change(self, name: str, uri: str | None) -> bool:
+        entry = self.entries.get(name)
+        if entry is None or entry.source != "config":
+            return entry is None
+        return uri != entry.uri or (entry.state == "failed" and time.monotonic() - entry.last_attempt > RETRY_SECONDS)
+
+    async def _apply(self, name: str, uri: str | None) -> None:
+        with contextlib.suppress(RequestError):  # recorded in the entry and in the log
+            entry = self.entries.get(name)
+            if entry is not None and entry.uri != uri:
+                await self.unload(name)
+            if uri is not None:
+                await self.load(name, uri, "config")
+
+
+def read_lora_config(path: str) -> dict[str, str]:
+    """Name -> where it is: a YAML or JSON mapping, or a directory with a file for each name, as ConfigMaps are mounted.
+    ConfigError for what is neither."""
+    if not os.path.isdir(path):
+        return _mapping(path, read_flag_file(path, CONFIG_FLAG, MAX_CONFIG_BYTES))
+    try:
+        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except OSError as error:
+        raise ConfigError(f"{CONFIG_FLAG}: {path} cannot be read: {error.strerror}") from None
+    found: dict[object, object] = {
+        name: read_flag_file(Path(path) / name, CONFIG_FLAG, MAX_CONFIG_BYTES).strip() for name in names
+    }
+    return _checked(path, found)
+
+
+def _mapping(path: str, text: str) -> dict[str, str]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{CONFIG_FLAG}: {path} is neither YAML nor JSON") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{CONFIG_FLAG}: {path} must map names of adapters to where they are")
+    return _checked(path, data)
+
+
+def _checked(path: str, data: Mapping[Any, Any]) -> dict[str, str]:
+    found = {}
+    for name, uri in data.items():
+        if not isinstance(name, str) or not isinstance(uri, str) or not uri:
+            raise ConfigError(
+                f"{CONFIG_FLAG}: {path} must map names of adapters to where they are, and {name!r} does not"
+            )
+        found[check_adapter_name(name)] = uri
+    return found

@@ -1,0 +1,180 @@
+"""The completions of one HTTP request: engine outputs are turned into text deltas and finished completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runtime.errors import RequestError
+from runtime.request.engine_messages import EngineOutput
+from runtime.request.output import CompletionState
+from runtime.request.structured import FIELD
+from runtime.server.engine_client.client import EngineClient
+from runtime.structured_output.grammar_cache import GrammarError
+
+if TYPE_CHECKING:  # the process that accepts connections for others needs no models
+    from runtime.server.openai.protocol import Timings, Usage
+
+MAX_BATCH = 128  # outputs of one request before other requests are served
+_OUTCOMES = {499: "aborted", 504: "timeout"}
+
+
+@dataclass(slots=True)
+class OutputDelta:
+    """One engine output with the text that became final and the deltas of the parts of the message."""
+
+    choice: CompletionState
+    output: EngineOutput
+    text: str
+    deltas: list[Any]
+    ended: bool  # this was the choice's last
+    length: int = (
+        0  # characters of the output up to this delta, with log-probabilities: the completion may be longer by now
+    )
+
+
+class GenerationJob:
+    """The engine requests of one HTTP request, from their submission to the end of the last one.
+
+    Used as a context manager: whatever is still running when it is left is aborted.
+    """
+
+    def __init__(
+        self, id: str, frontend: EngineClient, choices: list[CompletionState], streamed: bool, prompts: int = 1,
+        scores: Sequence[CompletionState] = (), form: str = FIELD,
+    ) -> None:  # fmt: skip
+        """Submits the completions that have not finished.
+
+        Args:
+            prompts: number of prompts, each with the same number of completions.
+            scores: scoring requests of echoed prompts, which are submitted as well.
+            form: the field that the grammar is derived from, for error messages.
+        """
+        self._form = form
+        self.id = id
+        self.prompts = prompts
+        self.frontend = frontend
+        self.choices = choices
+        self.streamed = streamed
+        self.started = time.monotonic()
+        self.first_text: float | None = None
+        self.first_block = False
+        self.submitted = [choice for choice in (*choices, *scores) if choice.finish_reason is None]
+        self.choice_ids = {choice.spec.id for choice in choices}
+        self.open_ids = {choice.spec.id for choice in self.submitted}
+        self.outcome = "aborted"
+        self.output_queue = frontend.submit([choice.spec for choice in self.submitted])
+        self.deadline: asyncio.TimerHandle | None = None
+        limit = frontend.config.request_timeout
+        if limit:
+            timeout = RequestError(f"the request exceeded --request-timeout ({limit:g} s)", status=504)
+            self.deadline = asyncio.get_running_loop().call_later(limit, self.output_queue.put, timeout)
+
+    def __enter__(self) -> GenerationJob:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+        if self.open_ids:
+            self.frontend.abort(list(self.open_ids))
+            self.frontend.request_metrics.requests.labels(self.outcome).inc()
+
+    async def updates(self) -> AsyncIterator[list[OutputDelta]]:
+        """Yields new outputs, at most `MAX_BATCH` at once, until all completions have finished.
+
+        Raises RequestError: 500 for a failed step, 503 for a lost backend, 504 at the time limit, 499 without client.
+        """
+        inbox = self.output_queue
+        while self.open_ids:
+            await inbox.wait()
+            batch = []
+            for _ in range(min(len(inbox.items), MAX_BATCH)):
+                item = inbox.items.popleft()
+                if isinstance(item, RequestError):
+                    self.outcome = _OUTCOMES.get(item.status, "error")
+                    raise item
+                update = self._absorb(*item)
+                if update is not None:
+                    batch.append(update)
+            if batch:
+                yield batch
+            if inbox.items:
+                await asyncio.sleep(0)
+
+    def _absorb(self, index: int, output: EngineOutput) -> OutputDelta | None:
+        choice = self.submitted[index]
+        if choice.finish_reason is not None:  # stopped here a moment ago
+            return None
+        if output.finish_reason in ("error", "abort"):
+            self.outcome = "error"
+            what = output.error or "the engine aborted it"
+            if output.refused:
+                self.outcome = "refused"
+                raise GrammarError(self._form, what)
+            raise RequestError(f"request {choice.spec.id} failed: {what}", status=500, code="engine_error")
+        text = choice.update(output)
+        if choice.spec.id not in self.choice_ids:
+            self.open_ids.discard(choice.spec.id)
+            return None
+        if self.streamed:
+            self._observe_progress(choice, text)
+        if choice.finish_reason is not None:
+            if output.finish_reason is None:
+                self.frontend.abort([choice.spec.id])
+            self._record_end(choice)
+        length = 0 if choice.spec.logprobs is None else len(choice.text or "")
+        return OutputDelta(choice, output, text, choice.take_deltas(), choice.finish_reason is not None, length)
+
+    def _observe_progress(self, choice: CompletionState, text: str) -> None:
+        metrics = self.frontend.request_metrics
+        if text and self.first_text is None:
+            self.first_text = time.monotonic() - self.started
+            metrics.first_token.observe(self.first_text)
+        info = self.frontend.info
+        if not self.first_block and info is not None and len(choice.token_ids) >= info.block_size:
+            self.first_block = True
+            metrics.first_block.observe(time.monotonic() - self.started)
+
+    def _record_end(self, choice: CompletionState) -> None:
+        self.open_ids.discard(choice.spec.id)
+        metrics = self.frontend.request_metrics
+        seconds = time.monotonic() - self.started
+        tokens = len(choice.token_ids)
+        metrics.end_to_end.observe(seconds)
+        metrics.queue.observe(choice.queue_seconds)
+        if tokens:
+            metrics.per_token.observe(max(seconds - choice.queue_seconds, 0.0) / tokens)
+        if choice.nfe:
+            metrics.tokens_per_forward.observe((tokens + choice.eos) / choice.nfe)
+        metrics.requests.labels(choice.finish_reason).inc()
+
+    # -- fields of responses
+
+    def usage(self) -> Usage:
+        """Returns the usage. Each prompt counts once, and completions of one prompt are consecutive."""
+        per_prompt = len(self.choices) // self.prompts
+        firsts = self.choices[::per_prompt]
+        prompt_tokens = sum(choice.prompt_tokens for choice in firsts)
+        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
+        usage: Usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts)},
+        }
+        if any(choice.parts is not None for choice in self.choices):
+            reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
+
+    def timings(self) -> Timings:
+        """Seconds: in the queue, until the first text (streams only), in all."""
+        return {
+            "queue_seconds": round(self.choices[0].queue_seconds, 6),
+            "first_text_seconds": None if self.first_text is None else round(self.first_text, 6),
+            "total_seconds": round(time.monotonic() - self.started, 6),
+        }

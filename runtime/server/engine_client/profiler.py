@@ -1,0 +1,99 @@
+"""Profiles of the steps of all replicas, started and stopped by clients if --profiler allows it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from runtime.config import ServerConfig
+from runtime.errors import RequestError
+from runtime.server.engine_client.ipc_protocol import ProfileResult, StartProfile, StopProfile
+
+if TYPE_CHECKING:
+    from runtime.server.engine_client.supervisor import Supervisor
+
+
+class Profiler(Protocol):
+    """What routes ask for."""
+
+    async def start(self) -> list[int]:
+        """In every replica that serves, or in none; which those are. Raises RequestError: 409 with the reason, 503."""
+
+    async def stop(self) -> list[str]:
+        """Files with the steps since the start, one a replica. Raises RequestError: 409, or 500 with the reason."""
+
+
+class LocalProfiler:
+    """`supervisor` is set once it exists."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.supervisor: Supervisor | None = None
+        self.running: set[int] = set()  # replicas with a profile under way
+        self._changing = False
+        self._awaited: dict[int, asyncio.Future[ProfileResult]] = {}
+
+    async def start(self) -> list[int]:
+        directory = self._directory("start_profile")
+        if self.running or self._changing:
+            raise _conflict("start_profile", "a profile is already running; stop it with POST /stop_profile")
+        assert self.supervisor is not None
+        replicas = self.supervisor.ready
+        if not replicas:
+            raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
+        found = await self._broadcast(replicas, StartProfile(directory))
+        self.running = {replica for replica, result in found.items() if result.error is None}
+        wrong = [result.error for result in found.values() if result.error is not None]
+        if wrong:
+            await self._broadcast(sorted(self.running), StopProfile(keep=False))
+            self.running = set()
+            raise RequestError(f"POST /start_profile: {wrong[0]}", status=500, code="profile_failed")
+        return replicas
+
+    async def stop(self) -> list[str]:
+        self._directory("stop_profile")
+        if not self.running or self._changing:
+            raise _conflict("stop_profile", "no profile is running; start one with POST /start_profile")
+        found = await self._broadcast(sorted(self.running), StopProfile())
+        self.running = set()
+        wrong = [result.error for result in found.values() if result.error is not None]
+        if wrong:
+            raise RequestError(f"POST /stop_profile: {wrong[0]}", status=500, code="profile_failed")
+        return [result.file for _, result in sorted(found.items())]
+
+    def _directory(self, route: str) -> str:
+        directory = self.config.torch_profiler_dir
+        if self.config.profiler is None or directory is None:
+            raise _conflict(
+                route,
+                "profiling is disabled; start the server with --profiler torch --torch-profiler-dir DIR",
+                "profiler_off",
+            )
+        return directory
+
+    async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, ProfileResult]:
+        """What each answers; no other change comes between."""
+        assert self.supervisor is not None
+        loop = asyncio.get_running_loop()
+        awaited = self._awaited = {replica: loop.create_future() for replica in replicas}
+        self._changing = True
+        try:
+            for replica in replicas:
+                self.supervisor.send(replica, message)
+            return {replica: await result for replica, result in awaited.items()}
+        finally:
+            self._changing = False
+
+    def on_result(self, replica: int, result: ProfileResult) -> None:
+        awaited = self._awaited.get(replica)
+        if awaited is not None and not awaited.done():
+            awaited.set_result(result)
+
+    def on_down(self, replica: int) -> None:
+        """Its profile is lost with it."""
+        self.running.discard(replica)
+        self.on_result(replica, ProfileResult(error=f"backend {replica} exited during the profile; start a new one"))
+
+
+def _conflict(route: str, why: str, code: str = "profiler_state") -> RequestError:
+    return RequestError(f"POST /{route}: {why}", status=409, code=code)

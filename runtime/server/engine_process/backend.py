@@ -1,0 +1,244 @@
+"""The backend process: one engine, driven by messages. The frontend starts it (`BACKEND_COMMAND`).
+
+The loop is single-threaded. While there is work it looks at its socket between steps without waiting; idle, it
+sleeps on the socket. Standard input is a pipe whose other end the frontend holds: it brings one line, the invitation
+(`ipc_sockets`), and its end of file means that the frontend died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from runtime.distributed.address import loopback, resolve
+from runtime.errors import ConfigError, ReplicaLost
+from runtime.parent_death import exit_with_parent
+from runtime.request.engine_messages import EngineOutput
+from runtime.server import logs
+from runtime.server.engine_client import ipc_protocol, ipc_sockets
+from runtime.server.engine_client.ipc_protocol import (
+    Abort,
+    Add,
+    Command,
+    Configure,
+    Fatal,
+    Loading,
+    Outputs,
+    Ready,
+    Stats,
+)
+from runtime.server.engine_process.background_work import POLL_SECONDS, AdapterWorker, ProfileWorker
+from runtime.server.engine_process.channel import EngineChannel, FrontendGone
+
+log = logging.getLogger("unmask.backend")
+
+Progress = Callable[[str, int, int], None]
+Lost = Callable[[str], None]
+EngineFactory = Callable[[Configure, Progress, Lost], Any]
+
+
+class Backend:
+    """An engine behind a link."""
+
+    def __init__(self, link: EngineChannel, engine: Any) -> None:
+        self.link = link
+        self.engine = engine
+        self.stopped = False
+        self.stats_sent = 0.0
+        self.stats_due = True  # something changed since they were sent
+        self.overlaps_outputs: bool = engine.set_overlap_callback(
+            self.send_outputs, link.has_command
+        )  # outputs are sent while the device computes
+        self.adapters = AdapterWorker(engine, link.send, self.add)
+        self.profile = ProfileWorker(link.name.decode(), link.send)
+
+    def run(self) -> None:
+        """Serves until a Stop message. Raises FrontendGone."""
+        while not self.stopped:
+            busy = self.engine.has_work()
+            if not busy and self.stats_due:
+                self.send_stats()
+            idle = POLL_SECONDS if self.adapters.pending or self.profile.pending else ipc_protocol.PING_SECONDS
+            for command in self.link.receive(0 if busy else idle):
+                self.handle(command)
+            if self.adapters.pending:
+                self.adapters.poll()
+            if self.profile.pending:
+                self.profile.poll()
+            if self.engine.has_work():
+                self.stats_due = True
+                if self.profile.recording:
+                    self.profile.step(self.engine)
+                else:
+                    self.engine.execute_step()
+                if not self.overlaps_outputs or not self.engine.has_work():
+                    self.send_outputs()
+                if time.monotonic() - self.stats_sent > ipc_protocol.BUSY_STATS_SECONDS:
+                    self.send_stats()
+
+    def send_outputs(self) -> None:
+        """Sends the outputs of finished steps."""
+        outputs = self.engine.take_outputs()
+        if outputs:
+            self.link.send(Outputs(outputs))
+
+    def handle(self, command: Command) -> None:
+        match command:
+            case Add():
+                for spec in command.requests():
+                    if not spec.adapter or not self.adapters.defer(spec):
+                        self.add(spec)
+            case Abort(ids):
+                for request_id in ids:
+                    self.engine.abort(request_id)
+                self.stats_due = True
+            case ipc_protocol.Ping():
+                self.stats_due = True
+            case ipc_protocol.LoadAdapter(name, uri):
+                self.adapters.load(name, uri)
+            case ipc_protocol.UnloadAdapter(name):
+                self.adapters.unload(name)
+            case ipc_protocol.StartProfile(directory):
+                self.profile.start(directory)
+            case ipc_protocol.StopProfile(keep):
+                self.profile.stop(keep)
+            case ipc_protocol.Stop():
+                self.stopped = True
+            case _:
+                raise TypeError(f"{type(command).__name__} is not for a loaded backend")
+
+    def add(self, spec: Any) -> None:
+        try:
+            self.engine.add(spec)
+        except Exception as error:  # one request's fault must not end the others
+            log.exception("failed to add request %s; it is answered with an error", spec.id)
+            failed = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=f"{type(error).__name__}: {error}")
+            self.link.send(Outputs([failed]))
+
+    def send_stats(self) -> None:
+        self.link.send(Stats(self.engine.stats()))
+        self.stats_sent = time.monotonic()
+        self.stats_due = False
+
+
+def import_engine() -> None:
+    """What takes longest and depends on no configuration."""
+    import_module("runtime.engine.setup")
+
+
+def take_devices(configure: Configure) -> tuple[int, ...] | None:
+    """The replica's own GPUs, where it runs on some, the first of which is this process's from now on. ConfigError if
+    one is not there."""
+    import torch
+
+    from runtime.distributed import local_executor
+
+    if not local_executor.on_gpus(configure.engine):
+        return None
+    local_executor.check_devices(configure.devices, "--device-ids")
+    torch.cuda.set_device(configure.devices[0])
+    return configure.devices
+
+
+def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
+    """The real engine. `lost`: see ``runtime.distributed.executor.MultiprocExecutor``."""
+    config, devices = configure.engine, take_devices(configure)
+    if config.tensor_parallel_size == 1:
+        from runtime.engine import setup
+
+        return setup.load_engine(config, progress)
+    from runtime.distributed.executor import MultiprocExecutor
+    from runtime.distributed.rank_launcher import WorkerPlacement
+
+    command = (sys.executable, "-m", "runtime.server.engine_process.rank", configure.log_level, configure.log_format)
+    address = resolve(configure.address) if configure.nodes > 1 else loopback()
+    placement = WorkerPlacement(devices, configure.nodes, address, configure.port, command)
+    return MultiprocExecutor(config.tensor_parallel_size, placement, config.distributed_timeout_seconds, lost).load(
+        config, progress
+    )
+
+
+def _sentence(error: BaseException) -> str:
+    """Why loading failed, in one line."""
+    first = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ConfigError | ReplicaLost):
+        return first
+    if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
+        return (
+            f"the model and its KV cache do not fit in memory ({first}); set a smaller --num-pages or --max-model-len"
+        )
+    return f"the engine could not be loaded: {type(error).__name__}: {first}"
+
+
+def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[], object]) -> int:
+    """Loads the configured engine and serves it. Returns the exit code."""
+    link.send_hello()
+    prepare()
+    configure = link.configuration()
+    logs.configure_logging(configure.log_level, configure.log_format, link.name.decode())
+    started = time.monotonic()
+
+    def progress(phase: str, done_bytes: int, total_bytes: int) -> None:
+        link.send(Loading(phase, done_bytes, total_bytes))
+        for command in link.receive(0):
+            if isinstance(command, ipc_protocol.Stop):
+                raise FrontendGone(command.reason)
+
+    try:
+        engine = make_engine(configure, progress, link.fail)
+    except FrontendGone:
+        raise
+    except Exception as error:
+        if not isinstance(error, ConfigError):
+            log.exception("loading the engine failed; the process exits")
+        link.send(Fatal(_sentence(error)))
+        return 1
+    gc.freeze()  # what is there now stays: looking through all of it would hold everybody up for a tenth of a second
+    link.send(Ready(engine.info, time.monotonic() - started))
+    Backend(link, engine).run()
+    return 0
+
+
+def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object] = import_engine) -> int:
+    """The process's exit code. Tests drive engines of their own through `make_engine`."""
+    parser = argparse.ArgumentParser(
+        prog="runtime.server.engine_process.backend", description="started by the frontend, not by hand"
+    )
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--command-addr", required=True)
+    parser.add_argument("--event-addr", required=True)
+    args = parser.parse_args()
+    exit_with_parent()
+    invitation = ipc_sockets.read_credentials(sys.stdin.fileno())
+    if invitation is None:
+        return 0  # the frontend has ended already
+    link = EngineChannel(args.name, args.command_addr, args.event_addr, invitation)
+    try:
+        return serve(link, make_engine, prepare)
+    except FrontendGone as gone:
+        log.info("Engine process exiting: frontend is gone (%s)", gone)
+        return 0
+    except ReplicaLost as error:
+        log.error("%s", error)
+        link.send(Fatal(str(error)))
+        return 1
+    except Exception as error:
+        log.exception("the engine loop failed; the process exits and is restarted")
+        link.send(Fatal(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        return 1
+    finally:
+        link.close()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a normal exit would wait for a process group whose ranks have exited

@@ -1,0 +1,162 @@
+"""Work of a backend beside its steps: threads read adapters and write profiles."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import ConfigError
+from runtime.request.engine_messages import RequestSpec
+from runtime.server.engine_client.ipc_protocol import AdapterResult, ProfileResult
+
+log = logging.getLogger("unmask.backend")
+
+POLL_SECONDS = 0.02  # how soon an idle backend sees that a file has been read
+
+
+class AdapterWorker:
+    """Loads and unloads adapters. `send` sends results to the frontend; `add` adds requests that have waited."""
+
+    def __init__(self, engine: Any, send: Callable[[AdapterResult], None], add: Callable[[RequestSpec], None]) -> None:
+        self.engine = engine
+        self.send = send
+        self.add = add
+        self._loading: dict[str, list[RequestSpec]] = {}  # with the requests that wait for them
+        self._completed_reads: list[tuple[str, Any]] = []  # by the threads: an adapter, or what was wrong
+        self._unloading: set[str] = set()
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._loading or self._unloading)
+
+    def load(self, name: str, uri: str) -> None:
+        self._loading.setdefault(name, [])
+        self._unloading.discard(name)
+        threading.Thread(target=self._read_adapter, args=(name, uri), name=f"adapter {name}", daemon=True).start()
+
+    def unload(self, name: str) -> None:
+        self._unloading.add(name)
+
+    def defer(self, spec: RequestSpec) -> bool:
+        """Whether a request is kept here until its adapter has come."""
+        if spec.adapter not in self._loading:
+            return False
+        self._loading[spec.adapter].append(spec)
+        return True
+
+    def poll(self) -> None:
+        """Called between steps: activates adapters that have been read, and removes unused ones."""
+        while self._completed_reads:
+            name, found = self._completed_reads.pop(0)
+            error = found if isinstance(found, str) else self._activate(name, found)
+            self.send(AdapterResult(name, loaded=error is None, error=error))
+            for spec in self._loading.pop(name, []):
+                self.add(spec)
+        for name in sorted(self._unloading):
+            if name not in self._loading and self.engine.unload_adapter(name):
+                self._unloading.discard(name)
+                self.send(AdapterResult(name, loaded=False))
+
+    def _read_adapter(self, name: str, uri: str) -> None:
+        try:
+            self._completed_reads.append((name, self.engine.lora_manager.read(uri)))
+        except ConfigError as error:
+            self._completed_reads.append((name, str(error)))
+        except Exception as error:
+            log.exception("failed to read adapter %s", name)
+            self._completed_reads.append((name, f"failed to read adapter {uri}: {type(error).__name__}: {error}"))
+
+    def _activate(self, name: str, adapter: Any) -> str | None:
+        try:
+            self.engine.lora_manager.load(name, adapter)
+        except ConfigError as error:
+            return str(error)
+        except Exception as error:
+            log.exception("failed to load adapter %s", name)
+            return f"failed to load adapter {name!r}: {type(error).__name__}: {error}"
+        return None
+
+
+STEP = "engine step"  # each one's name in the trace
+
+
+class ProfileWorker:
+    """Records profiles in the thread of the steps, which the profiler observes. `send` sends results to the frontend.
+
+    Attributes:
+        recording: steps are being recorded. pending: a file is being written.
+    """
+
+    def __init__(self, name: str, send: Callable[[ProfileResult], None]) -> None:
+        self.name = name
+        self.send = send
+        self.recording = False
+        self._directory = Path()
+        self._profile: Any = None
+        self._written: ProfileResult | None = None
+        self._writer: threading.Thread | None = None
+
+    @property
+    def pending(self) -> bool:
+        return self._writer is not None
+
+    def start(self, directory: str) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        try:
+            self._directory = Path(directory)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._directory, os.W_OK):
+                raise PermissionError(f"{directory} is not writable")
+            self._profile = profile(activities=activities)
+            self._profile.start()
+        except Exception as error:
+            log.exception("failed to start the profile in %s", directory)
+            self.send(ProfileResult(error=f"failed to start the profile: {type(error).__name__}: {error}"))
+            return
+        self.recording = True
+        self.send(ProfileResult())
+
+    def step(self, engine: Any) -> None:
+        """One of the engine's, under its name in the trace."""
+        from torch.profiler import record_function
+
+        with record_function(STEP):
+            engine.execute_step()
+
+    def stop(self, keep: bool) -> None:
+        """Stops recording. A thread writes the file."""
+        made, self._profile, self.recording = self._profile, None, False
+        if made is None:
+            self.send(ProfileResult(error="no profile is running"))
+            return
+        made.stop()
+        if not keep:
+            self.send(ProfileResult())
+            return
+        now = time.time_ns()  # two of one second have names of their own
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}.{now % 10**9 // 10**6:03}"
+        file = self._directory / f"{self.name}-{stamp}-{os.getpid()}.pt.trace.json.gz"
+        self._writer = threading.Thread(target=self._write, args=(made, file), name="profile", daemon=True)
+        self._writer.start()
+
+    def _write(self, made: Any, file: Path) -> None:
+        try:
+            made.export_chrome_trace(str(file))
+            self._written = ProfileResult(file=str(file))
+        except Exception as error:
+            log.exception("failed to write the profile %s", file)
+            self._written = ProfileResult(error=f"failed to write {file}: {type(error).__name__}: {error}")
+
+    def poll(self) -> None:
+        """Called between steps: reports a file that has been written."""
+        if self._written is not None:
+            self.send(self._written)
+            self._written = self._writer = None

@@ -1,0 +1,19 @@
+"""A rank of a server's replica: as any other, but it logs as the server does."""
+
+from __future__ import annotations
+
+import sys
+
+from runtime.distributed import rank_worker
+from runtime.parent_death import exit_with_parent
+from runtime.server import logs
+
+
+def main(argv: list[str]) -> int:
+    level, form, *arguments = argv
+    exit_with_parent()
+    return rank_worker.main(arguments, prepare=lambda: logs.configure_logging(level, form, "rank"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

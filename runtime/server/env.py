@@ -1,0 +1,105 @@
+"""The environment and limits of processes: variables that the server sets and passes on, and open files."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import resource
+import sys
+
+from runtime.config.flags import ENV_PREFIX
+from runtime.errors import ConfigError
+from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS, crowd
+
+# Variables in which huggingface_hub and its elders find a token.
+HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"})
+
+
+LOCK_SECONDS = 0.0005  # after which a thread that computes lets another have the interpreter's lock
+
+
+def configure_process() -> None:
+    """For this process, before it loads the tokenizers library.
+
+    That library's batch calls, the only ones that leave the interpreter's lock, would otherwise start a thread a core.
+
+    The event loop gives the lock up in every call of the system, some ten a request, and has it back when another
+    thread lets go: after Python's 5 ms each time, a template that is rendered beside it would hold everybody up for
+    seconds.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.setswitchinterval(LOCK_SECONDS)
+
+
+_TRACES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+def traces_endpoint() -> str | None:
+    """The variable that says where traces go; None where none are wanted. What else OTEL_ variables say of them, its
+    library reads by itself."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if os.environ.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
+        return None
+    return next((name for name in _TRACES if os.environ.get(name)), None)
+
+
+def traces_protocol() -> str:
+    """Returns the configured OTLP protocol, "" by default."""
+    return next((os.environ[name].strip() for name in _PROTOCOLS if os.environ.get(name)), "")
+
+
+def backend_environment(model: str | None, *, fetches: bool = False) -> dict[str, str]:
+    """A backend's environment: ours without its secrets.
+
+    A backend gets its configuration in a message. It needs no variables of the server, such as keys, and a hub token
+    only to download a model or adapters (`fetches`). The frontend exports traces.
+    """
+    hub = fetches or (model is not None and model.startswith("hf://"))
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith((ENV_PREFIX, "OTEL_")) and (hub or name not in HUB_TOKENS)
+    }
+    return {"OMP_WAIT_POLICY": "PASSIVE", **inherited, "PYTHONUNBUFFERED": "1"}  # see `runtime.wait_passively`
+
+
+OWN_FILES = 48  # log, event loop, sockets of ZeroMQ, the tokenizer's files while they are read
+BACKEND_FILES = 8  # pipes, sockets and process of each
+FEWEST_CONNECTIONS = 16
+
+
+def open_files(connections: int) -> int:
+    """Of so many connections, of newcomers, and of those that give way to them until they are closed."""
+    return connections + 2 * crowd(connections)
+
+
+def raise_open_files_limit(requested: int | None, backends: int) -> int:
+    """How many connections there may be: `wanted`, else as many as fit, up to some thousands.
+
+    The limit is raised as far as they need it and the system allows, not to the system's own: that may be a billion,
+    and there are programs that go through all descriptors there could be. Raises ConfigError where they do not fit.
+    """
+    limit = MOST_CONNECTIONS if requested is None else requested
+    own = OWN_FILES + BACKEND_FILES * backends + SPARE_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard):  # the highest number of all, though written as -1
+        hard = 2**31 - 1
+        soft = hard if soft == resource.RLIM_INFINITY else soft
+    needed = own + open_files(limit)
+    if soft < needed and soft < hard:
+        soft = min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    fitting = max(bisect.bisect_right(range(limit + 1), soft - own, key=open_files) - 1, 0)
+    if requested is not None and fitting < requested:
+        raise ConfigError(
+            f"--max-connections: {requested} connections and {needed - requested} files of the server exceed the limit "
+            f"of {soft} open files; raise the limit (ulimit -n) or set at most {fitting}"
+        )
+    if fitting < min(FEWEST_CONNECTIONS, limit):
+        raise ConfigError(
+            f"--max-connections: the server needs {needed - limit} of the {soft} files that it may open, which leaves "
+            "too few for connections; raise the limit (ulimit -n)"
+        )
+    return fitting

@@ -1,0 +1,168 @@
+"""Models of ``/generate`` and ``/v1/infill``: requests, responses and events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from runtime.server.http_responses import ErrorResponse
+from runtime.server.openai.chat_messages import EXAMPLE_CHAT, Messages
+from runtime.server.openai.protocol import (
+    DenoiseStep,
+    FinalMessage,
+    GenerationPrompt,
+    GenerationRequest,
+    ModelName,
+    Prompt,
+    TemplateArguments,
+    Timings,
+    Usage,
+)
+from runtime.server.schema_base import Integer, RequestModel, UnsupportedField, api_field
+
+MAX_SEGMENTS = 1024
+
+
+class GenerateRequest(GenerationRequest):
+    """Either a prompt, continued as it is, or the messages of a chat."""
+
+    model: ModelName = None
+    prompt: Annotated[Prompt | None, api_field("prompt to continue: text or token ids", "Solve: 12 + 30.")] = None
+    messages: Annotated[Messages | None, api_field("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)] = None
+    chat_template_kwargs: TemplateArguments = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: FinalMessage = None
+    n: Annotated[Any, UnsupportedField(1)] = None
+    stream_mode: Annotated[
+        Literal["denoise", "block_append"] | None,
+        api_field(
+            "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text",
+            "denoise",
+        ),
+    ] = None
+
+
+class Segment(RequestModel):
+    """A piece of a text with holes: a text that stays, or a hole."""
+
+    text: Annotated[str | None, api_field("fixed text", "The sky is ")] = None
+    mask: Annotated[Integer | None, api_field("length of a gap in tokens", 8)] = None
+
+
+class InfillRequest(GenerationRequest):
+    model: ModelName = None
+    text: Annotated[
+        str | None, api_field("text with gaps: `<mask:8>` is a gap of eight tokens", "2, 4, <mask:2>8, 10")
+    ] = None
+    segments: Annotated[
+        Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None,
+        api_field(
+            "sequence of texts and gaps, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]
+        ),
+    ] = None
+    messages: Annotated[
+        Messages | None, api_field("messages of a chat; the text is the assistant's response", EXAMPLE_CHAT)
+    ] = None
+    chat_template_kwargs: TemplateArguments = None
+    n: Annotated[Any, UnsupportedField(1)] = None
+    stream_mode: Annotated[
+        Literal["denoise"] | None, api_field("events of a stream: the open blocks after each step", "denoise")
+    ] = None
+
+
+FinishReason = Literal["stop", "length", "max_nfe", "repetition"]
+
+
+class OwnTopLogprob(TypedDict):
+    id: Annotated[int, api_field("id of the token")]
+    token: Annotated[str, api_field("text of the token; `bytes:` and escapes for incomplete characters")]
+    logprob: Annotated[float, api_field("log-probability (natural logarithm)")]
+
+
+class OwnLogprob(OwnTopLogprob):
+    """One of `token_ids`."""
+
+    top_logprobs: Annotated[
+        list[OwnTopLogprob], api_field("most probable tokens of the position in the step that filled it")
+    ]
+
+
+class GenerateAnswer(TypedDict):
+    """The answer of `/generate`."""
+
+    id: Annotated[str, api_field("id of this request")]
+    text: Annotated[str, api_field("output without end-of-sequence tokens and stop strings")]
+    token_ids: Annotated[list[int], api_field("token ids of the output")]
+    nfe: Annotated[int, api_field("denoising steps of all blocks")]
+    finish_reason: Annotated[
+        FinishReason,
+        api_field("`stop`: end of sequence or a stop string; otherwise the limit"),
+    ]
+    logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]
+    full_text: Annotated[str, api_field("prompt and output")]
+    full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]
+    usage: Annotated[Usage, api_field("token counts")]
+    timings: Annotated[Timings, api_field("seconds")]
+    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
+
+
+class GenerateFinal(GenerateAnswer):
+    """The last event of a stream: the whole answer."""
+
+    event: Annotated[Literal["final"], api_field("always `final`")]
+
+
+class DenoiseEvent(DenoiseStep):
+    """A step, with `stream_mode` `denoise`."""
+
+    event: Annotated[Literal["denoise"], api_field("always `denoise`")]
+    id: Annotated[str, api_field("id of this request")]
+    text: Annotated[str, api_field("text that became final; the output is the concatenation")]
+    logprobs: Annotated[
+        NotRequired[list[OwnLogprob]], api_field("log-probabilities of the tokens of this text, if requested")
+    ]
+
+
+class AppendEvent(TypedDict):
+    """More text, with `stream_mode` `block_append`."""
+
+    event: Annotated[Literal["block_append"], api_field("always `block_append`")]
+    id: Annotated[str, api_field("id of this request")]
+    text: Annotated[str, api_field("appended text")]
+    nfe: Annotated[int, api_field("denoising steps so far")]
+    logprobs: Annotated[
+        NotRequired[list[OwnLogprob]], api_field("log-probabilities of the tokens of this text, if requested")
+    ]
+
+
+class ErrorEvent(ErrorResponse):
+    """In place of the rest of a stream."""
+
+    event: Annotated[Literal["error"], api_field("always `error`")]
+    id: Annotated[str, api_field("id of this request")]
+
+
+class FilledHole(TypedDict):
+    text: Annotated[str, api_field("text of the gap")]
+    token_ids: Annotated[list[int], api_field("token ids of the gap")]
+
+
+class InfillAnswer(TypedDict):
+    """The answer of `/v1/infill`."""
+
+    id: Annotated[str, api_field("id of this request")]
+    object: Annotated[Literal["infill"], api_field("always `infill`")]
+    model: Annotated[str, api_field("requested model name")]
+    text: Annotated[str, api_field("text with filled gaps")]
+    holes: Annotated[list[FilledHole], api_field("gaps in order")]
+    nfe: Annotated[int, api_field("denoising steps, of all blocks")]
+    usage: Annotated[Usage, api_field("token counts")]
+    timings: Annotated[Timings, api_field("seconds")]
+
+
+class InfillFinal(InfillAnswer):
+    """The last event of a stream: the whole answer."""
+
+    event: Annotated[Literal["final"], api_field("always `final`")]

@@ -1,0 +1,319 @@
+"""``POST /generate`` and ``POST /v1/infill`` (docs/reference/api.md#routes, docs/guide/streaming.md)."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from typing import Any, NamedTuple, cast
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from runtime.errors import RequestError
+from runtime.request.output import append_event, denoise_event
+from runtime.request.validation import refuse
+from runtime.server.context import ServerContext, new_id, stream_mode
+from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+from runtime.server.generate.protocol import (
+    AppendEvent,
+    DenoiseEvent,
+    ErrorEvent,
+    FinishReason,
+    GenerateAnswer,
+    GenerateFinal,
+    GenerateRequest,
+    InfillAnswer,
+    InfillFinal,
+    InfillRequest,
+    OwnLogprob,
+)
+from runtime.server.http_responses import DONE, event, openai_error
+from runtime.server.openai.chat_messages import (
+    NO_GRAMMAR_MESSAGE,
+    check_no_chat_fields,
+    continues_last_message,
+    ending_variables,
+    template_messages,
+)
+from runtime.server.openai.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
+from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.preprocessing.preprocessor import context_length_error
+from runtime.server.preprocessing.request_specs import GenerationInputs
+from runtime.server.preprocessing.response_format import parse_response_format
+from runtime.server.serving_base import ServingHandler, handle_generation, template_warning
+from runtime.tokenizer import Tokenizer
+
+
+class GenerateEvents(ServingHandler):
+    """Events of docs/guide/streaming.md. `mode`: the stream_mode, or None for an answer that is not streamed."""
+
+    def __init__(self, job: GenerationJob, mode: str | None) -> None:
+        super().__init__(job, streams=mode is not None)
+        self._make = denoise_event if mode == "denoise" else append_event
+
+    @abstractmethod
+    def full_response(self) -> GenerateAnswer | InfillAnswer: ...
+
+    def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
+        """Of the event of a step; None where it has none."""
+        return self._make(update.choice, update.output, update.text)
+
+    def on_output(self, update: OutputDelta) -> bytes:
+        fields = self.event_fields(update)
+        return b"" if fields is None else event(fields)
+
+    def on_finish(self) -> bytes:
+        return event({"event": "final", **self.full_response()}) + DONE
+
+    def on_error(self, error: RequestError) -> bytes:
+        return event({"event": "error", "id": self.job.id, **openai_error(error)}) + DONE
+
+
+router = APIRouter(route_class=RawBodyRoute)
+DEFAULT_MAX_TOKENS = 512
+EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
+
+
+@router.post("/generate", **json_route(GenerateRequest, GenerateAnswer, EVENTS))
+async def generate(request: Request) -> Response:
+    """Completes a prompt (text or token ids) or responds to a chat."""
+    return await handle_generation(request, _start_generate)
+
+
+async def _start_generate(context: ServerContext, request: Request) -> GenerateHandler:
+    body = await context.body(request, GenerateRequest)
+    model = context.model_name(body.model)
+    mode = stream_mode(body, default="denoise")
+    context.require()
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("prompt: give either prompt or messages", param="prompt")
+    if body.prompt is not None and body.chat_template_kwargs is not None:
+        raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+    continued = False
+    if body.prompt is not None:
+        check_no_chat_fields(body)
+        ids = (await context.preprocessor.encode_each(request, [body.prompt]))[0]
+    else:
+        messages = template_messages(body.messages or [])
+        variables, continued = ending_variables(body, body.chat_template_kwargs), continues_last_message(body, messages)
+        ids = await context.preprocessor.encode_chat(request, messages, variables, continued=continued)
+        requested, name = parse_response_format(body)
+        if continued and requested is not None:
+            raise refuse(name, NO_GRAMMAR_MESSAGE)
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            [ids],
+            id=new_id("gen"),
+            stream_mode=mode,
+            names={} if body.messages is None else {"prompt": "messages"},
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            model=model,
+            continued=continued,
+        )
+    )
+    return GenerateHandler(job, mode, context, body.prompt if isinstance(body.prompt, str) else None)
+
+
+class _Logprobs(TypedDict, total=False):
+    logprobs: Any  # encoded list of OwnLogprob
+
+
+class GenerateHandler(GenerateEvents):
+    """Response of ``/generate``. `text`: the prompt, if the request had it as text."""
+
+    def __init__(self, job: GenerationJob, mode: str | None, context: ServerContext, text: str | None) -> None:
+        super().__init__(job, mode)
+        self._info, self._tokenizer = context.require()
+        self._text = text
+        self._logprobs = LogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
+        self._full_logprobs: _Logprobs = {}
+
+    def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
+        """Adds log-probabilities of the tokens of the new text, if requested."""
+        fields = super().event_fields(update)
+        if update.choice.spec.logprobs is None or fields is None:
+            return fields
+        entries = [entry for entry, _ in self._logprobs.take_new(update)]
+        return {**fields, "logprobs": generate_logprobs(entries, self._tokenizer.byte_decoder)}
+
+    async def finalize(self) -> None:
+        choice = self.job.choices[0]
+        if choice.spec.logprobs is None:
+            return
+        entries: list[OwnLogprob] = []
+        async for some in in_chunks(choice.token_logprobs or [], 1 + choice.spec.logprobs):
+            entries += generate_logprobs(some, self._tokenizer.byte_decoder)
+        self._full_logprobs = {"logprobs": encoded(entries)}
+
+    def full_response(self) -> GenerateAnswer:
+        choice = self.job.choices[0]
+        ids = choice.spec.prompt
+        prompt = self._tokenizer.decode(ids) if self._text is None else self._text
+        return {
+            "id": self.job.id,
+            "text": choice.text or "",
+            "token_ids": choice.token_ids,
+            "nfe": choice.nfe,
+            "finish_reason": cast(FinishReason, choice.finish_reason),
+            **self._full_logprobs,
+            "full_text": prompt + (choice.text or ""),
+            "full_token_ids": ids + choice.token_ids,
+            "usage": self.job.usage(),
+            "timings": self.job.timings(),
+            **template_warning(self.job.choices, self._info, self._tokenizer),
+        }
+
+
+MAX_HOLES = 256
+MAX_HOLE = 4096  # tokens
+_HOLE = re.compile(r"<mask:(\d{1,9})>")
+_LENGTH_FIELDS = ("max_tokens", "stop", "ignore_eos", "max_nfe", "max_repetition_run")  # where holes say how long
+
+
+class InfillLayout(NamedTuple):
+    """A text with holes as the engine has it.
+
+    Attributes:
+        segments: its texts and, for holes, their lengths.
+        prompt: the ids before the first hole, with the conversation's.
+        given: the ids behind it that stay, by their offsets from there.
+        holes: each one's first and last offset, the last exclusive.
+        length: of all that comes after `prompt`, tokens.
+    """
+
+    segments: list[str | int]
+    prompt: list[int]
+    pinned_tokens: dict[int, int]
+    holes: list[tuple[int, int]]
+    length: int
+
+
+@router.post("/v1/infill", **json_route(InfillRequest, InfillAnswer, (DenoiseEvent, InfillFinal, ErrorEvent)))
+async def infill(request: Request) -> Response:
+    """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
+    return await handle_generation(request, _start_infill)
+
+
+async def _start_infill(context: ServerContext, request: Request) -> InfillHandler:
+    body = await context.body(request, InfillRequest)
+    model = context.model_name(body.model)
+    for name in _LENGTH_FIELDS:
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name}: the holes say how long the answer is; leave it out", param=name)
+    mode = stream_mode(body, default="denoise")
+    _, tokenizer = context.require()
+    layout = await _tokenize_segments(context, request, body)
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            [layout.prompt],
+            id=new_id("infill"),
+            stream_mode=mode,
+            names={"prompt": "text" if body.segments is None else "segments"},
+            max_tokens=layout.length,
+            pinned_tokens=layout.pinned_tokens,
+            model=model,
+        )
+    )
+    return InfillHandler(job, mode, tokenizer, model, layout)
+
+
+async def _tokenize_segments(context: ServerContext, request: Request, body: InfillRequest) -> InfillLayout:
+    segments, param = _segments(body)
+    preparer = context.preprocessor
+    ids: list[int] = []
+    if body.messages is not None:
+        ids = await preparer.encode_chat(request, template_messages(body.messages), body.chat_template_kwargs)
+    elif body.chat_template_kwargs is not None:
+        raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+    else:
+        ids = context.require()[0].with_bos([])
+    limit = context.require()[0].max_model_len
+    texts = [segment for segment in segments if isinstance(segment, str)]
+    free_tokens = limit - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
+    if free_tokens < 0:
+        raise context_length_error(param, context.require()[0], "more than")
+    pieces = iter(await preparer.encode_pieces(request, texts, param, free_tokens))
+    pinned_tokens: dict[int, int] = {}
+    holes: list[tuple[int, int]] = []
+    at = 0
+    for segment in segments:
+        if isinstance(segment, int):
+            holes.append((at, at + segment))
+            at += segment
+            continue
+        own = next(pieces)
+        if not holes:
+            ids += own
+            continue
+        pinned_tokens |= {at + i: token for i, token in enumerate(own)}
+        at += len(own)
+    if not ids:
+        raise RequestError(f"{param}: begins with a hole; give a text before it, or messages", param=param)
+    return InfillLayout(segments, ids, pinned_tokens, holes, at)
+
+
+def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
+    """Returns texts and lengths of gaps in order, and the field that has them. Raises RequestError."""
+    if (body.text is None) == (body.segments is None):
+        raise RequestError("text: give either text or segments", param="text")
+    if body.segments is not None:
+        param = "segments"
+        found: list[str | int] = []
+        for i, segment in enumerate(body.segments):
+            match (segment.text, segment.mask):
+                case (str(text), None):
+                    found.append(text)
+                case (None, int(mask)):
+                    found.append(mask)
+                case _:
+                    path = f"segments[{i}]"
+                    raise RequestError(f"{path}: give it either text or mask, a hole's tokens", param=path)
+    else:
+        param = "text"
+        parts = _HOLE.split(body.text or "")
+        found = [int(part) if i % 2 else part for i, part in enumerate(parts)]
+    found = [part for part in found if part != ""]
+    sizes = [part for part in found if isinstance(part, int)]
+    if not sizes:
+        raise RequestError(f"{param}: has no hole; write one of eight tokens as <mask:8>", param=param)
+    if len(sizes) > MAX_HOLES:
+        raise RequestError(f"{param}: has {len(sizes)} holes; at most {MAX_HOLES}", param=param)
+    for size in sizes:
+        if not 1 <= size <= MAX_HOLE:
+            raise RequestError(f"{param}: a hole of {size} tokens; from 1 to {MAX_HOLE}", param=param)
+    return found, param
+
+
+class InfillHandler(GenerateEvents):
+    """Response of ``/v1/infill``: the full text and the text of each gap."""
+
+    def __init__(
+        self, job: GenerationJob, mode: str | None, tokenizer: Tokenizer, model: str, layout: InfillLayout
+    ) -> None:
+        super().__init__(job, mode)
+        self._tokenizer = tokenizer
+        self._model = model
+        self._layout = layout
+
+    def full_response(self) -> InfillAnswer:
+        choice = self.job.choices[0]
+        each = [choice.token_ids[first:end] for first, end in self._layout.holes]
+        special = self._tokenizer.special  # these have no text
+        texts = [self._tokenizer.decode(token for token in ids if token not in special) for ids in each]
+        rest = iter(texts)
+        return {
+            "id": self.job.id,
+            "object": "infill",
+            "model": self._model,
+            "text": "".join(next(rest) if isinstance(segment, int) else segment for segment in self._layout.segments),
+            "holes": [{"text": text, "token_ids": ids} for text, ids in zip(texts, each, strict=True)],
+            "nfe": choice.nfe,
+            "usage": self.job.usage(),
+            "timings": self.job.timings(),
+        }

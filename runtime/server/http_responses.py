@@ -1,0 +1,192 @@
+"""HTTP responses of all routes: JSON objects, server-sent events, and error objects in the form of each API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Annotated, Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import TypedDict
+
+from runtime.errors import RequestError
+from runtime.server.schema_base import api_field
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_implemented_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_ANTHROPIC_TYPES = _TYPES | {
+    413: "request_too_large",
+    500: "api_error",
+    501: "api_error",
+    503: "overloaded_error",
+}
+_ANTHROPIC = "/v1/messages"  # the route, and those below it
+SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")  # of request bodies
+RETRY_AFTER_SECONDS = 1  # for a full queue (429) and a server without backend (503)
+
+
+class ErrorDetail(TypedDict):
+    message: Annotated[str, api_field("what is wrong, and the fix")]
+    type: Annotated[str, api_field("type of the error, by status")]
+    param: Annotated[str | None, api_field("name of the invalid field, if any")]
+    code: Annotated[str | None, api_field("stable error code, if any")]
+
+
+class ErrorResponse(TypedDict):
+    """Every refusal and failure, but of `/v1/messages`."""
+
+    error: Annotated[ErrorDetail, api_field("details")]
+
+
+def error_object(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorResponse:
+    kind = _TYPES.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def openai_error(error: RequestError) -> ErrorResponse:
+    return error_object(error.status, error.message, param=error.param, code=error.code)
+
+
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_body(error: RequestError, path: str = "") -> bytes:
+    """`path`: of the route, which says whose object it is."""
+    anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
+    return msgspec.json.encode(anthropic_error(error) if anthropic else openai_error(error))
+
+
+def error_headers(error: RequestError) -> dict[str, str]:
+    """Returns the headers that a status requires."""
+    if error.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    if error.status == 415:
+        return {"Accept-Encoding": ", ".join(SUPPORTED_ENCODINGS)}
+    if error.status in (429, 503):
+        return {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    return {}
+
+
+KEEP_ALIVE_SECONDS = 15.0
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ClientGone(RequestError):
+    """The client has disconnected."""
+
+    def __init__(self) -> None:
+        super().__init__("the client closed the connection", status=499)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns once the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(_encode(content), status, headers, media_type="application/json")
+
+
+def error_response(error: RequestError, path: str = "", headers: Mapping[str, str] | None = None) -> Response:
+    """Returns an error response. `path`: the route, which determines the form of the error object."""
+    merged = {**error_headers(error), **(headers or {})}
+    return Response(error_body(error, path), error.status, merged, media_type="application/json")
+
+
+def event(content: Any) -> bytes:
+    return b"data: " + _encode(content) + b"\n\n"
+
+
+def named_event(kind: str, **fields: Any) -> bytes:
+    """An event that says its name twice, as ``type`` too."""
+    return f"event: {kind}\n".encode() + event({"type": kind, **fields})
+
+
+class EventStream(Response):
+    """Sends what `chunks` yields as it comes, and comments while nothing comes; leaves `job` whatever happens.
+
+    The job belongs to the response and not to the generator: one that was never started runs no ``finally``.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, job: AbstractContextManager[Any], chunks: AsyncIterator[bytes]) -> None:
+        self.job = job
+        self.chunks = chunks
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["job"] = self.job  # for the access log
+        sender, over, gone = asyncio.current_task(), False, False
+        assert sender is not None
+
+        def leave(_: asyncio.Task[None]) -> None:
+            nonlocal gone
+            if not over:
+                gone = True
+                sender.cancel()
+
+        listener = asyncio.create_task(disconnected(receive))
+        listener.add_done_callback(leave)
+        with self.job:
+            try:
+                await self._send_all(send)
+            except asyncio.CancelledError:
+                if not gone or sender.uncancel():  # cancelled by the server
+                    raise
+            finally:
+                over = True
+                listener.cancel()
+
+    async def _send_all(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        timer: asyncio.TimerHandle
+        comment: asyncio.Task[None] | None = None
+
+        async def put(data: bytes, more: bool = True) -> None:
+            nonlocal last
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+            last = loop.time()
+
+        def keep_alive() -> None:
+            nonlocal timer, comment
+            quiet = loop.time() - last
+            if quiet >= KEEP_ALIVE_SECONDS:
+                quiet = 0.0
+                if comment is None or comment.done():  # else the client has not taken the last one yet
+                    comment = loop.create_task(put(b": keep-alive\n\n"))
+            timer = loop.call_later(KEEP_ALIVE_SECONDS - quiet, keep_alive)
+
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        timer = loop.call_later(KEEP_ALIVE_SECONDS, keep_alive)
+        try:
+            async for data in self.chunks:
+                await put(data)
+            timer.cancel()
+            await put(b"", more=False)
+        finally:
+            timer.cancel()
+            if comment is not None:
+                comment.cancel()
+            await self.chunks.aclose()  # type: ignore[attr-defined]

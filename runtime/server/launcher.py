@@ -1,0 +1,190 @@
+"""Runs the server: opens the port, loads the model, serves requests, and drains on SIGTERM.
+
+See docs/operations/server.md#shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from runtime.config import ServerConfig
+from runtime.errors import ConfigError
+from runtime.server import env, logs
+from runtime.server.engine_client.ipc_sockets import socket_dir
+from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.engine_client.supervisor import BACKEND_COMMAND, Supervisor
+from runtime.server.env import raise_open_files_limit
+from runtime.server.frontends.crew import Crew
+from runtime.server.frontends.reports import Reports
+from runtime.server.metrics import Metrics, RequestMetrics
+from runtime.server.middleware.access_log import StatsLogger
+from runtime.server.openai.chat_context import check_parsers
+from runtime.server.wire.listener import describe, is_reachable, listen, listener_url
+from runtime.server.wire.memory import keep_together
+from runtime.weights.tokenizer_formats import use_temporary_directory
+
+if TYPE_CHECKING:
+    from runtime.server.http_frontend import HttpFrontend
+
+
+log = logging.getLogger("unmask.server")
+
+
+def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
+    """Serves until a signal. Returns the exit code. Raises ConfigError when the server cannot start."""
+    env.configure_process()
+    keep_together()
+    check_parsers(config)
+    logs.configure_logging(config.log_level, config.log_format, "frontend")
+    for note in config.notes:
+        log.warning("%s", note)
+    if config.node_rank:
+        from runtime.distributed.node import run_node  # and arrays with it, which a frontend has no use for
+
+        return run_node(
+            config, (sys.executable, "-m", "runtime.server.engine_process.rank", config.log_level, config.log_format)
+        )
+    config = config.replace(max_connections=raise_open_files_limit(config.max_connections, config.data_parallel_size))
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(config.host, config.port))
+        directory = stack.enter_context(socket_dir())
+        use_temporary_directory(directory / "tokenizers")
+        server = Server(config, listener, directory, backend_command, stack.close)
+        return uvloop.run(server.serve())
+
+
+def _addresses(config: ServerConfig, directory: Path) -> tuple[str, str]:
+    """Returns the addresses of the sockets between frontend and backends."""
+    if config.zmq_command_addr is not None and config.zmq_event_addr is not None:
+        return config.zmq_command_addr, config.zmq_event_addr
+    return f"ipc://{directory}/commands", f"ipc://{directory}/events"
+
+
+class Server:
+    """The main process, with the backends and all live requests. It serves HTTP itself or through frontend processes.
+
+    `socket_directory`: a directory that other users cannot access.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        listener: socket.socket,
+        socket_directory: Path,
+        backend_command: tuple[str, ...],
+        clean_up: Callable[[], object],
+    ) -> None:
+        self.config = config
+        self.listener = listener
+        self.socket_directory = socket_directory
+        self.clean_up = clean_up
+        self.reports = Reports() if config.frontend_processes > 1 else None
+        observed = RequestMetrics()
+        self.metrics = Metrics(config.model_names[0], self.reports or observed)
+        self.engine_client = LocalEngineClient(config, observed, self.metrics)
+        addresses = _addresses(config, socket_directory)
+        self.supervisor = Supervisor(config, self.engine_client, *addresses, self._give_up, backend_command)
+        for user in (self.engine_client, self.engine_client.adapters, self.engine_client.profiler):
+            user.supervisor = self.supervisor
+        self.supervisor.engine_config = self.engine_client.adapters.engine_config
+        self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
+        self.metrics.add_processes(self._others)
+        self.speaking: HttpFrontend | Crew | None = None
+        self.failure: str | None = None  # why the server could not start
+        self.ended = asyncio.Event()
+        self.signals = 0
+        self.drainer: asyncio.Task[None] | None = None
+
+    def _others(self) -> dict[str, int]:
+        """Returns pids of backends and frontend processes by name."""
+        found = ((r.index, r.process) for r in self.supervisor.replicas)
+        backends = {f"backend-{i}": p.pid for i, p in found if p is not None and p.returncode is None}
+        return {**backends, **(self.speaking.pids() if self.speaking is not None else {})}
+
+    async def serve(self) -> int:
+        """Serve to the end. Raises ConfigError with the reason when loading failed."""
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sig, self._on_signal, sig)
+        await self.supervisor.start()
+        self.speaking = self._speaking()
+        if self.signals:
+            self.speaking.say_goodbye()
+        self._log_listening()
+        stats_logger = asyncio.create_task(StatsLogger(self.metrics.engine_metrics).run())
+        adapters = asyncio.create_task(self.engine_client.adapters.watch_config())
+        await self.speaking.start()
+        try:
+            await self.ended.wait()
+        finally:
+            stats_logger.cancel()
+            adapters.cancel()
+            await self.speaking.stop()
+            await self.supervisor.stop("the server ends")
+            self.speaking.close()
+        if self.failure is not None:
+            raise ConfigError(self.failure)
+        return 0
+
+    def _speaking(self) -> HttpFrontend | Crew:
+        if self.reports is not None:
+            board = self.socket_directory / "board"
+            return Crew(self.config, self.engine_client, self.reports, self.listener, board, self._give_up)
+        # only now, so that the backends load while this process imports; connections wait in the kernel
+        from runtime.server.http_frontend import HttpFrontend
+
+        return HttpFrontend(self.config, self.engine_client, self.listener, self._give_up)
+
+    def _log_listening(self) -> None:
+        config = self.config
+        url, scope = listener_url(config.host, self.listener), describe(self.listener)
+        names = ", ".join(config.model_names)
+        log.info("listening on %s%s, serving %s", url, f" ({scope})" if scope else "", names)
+        if config.engine.model is None:
+            log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
+        if not (config.api_key or config.api_key_file) and is_reachable(self.listener):
+            log.warning(
+                "No API key set and listening on %s: the server is open to the network. Set --api-key-file, or "
+                "listen on --host 127.0.0.1",
+                config.host,
+            )
+
+    def _give_up(self, sentence: str) -> None:
+        if not self.ended.is_set():
+            self.failure = sentence
+            self.ended.set()
+
+    def _on_signal(self, sig: signal.Signals) -> None:
+        self.signals += 1
+        if self.signals > 1:
+            log.warning("second %s: exiting without waiting for running requests", sig.name)
+            self.supervisor.kill()
+            if self.speaking is not None:
+                self.speaking.kill()
+            self.clean_up()
+            sys.stderr.flush()
+            os._exit(128 + sig)
+        if self.speaking is None:
+            self.ended.set()  # nothing has been served yet
+            return
+        self.drainer = asyncio.create_task(self._drain(sig, self.speaking))
+
+    async def _drain(self, sig: signal.Signals, speaking: HttpFrontend | Crew) -> None:
+        """Serve on for --drain-delay, close the listener, let what runs finish."""
+        log.info("%s: draining, %d requests in flight", sig.name, speaking.in_flight)
+        speaking.say_goodbye()
+        await asyncio.sleep(self.config.drain_delay)
+        await speaking.finish()
+        log.info("drained")
+        self.ended.set()

@@ -1,0 +1,199 @@
+"""``POST /v1/completions``, compatible with OpenAI clients: one prompt or a list, as text or as token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from runtime.request.output import CompletionState, denoise_fields
+from runtime.request.sampling_params import MAX_COUNT
+from runtime.request.validation import integer
+from runtime.server.context import ServerContext, new_id, stream_mode
+from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+from runtime.server.http_responses import ErrorResponse
+from runtime.server.openai.logprobs import (
+    append_logprobs,
+    completion_logprobs,
+    encoded,
+    end_token_entry,
+    in_chunks,
+    logprob_streamers,
+)
+from runtime.server.openai.prompt_echo import PromptEcho, parse_echo
+from runtime.server.openai.protocol import (
+    CompletionAnswer,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from runtime.server.openai.streaming import OpenAIHandler, StreamSettings
+from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.preprocessing.request_specs import GenerationInputs
+from runtime.server.serving_base import PromptWarning, handle_generation, template_warning
+
+router = APIRouter(route_class=RawBodyRoute)
+MAX_PROMPTS = 1024
+DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as in the OpenAI API
+
+
+@router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
+@router.post("/v1/completions", **json_route(CompletionRequest, CompletionAnswer, (CompletionChunk, ErrorResponse)))
+async def completions(request: Request) -> Response:
+    """Completes prompts."""
+    return await handle_generation(request, _start)
+
+
+async def _start(context: ServerContext, request: Request) -> CompletionHandler:
+    body = await context.body(request, CompletionRequest)
+    model = context.model_name(body.model)
+    mode = stream_mode(body)
+    context.require()
+    asked = _list(body.prompt)
+    echo = parse_echo(body, asked)
+    prompts = await context.preprocessor.encode_each(request, asked)
+    hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, prompts)))
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            prompts,
+            id=new_id("cmpl"),
+            stream_mode=mode,
+            max_tokens=hole + len(pinned_tokens) if hole is not None else 1 if echo and echo.silent else None,
+            n=1 if body.n is None else body.n,
+            model=model,
+            pinned_tokens=pinned_tokens or None,
+            text_limit=hole,
+            echo=echo,
+        )
+    )
+    return CompletionHandler(job, StreamSettings.of(body, model, mode), context, echo)
+
+
+async def _tokenize_suffix(
+    context: ServerContext, request: Request, body: CompletionRequest, prompt: int
+) -> tuple[int | None, dict[int, int]]:
+    """How long the hole between prompt and suffix is, and what stands behind it, by offsets from the prompt's end;
+    without a suffix there is neither. `prompt`: tokens of the longest."""
+    if not body.suffix:
+        return None, {}
+    for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
+        if getattr(body, name) is not None:
+            raise RequestError(
+                f"{name}: with a suffix max_tokens says how long the answer is; leave it out", param=name
+            )
+    info = context.require()[0]
+    requested = context.cap_max_tokens(
+        request, integer("max_tokens", body.max_tokens, 1, MAX_COUNT, default=DEFAULT_GAP), info, "max_tokens"
+    )
+    free_tokens = info.max_model_len - prompt
+    (behind,) = await context.preprocessor.encode_pieces(request, [body.suffix], "suffix", free_tokens - 1)
+    hole = min(requested, free_tokens - len(behind))  # as any answer, what there is room for
+    return hole, {hole + i: token for i, token in enumerate(behind)}
+
+
+def _list(prompt: Any) -> list[str | list[int]]:
+    """One prompt or several, as several."""
+    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"prompt: {len(prompt)} prompts; at most {MAX_PROMPTS} in one request", param="prompt")
+    return list(prompt)
+
+
+class CompletionHandler(OpenAIHandler):
+    """OpenAI's text_completion objects."""
+
+    chunk_object = "text_completion"
+
+    def __init__(
+        self, job: GenerationJob, settings: StreamSettings, context: ServerContext, echo: PromptEcho | None
+    ) -> None:
+        super().__init__(job, settings)
+        self._info, self._tokenizer = context.require()
+        self._echo = echo
+        self._streamers = logprob_streamers(job.choices, self._tokenizer.byte_decoder)
+        self._full_logprobs: list[Any] = []
+
+    def full_response(self) -> CompletionAnswer:
+        return {
+            **self._head,
+            "object": "text_completion",
+            "choices": [self._choice(choice) for choice in self.job.choices],
+            "usage": self.job.usage(),
+            **template_warning(self.job.choices, self._info, self._tokenizer),
+        }
+
+    async def finalize(self) -> None:
+        if not self.streams:
+            self._full_logprobs = [await self._all_logprobs(choice) for choice in self.job.choices]
+
+    def _choice(self, choice: CompletionState) -> CompletionChoice:
+        logprobs = self._full_logprobs[choice.index]
+        text = self._echoed_text(choice) + (choice.text or "")
+        return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.openai_reason}
+
+    async def _all_logprobs(self, choice: CompletionState) -> Any:
+        """Returns log-probabilities of the echoed prompt and the output; None if not requested."""
+        if choice.spec.logprobs is None:
+            return None
+        prompt = [] if self._echo is None else self._echo.entries(choice)
+        answer = [*self._streamers[choice.index].take_new(), *end_token_entry(choice)]
+        logprobs = completion_logprobs([], self._tokenizer.byte_decoder)
+        for entries, base in ((prompt, 0), (answer, len(self._echoed_text(choice)))):
+            async for some in in_chunks(entries, 1 + choice.spec.logprobs):
+                append_logprobs(logprobs, some, self._tokenizer.byte_decoder, base)
+        return encoded(logprobs)
+
+    def _echoed_text(self, choice: CompletionState) -> str:
+        """Returns the echoed prompt, "" without echo."""
+        return "" if self._echo is None else self._echo.text(choice)
+
+    def _new_logprobs(self, update: OutputDelta) -> CompletionLogprobs | None:
+        """Returns log-probabilities of new tokens; None if not requested."""
+        choice = update.choice
+        if choice.spec.logprobs is None:
+            return None
+        logprobs = self._streamers[choice.index].take_new(update)
+        if update.ended:
+            logprobs += end_token_entry(choice)
+        return completion_logprobs(logprobs, self._tokenizer.byte_decoder, len(self._echoed_text(choice)))
+
+    def on_start(self) -> bytes:
+        """Returns chunks with the echoed prompts, and the ends of completions of no tokens."""
+        if self._echo is None:
+            return b""
+        return b"".join(
+            self.chunk(
+                {
+                    "index": choice.index,
+                    "text": self._echoed_text(choice),
+                    "logprobs": None,
+                    "finish_reason": None if choice.finish_reason is None else choice.openai_reason,
+                }
+            )
+            for choice in self.job.choices
+        )
+
+    def on_output(self, update: OutputDelta) -> bytes:
+        choice = update.choice
+        reason = choice.openai_reason if update.ended else None
+        logprobs = self._new_logprobs(update)
+        if not (update.text or reason or self.settings.denoise or (logprobs and logprobs["tokens"])):
+            return b""
+        fields = denoise_fields(update.output, update.text)
+        piece: CompletionChunkChoice = {
+            "index": choice.index,
+            "text": fields.pop("text"),
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        more = {"denoise": fields} if self.settings.denoise else {}
+        warning: PromptWarning = template_warning([choice], self._info, self._tokenizer) if reason else {}
+        return self.chunk(piece, **more, **warning)

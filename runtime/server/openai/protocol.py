@@ -1,0 +1,467 @@
+"""Models of chat completions and completions: requests, responses, chunks, and what all generation requests have.
+
+Types of requests are strict (no "5" for 5, no true for 1). Ranges are validated by `runtime.request`; here they are for
+the OpenAPI document. Unsupported fields are declared with their neutral values, and any other value is rejected.
+Unknown fields are ignored and named in the header X-Unmask-Ignored.
+
+Types of responses are those that routes return. mypy checks them; nothing is validated while the server runs. Fields
+that may be missing are `NotRequired`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
+
+import pydantic
+from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from runtime.errors import RequestError
+from runtime.request.sampling_params import PARAMETERS
+from runtime.request.scoring import MAX_TOKENS_PER_STEP
+from runtime.server.openai.chat_messages import EXAMPLE_CHAT, Messages
+from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
+from runtime.server.openapi import values_schema
+from runtime.server.schema_base import Integer, Integers, RequestModel, UnsupportedField, api_field
+
+MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; `request_body` has the limits of a body
+
+
+def _prompt(value: Any) -> Any:
+    if isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {int}):
+        return value
+    raise PydanticCustomError("prompt_type", "must be a string or a list of token ids")
+
+
+def _prompts(value: Any) -> Any:
+    items = value if isinstance(value, list) and value and type(value[0]) is not int else [value]
+    for item in items:
+        try:
+            _prompt(item)
+        except PydanticCustomError:
+            raise PydanticCustomError(
+                "prompt_type", "must be a string, a list of token ids, or a list of strings or of such lists"
+            ) from None
+    return value
+
+
+def _stop(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(v, str) for v in value):
+        return value
+    raise PydanticCustomError("stop_type", "must be a string or a list of strings")
+
+
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_STRING = {"type": "string"}
+_STRINGS = {"type": "array", "items": _STRING}
+Prompt = Annotated[Any, PlainValidator(_prompt), WithJsonSchema({"anyOf": [_STRING, _IDS]})]
+Prompts = Annotated[
+    Any,
+    PlainValidator(_prompts),
+    WithJsonSchema({"anyOf": [_STRING, _IDS, _STRINGS, {"type": "array", "items": _IDS}]}),
+]
+Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
+ModelName = Annotated[
+    str | None, api_field("name of the model or of an adapter; default: the first model name", "unmask-demo")
+]
+GenerationPrompt = Annotated[
+    bool | None, api_field("end the prompt with the start of an assistant message; default true", True)
+]
+FinalMessage = Annotated[
+    bool | None, api_field("continue the last message, which must be an assistant message; default false", False)
+]
+Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("accepted for compatibility; ignored", "low")]
+TemplateArguments = Annotated[Entries | None, api_field("variables of the chat template", {"enable_thinking": False})]
+Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
+
+
+_TYPES: dict[str, Any] = {
+    "integer": Integer, "number": float, "flag": bool, "text": str, "object": dict[str, Any],
+    "ids": Integers,
+}  # fmt: skip
+_DECLARED = {field.name: field for field in PARAMETERS}
+
+
+def declared_type(name: str) -> Any:
+    """The type of a declared field, which may be null."""
+    field = _DECLARED[name]
+    kind = _TYPES.get(field.kind, Stop)
+    if field.refused:
+        kind = Annotated[kind, WithJsonSchema({"type": "null"})]
+    elif field.kind in _TYPES and field.kind not in ("object", "ids") and not field.stands_for:
+        kind = Annotated[kind, WithJsonSchema(values_schema(field))]
+    return Annotated[kind | None, api_field(field.refused or field.help, field.example)]
+
+
+_DESCRIBED = frozenset({"name", "description", "schema", "strict"})  # of a JSON schema
+_FORMATS: dict[Any, frozenset[str]] = {"json_object": frozenset({"schema"}), "json_schema": _DESCRIBED}
+
+
+def unknown_format_keys(requested: object) -> Iterator[str]:
+    """Paths of the non-null values in a `response_format` that the server does not know."""
+    if not isinstance(requested, dict):
+        return
+    kind, inner = requested.get("type"), requested.get("json_schema")
+    nested = kind == "json_schema" and isinstance(inner, dict)
+    known = frozenset({"json_schema"}) if nested else _FORMATS.get(kind, frozenset()) if isinstance(kind, str) else ()
+    yield from (name for name, value in requested.items() if name not in known and name != "type" and value is not None)
+    if nested and isinstance(inner, dict):
+        found = (name for name, value in inner.items() if name not in _DESCRIBED and value is not None)
+        yield from (f"json_schema.{name}" for name in found)
+
+
+if TYPE_CHECKING:
+
+    class SamplingFields(RequestModel):
+        """Declared fields that routes read directly."""
+
+        n: int | None
+        max_tokens: int | None
+        stop: Any
+
+else:
+    SamplingFields = pydantic.create_model(
+        "SamplingFields", __base__=RequestModel, **{name: (declared_type(name), None) for name in _DECLARED}
+    )
+
+
+class GenerationRequest(SamplingFields):
+    """What every route that generates understands."""
+
+    stream: Annotated[bool | None, api_field("return server-sent events", True)] = None
+    skip_special_tokens: Annotated[Any, UnsupportedField(True)] = None
+    spaces_between_special_tokens: Annotated[Any, UnsupportedField(True)] = None
+    include_stop_str_in_output: Annotated[Any, UnsupportedField(False)] = None
+    use_beam_search: Annotated[Any, UnsupportedField(False)] = None
+    length_penalty: Annotated[Any, UnsupportedField(1)] = None
+    early_stopping: Annotated[Any, UnsupportedField(False)] = None
+    bad_words: Annotated[Any, UnsupportedField([])] = None
+    allowed_token_ids: Annotated[Any, UnsupportedField()] = None
+    logits_processors: Annotated[Any, UnsupportedField([])] = None
+    prompt_logprobs: Annotated[Any, UnsupportedField()] = None
+    truncate_prompt_tokens: Annotated[Any, UnsupportedField()] = None
+    guided_json: Annotated[Any, api_field("alias of `structured_outputs.json`", '{"type": "object"}')] = None
+    guided_regex: Annotated[Any, api_field("alias of `structured_outputs.regex`", "[a-z]+")] = None
+    guided_choice: Annotated[Any, api_field("alias of `structured_outputs.choice`", ["yes", "no"])] = None
+    guided_grammar: Annotated[Any, api_field("alias of `structured_outputs.grammar`", 'start: "yes" | "no"')] = None
+    regex: Annotated[Any, api_field("alias of `structured_outputs.regex`", "[a-z]+")] = None
+    json_schema: Annotated[Any, api_field("alias of `structured_outputs.json`", '{"type": "object"}')] = None
+    ebnf: Annotated[Any, api_field("alias of `structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
+    response_format: Annotated[
+        Any, api_field("`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"})
+    ] = None
+
+    def set_fields(self) -> dict[str, Any]:
+        """What was given of the declared fields, by their names."""
+        unknown = self.model_extra or {}  # those of a body that has not all of them
+        names = (name for name in self.model_fields_set if name in _DECLARED and name not in unknown)
+        values = ((name, getattr(self, name)) for name in names)
+        return {name: value for name, value in values if value is not None}
+
+    def format(self) -> tuple[str, Any]:
+        """The path and the value of the field, other than `structured_outputs`, that sets the answer's form."""
+        return "response_format", self.response_format
+
+    def ignored_paths(self) -> Iterator[str]:
+        yield from super().ignored_paths()
+        path, requested = self.format()
+        yield from (f"{path}.{name}" for name in unknown_format_keys(requested))
+
+
+class SingleChoiceRequest(GenerationRequest):
+    """Of a dialect whose answers have no place for several, or for log-probabilities."""
+
+    n: Annotated[Any, UnsupportedField(1)] = None
+    logprobs: Annotated[Any, UnsupportedField()] = None
+    top_logprobs: Annotated[Any, UnsupportedField(0)] = None
+    stream_mode: Annotated[Any, UnsupportedField("block_append")] = None  # which its streams are
+
+
+class StreamOptions(RequestModel):
+    include_usage: Annotated[bool | None, api_field("add the usage to the last chunk", True)] = None
+    continuous_usage_stats: Annotated[bool | None, api_field("with it: add the usage to each chunk", False)] = None
+    include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
+
+
+class OpenAIRequest(GenerationRequest):
+    """The fields that chat and completions share."""
+
+    model: ModelName = None
+    stream_options: Annotated[StreamOptions | None, api_field("options of the stream", {"include_usage": True})] = None
+    stream_mode: Annotated[
+        Literal["denoise", "block_append"] | None,
+        api_field("`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"),
+    ] = None
+    user: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
+    metadata: Annotated[Entries | None, api_field("accepted for compatibility; ignored", {"topic": "sums"})] = None
+    store: Annotated[bool | None, api_field("ignored; responses are not stored", False)] = None
+    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+    safety_identifier: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
+    prompt_cache_key: Annotated[str | None, api_field("ignored; prefixes are cached without it", "sums")] = None
+
+
+class ChatRequest(OpenAIRequest):
+    messages: Annotated[Messages, api_field("messages of the chat", EXAMPLE_CHAT)]
+    max_completion_tokens: Annotated[Integer | None, api_field("alias of `max_tokens`", 64)] = None
+    chat_template_kwargs: TemplateArguments = None
+    parallel_tool_calls: Annotated[bool | None, api_field("allow several tool calls; default true", True)] = None
+    logprobs: Annotated[bool | None, api_field("return the log-probability of each token", True)] = None
+    top_logprobs: Annotated[
+        Integer | None, api_field("alternatives per position with log-probabilities, at most 20", 2)
+    ] = None
+    tools: Annotated[ToolItems | None, api_field("functions that the model may call", EXAMPLE_TOOLS)] = None
+    tool_choice: ToolChoice = None
+    functions: Annotated[
+        list[dict[str, Any]] | None, api_field("deprecated form of `tools`; rejected unless empty", [])
+    ] = None
+    echo: Annotated[Any, UnsupportedField(False)] = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: FinalMessage = None
+    chat_template: Annotated[Any, UnsupportedField()] = None
+    documents: Annotated[Any, UnsupportedField([])] = None
+    function_call: Annotated[
+        Any, api_field("deprecated form of `tool_choice`; rejected unless `none` or `auto`", "none")
+    ] = None
+    modalities: Annotated[Any, UnsupportedField(["text"])] = None
+    audio: Annotated[Any, UnsupportedField()] = None
+    prediction: Annotated[
+        dict[str, Any] | None,
+        api_field("accepted for compatibility; ignored", {"type": "content", "content": "12 + 30 = 42."}),
+    ] = None
+    reasoning_effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
+    verbosity: Verbosity = None
+    web_search_options: Annotated[dict[str, Any] | None, api_field("ignored and named in `X-Unmask-Ignored`", {})] = (
+        None
+    )
+
+    def ignored_paths(self) -> Iterator[str]:
+        yield from super().ignored_paths()
+        if self.web_search_options is not None:
+            yield "web_search_options"
+
+    def set_fields(self) -> dict[str, Any]:
+        """With `logprobs` as a number. Raises RequestError for `top_logprobs` without it."""
+        found = super().set_fields()
+        requested = found.pop("logprobs", False)
+        if requested:
+            found["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs:
+            raise RequestError("top_logprobs: only with logprobs true; leave it out", param="top_logprobs")
+        return found
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: Annotated[
+        Prompts, api_field("prompts to continue: text, token ids, or a list of either", "Solve: 12 + 30.")
+    ]
+    best_of: Annotated[Any, UnsupportedField(1)] = None
+    echo: Annotated[bool | None, api_field("return the prompt before the output, in `text` and `logprobs`", False)] = (
+        None
+    )
+    prompt_logprobs_stride: Annotated[
+        Integer | None, api_field("tokens of an echoed prompt scored per forward", 1, ge=1, le=MAX_TOKENS_PER_STEP)
+    ] = None
+    suffix: Annotated[str | None, api_field("text after the output", " 8, 10")] = None
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: Annotated[int, api_field("prompt tokens found in the prefix cache")]
+
+
+class CompletionDetails(TypedDict):
+    reasoning_tokens: Annotated[int, api_field("output tokens that are reasoning")]
+
+
+class Usage(TypedDict):
+    """Tokens of a request."""
+
+    prompt_tokens: Annotated[int, api_field("prompt tokens, each prompt counted once, including the chat template")]
+    completion_tokens: Annotated[int, api_field("output tokens, without end-of-sequence tokens")]
+    total_tokens: Annotated[int, api_field("sum of both")]
+    prompt_tokens_details: Annotated[PromptDetails, api_field("details")]
+    completion_tokens_details: Annotated[NotRequired[CompletionDetails], api_field("details, if the output has parts")]
+
+
+class Timings(TypedDict):
+    """Seconds from the request's arrival."""
+
+    queue_seconds: Annotated[float, api_field("seconds until the first forward")]
+    first_text_seconds: Annotated[float | None, api_field("seconds until the first text, for streams")]
+    total_seconds: Annotated[float, api_field("seconds until the end")]
+
+
+class DenoiseStep(TypedDict):
+    """The open blocks after a step."""
+
+    start: Annotated[int, api_field("offset of the first token in the output")]
+    tokens: Annotated[list[int], api_field("token ids; the mask id at masked positions")]
+    masked: Annotated[list[int], api_field("offsets of masked positions from `start`")]
+    nfe: Annotated[int, api_field("denoising steps so far")]
+
+
+Reason = Literal["stop", "length", "tool_calls"]
+
+
+class ResponseHead(TypedDict):
+    """Fields of all responses."""
+
+    id: Annotated[str, api_field("id of this request")]
+    created: Annotated[int, api_field("creation time, Unix seconds")]
+    model: Annotated[str, api_field("requested model name")]
+
+
+class _Chunk(ResponseHead):
+    usage: Annotated[
+        NotRequired[Usage | None],
+        api_field("with `include_usage`: in the last chunk, null before; with `continuous_usage_stats` in all"),
+    ]
+    denoise: Annotated[NotRequired[DenoiseStep], api_field("the step, with `stream_mode` `denoise`")]
+
+
+class TopLogprob(TypedDict):
+    token: Annotated[str, api_field("text of the token; `bytes:` and escapes for incomplete characters")]
+    logprob: Annotated[float, api_field("log-probability (natural logarithm)")]
+    bytes: Annotated[list[int], api_field("text of the token as UTF-8")]
+
+
+class TokenLogprob(TopLogprob):
+    """A token of an answer."""
+
+    top_logprobs: Annotated[
+        list[TopLogprob], api_field("most probable tokens of the position in the step that filled it")
+    ]
+
+
+class ChatLogprobs(TypedDict):
+    content: Annotated[list[TokenLogprob], api_field("tokens in order")]
+    refusal: Annotated[None, api_field("always null")]
+
+
+class CalledFunction(TypedDict):
+    name: Annotated[str, api_field("name of the tool")]
+    arguments: Annotated[str, api_field("arguments as JSON")]
+
+
+class AnswerCall(TypedDict):
+    """A call of a tool."""
+
+    id: Annotated[str, api_field("id for the message with the result")]
+    type: Annotated[Literal["function"], api_field("always `function`")]
+    function: Annotated[CalledFunction, api_field("name and arguments")]
+
+
+class AnswerMessage(TypedDict):
+    role: Annotated[Literal["assistant"], api_field("always `assistant`")]
+    content: Annotated[str | None, api_field("text; null with tool calls and no text")]
+    refusal: Annotated[None, api_field("always null")]
+    reasoning_content: Annotated[NotRequired[str], api_field("reasoning, if the model marks it")]
+    tool_calls: Annotated[NotRequired[list[AnswerCall]], api_field("tool calls")]
+
+
+class ChatChoice(TypedDict):
+    """One of `n` answers."""
+
+    index: Annotated[int, api_field("index of the completion")]
+    message: Annotated[AnswerMessage, api_field("generated text")]
+    logprobs: Annotated[ChatLogprobs | None, api_field("log-probabilities of the tokens, if requested")]
+    finish_reason: Annotated[
+        Reason, api_field("`stop`: end of sequence or a stop string; `length`: a limit; `tool_calls`: tool calls")
+    ]
+
+
+class ChatAnswer(ResponseHead):
+    """The answer of `/v1/chat/completions`."""
+
+    object: Annotated[Literal["chat.completion"], api_field("always `chat.completion`")]
+    choices: Annotated[list[ChatChoice], api_field("`n` completions")]
+    usage: Annotated[Usage, api_field("token counts")]
+
+
+class FunctionDelta(TypedDict):
+    name: Annotated[NotRequired[str], api_field("name of the tool, in the first delta")]
+    arguments: Annotated[str, api_field("new part of the JSON")]
+
+
+class CallDelta(TypedDict):
+    """More of a call: its id and name come first."""
+
+    index: Annotated[int, api_field("index of the call")]
+    id: Annotated[NotRequired[str], api_field("id for the message with the result")]
+    type: Annotated[NotRequired[Literal["function"]], api_field("always `function`")]
+    function: Annotated[FunctionDelta, api_field("new part of the call")]
+
+
+class ChatDelta(TypedDict):
+    """What a message grew by; the empty object with a `finish_reason`."""
+
+    role: Annotated[NotRequired[Literal["assistant"]], api_field("role, in the first chunk")]
+    content: Annotated[NotRequired[str], api_field("new text")]
+    refusal: Annotated[NotRequired[None], api_field("always null")]
+    reasoning_content: Annotated[NotRequired[str], api_field("new reasoning")]
+    tool_calls: Annotated[NotRequired[list[CallDelta]], api_field("new part of a tool call")]
+
+
+class ChatChunkChoice(TypedDict):
+    index: Annotated[int, api_field("index of the completion")]
+    delta: Annotated[ChatDelta, api_field("new part")]
+    logprobs: Annotated[ChatLogprobs | None, api_field("log-probabilities of the tokens of this text, if requested")]
+    finish_reason: Annotated[Reason | None, api_field("reason for the end; null before")]
+
+
+class ChatChunk(_Chunk):
+    """An event of a chat's stream."""
+
+    object: Annotated[Literal["chat.completion.chunk"], api_field("always `chat.completion.chunk`")]
+    choices: Annotated[list[ChatChunkChoice], api_field("one completion; none in the last chunk with the usage")]
+
+
+class CompletionLogprobs(TypedDict):
+    """Four lists, with an entry for each token."""
+
+    tokens: Annotated[list[str], api_field("text of each token")]
+    token_logprobs: Annotated[
+        list[float | None], api_field("log-probability of each token; null for the first token of a prompt")
+    ]
+    top_logprobs: Annotated[
+        list[dict[str, float] | None], api_field("most probable tokens of each position, and the token itself")
+    ]
+    text_offset: Annotated[list[int], api_field("offset of each token in `text`, in characters")]
+
+
+class CompletionChoice(TypedDict):
+    """One answer of a prompt."""
+
+    index: Annotated[int, api_field("index of the completion; those of one prompt are consecutive")]
+    text: Annotated[str, api_field("output, after the prompt with `echo`")]
+    logprobs: Annotated[CompletionLogprobs | None, api_field("log-probabilities of the tokens, if requested")]
+    finish_reason: Annotated[Reason, api_field("`stop`: end of sequence or a stop string; `length`: a limit")]
+
+
+class CompletionAnswer(ResponseHead):
+    """The answer of `/v1/completions`."""
+
+    object: Annotated[Literal["text_completion"], api_field("always `text_completion`")]
+    choices: Annotated[list[CompletionChoice], api_field("`n` completions per prompt")]
+    usage: Annotated[Usage, api_field("token counts")]
+    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
+
+
+class CompletionChunkChoice(TypedDict):
+    index: Annotated[int, api_field("index of the completion")]
+    text: Annotated[str, api_field("new part")]
+    logprobs: Annotated[
+        CompletionLogprobs | None, api_field("log-probabilities of the tokens of this text, if requested")
+    ]
+    finish_reason: Annotated[Reason | None, api_field("reason for the end; null before")]
+
+
+class CompletionChunk(_Chunk):
+    """An event of a completion's stream."""
+
+    object: Annotated[Literal["text_completion"], api_field("always `text_completion`")]
+    choices: Annotated[list[CompletionChunkChoice], api_field("one completion; none in the last chunk with the usage")]
+    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]

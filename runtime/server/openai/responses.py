@@ -1,0 +1,251 @@
+"""``POST /v1/responses``, compatible with OpenAI clients. No state is kept between requests."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import RequestError
+from runtime.parsers import Arguments, CallStart, Delta, Reasoning
+from runtime.server.context import ServerContext
+from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+from runtime.server.http_responses import named_event
+from runtime.server.openai.chat_context import ChatContext
+from runtime.server.openai.responses_protocol import (
+    RESPONSE_EVENTS,
+    ResponseError,
+    ResponsesAnswer,
+    ResponseSettings,
+    ResponsesRequest,
+    ResponseStatus,
+)
+from runtime.server.openai.tools import ToolConfig
+from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.preprocessing.request_specs import GenerationInputs
+from runtime.server.serving_base import ServingHandler, handle_generation
+
+router = APIRouter(route_class=RawBodyRoute)
+
+
+@router.post("/responses", include_in_schema=False, response_model=None)  # a base URL without /v1
+@router.post("/v1/responses", **json_route(ResponsesRequest, ResponsesAnswer, RESPONSE_EVENTS, done=False))
+async def responses(request: Request) -> Response:
+    """Creates a response to a conversation of items."""
+    return await handle_generation(request, _start)
+
+
+async def _start(context: ServerContext, request: Request) -> ResponsesHandler:
+    body = await context.body(request, ResponsesRequest)
+    model = context.model_name(body.model)
+    if body.max_output_tokens is not None and body.max_tokens is not None:
+        raise RequestError("max_tokens: is max_output_tokens here; give that alone", param="max_tokens")
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options: only with stream true; leave it out", param="stream_options")
+    tools = body.tool_config()
+    chat = ChatContext(context.config, *context.require(), tools)
+    try:
+        messages = body.to_chat(tools.origins).to_template()
+        ids = await chat.prompt(request, context.preprocessor, messages, body.template_kwargs())
+    except RequestError as error:
+        raise error.renamed("messages", "input") from None
+    job = await context.submit(
+        GenerationInputs(
+            request,
+            body,
+            [ids],
+            id=f"resp_{uuid.uuid4().hex}",
+            stream_mode="block_append" if body.stream else None,
+            names=body.field_aliases,
+            model=model,
+            chat=chat,
+        )
+    )
+    return ResponsesHandler(job, body, model, tools)
+
+
+class ResponsesHandler(ServingHandler):
+    """OpenAI's response object, and the events with which it comes about."""
+
+    def __init__(self, job: GenerationJob, body: ResponsesRequest, model: str, tools: ToolConfig) -> None:
+        super().__init__(job, streams=bool(body.stream))
+        self._sequence_number = 0
+        self._items = ResponseItems(job.id.removeprefix("resp_"), self._event, tools.origins)
+        spec = job.choices[0].spec
+        reasoning = body.reasoning
+        self._created, self._model = int(time.time()), model
+        self._settings: ResponseSettings = {
+            "instructions": body.instructions,
+            "metadata": body.metadata or {},
+            "max_output_tokens": body.set_fields().get("max_tokens"),
+            "temperature": spec.temperature,
+            "top_p": spec.top_p,
+            "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
+            "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
+            "tool_choice": body.tool_choice or "auto",
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "background": False,
+            "store": False,
+            "truncation": body.truncation or "disabled",
+            "user": body.user,
+        }
+
+    def full_response(self) -> ResponsesAnswer:
+        self._items.close(self._status())
+        return self._final_object()
+
+    def accumulate(self, update: OutputDelta) -> None:
+        self.on_output(update)
+
+    def on_start(self) -> bytes:
+        begun = self._object("in_progress")
+        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+
+    def on_output(self, update: OutputDelta) -> bytes:
+        return b"".join(map(self._items.append, update.deltas))
+
+    def on_finish(self) -> bytes:
+        data = self._items.close(self._status())
+        ended = self._final_object()
+        return data + self._event(f"response.{ended['status']}", response=ended)
+
+    def on_error(self, error: RequestError) -> bytes:
+        code = "invalid_prompt" if error.status == 400 else "server_error"
+        failed = self._object("failed", error={"code": code, "message": error.message})
+        return self._event("response.failed", response=failed)
+
+    def _status(self) -> Literal["completed", "incomplete"]:
+        return "completed" if self.job.choices[0].finish_reason == "stop" else "incomplete"
+
+    def _final_object(self) -> ResponsesAnswer:
+        usage, final = self.job.usage(), self._object(self._status())
+        final["incomplete_details"] = None if final["status"] == "completed" else {"reason": "max_output_tokens"}
+        final["output"] = self._items.items
+        final["usage"] = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {
+                "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": usage["completion_tokens_details"],
+            "total_tokens": usage["total_tokens"],
+        }
+        return final
+
+    def _object(self, status: ResponseStatus, error: ResponseError | None = None) -> ResponsesAnswer:
+        return {
+            "id": self.job.id,
+            "object": "response",
+            "created_at": self._created,
+            "model": self._model,
+            **self._settings,
+            "status": status,
+            "error": error,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+
+    def _event(self, kind: str, /, **fields: Any) -> bytes:
+        data = named_event(kind, sequence_number=self._sequence_number, **fields)
+        self._sequence_number += 1
+        return data
+
+
+class Event(Protocol):
+    def __call__(self, kind: str, /, **fields: Any) -> bytes: ...
+
+
+class ResponseItems:
+    """Items so far, the last of which may be open. Every method returns the events of what it changes.
+
+    Attributes:
+        items: as the response object has them, once they have ended.
+    """
+
+    def __init__(self, name: str, event: Event, origins: Mapping[str, tuple[str, str]]) -> None:
+        """`name`: what the items' ids are made of. `origins`: the functions of namespaces, as in `Tooling`."""
+        self.items: list[Any] = []  # OutputItem
+        self._name = name
+        self._event = event
+        self._origins = origins
+        self._open: dict[str, Any] = {}  # the item that grows; empty where none does
+        self._pieces: list[str] = []
+
+    def append(self, delta: Delta) -> bytes:
+        """More of the item that grows, or the first of another."""
+        if isinstance(delta, CallStart):
+            name, namespace = self._origins.get(delta.name, (delta.name, ""))
+            scope = {"namespace": namespace} if namespace else {}
+            return self._begin("function_call", call_id=delta.id, name=name, **scope, arguments="")
+        if isinstance(delta, Arguments):
+            self._pieces.append(delta.text)
+            position = {"item_id": self._open["id"], "output_index": len(self.items)}
+            return self._event("response.function_call_arguments.delta", **position, delta=delta.text)
+        if isinstance(delta, Reasoning):
+            data = b"" if self._is("reasoning") else self._begin("reasoning", summary=[], content=[])
+            delta_event = self._event("response.reasoning_text.delta", **self._position(), delta=delta.text)
+        else:
+            data = b"" if self._is("message") else self._begin("message", role="assistant", content=[])
+            delta_event = self._event("response.output_text.delta", **self._position(), delta=delta.text, logprobs=[])
+        self._pieces.append(delta.text)
+        return data + delta_event
+
+    def close(self, status: str) -> bytes:
+        """Closes the last item with `status`. A response without text has an empty message."""
+        data = self._end(status)
+        if all(item["type"] == "reasoning" for item in self.items):
+            data += self._begin("message", role="assistant", content=[]) + self._end(status)
+        return data
+
+    def _is(self, kind: str) -> bool:
+        return self._open.get("type") == kind
+
+    def _begin(self, kind: str, **fields: Any) -> bytes:
+        data = self._end("completed")
+        prefix = {"message": "msg", "function_call": "fc", "reasoning": "rs"}[kind]
+        name = f"{prefix}_{self._name}{len(self.items)}"
+        self._open = {"id": name, "type": kind, "status": "in_progress", **fields}
+        self._pieces = []
+        data += self._event("response.output_item.added", output_index=len(self.items), item=self._open)
+        if kind != "function_call":
+            data += self._event("response.content_part.added", **self._position(), part=self._part(""))
+        return data
+
+    def _end(self, status: str) -> bytes:
+        if not self._open:
+            return b""
+        text, position = "".join(self._pieces), self._position()
+        item = {**self._open, "status": status}
+        if self._is("function_call"):
+            item["arguments"] = text
+            del position["content_index"]
+            data = self._event("response.function_call_arguments.done", **position, arguments=text, name=item["name"])
+        else:
+            part = self._part(text)
+            item["content"] = [part]
+            if self._is("reasoning"):
+                data = self._event("response.reasoning_text.done", **position, text=text)
+            else:
+                data = self._event("response.output_text.done", **position, text=text, logprobs=[])
+            data += self._event("response.content_part.done", **position, part=part)
+        data += self._event("response.output_item.done", output_index=len(self.items), item=item)
+        self.items.append(item)
+        self._open = {}
+        return data
+
+    def _position(self) -> dict[str, Any]:
+        return {"item_id": self._open["id"], "output_index": len(self.items), "content_index": 0}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        if self._is("reasoning"):
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,613 @@
+"""Models of ``/v1/responses``: requests, responses and events; and conversion of items to messages of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from runtime.request.validation import preview, refuse
+from runtime.server.openai.chat_messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    TEXT_TYPES,
+    Call,
+    Conversation,
+    Function,
+    Part,
+    check_kind,
+    template_variables,
+    union_tag,
+)
+from runtime.server.openai.protocol import Entries, ModelName, SingleChoiceRequest, TemplateArguments, Verbosity
+from runtime.server.openai.tools import (
+    MAX_TOOLS,
+    FunctionDescription,
+    ToolChoice,
+    ToolConfig,
+    check_distinct_names,
+    make_tool,
+    parse_tool_choice,
+    qualified_name,
+    repeated,
+    select_tools,
+)
+from runtime.server.schema_base import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
+
+_NOT_STORED = "is not supported, as responses are not stored; send the full conversation in input"
+_ENCRYPTED = "reasoning.encrypted_content"
+_REQUIRED_FIELDS = {
+    "message": ("role", "content"),
+    "function_call": ("name", "call_id"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+    "custom_tool_call": ("name", "call_id", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+    "local_shell_call": ("action",),
+    "local_shell_call_output": ("output",),
+    "shell_call": ("call_id", "action"),
+    "shell_call_output": ("call_id", "output"),
+    "apply_patch_call": ("call_id", "operation"),
+    "apply_patch_call_output": ("call_id",),
+}
+# The fields that are the arguments of a call which is no function's.
+_ARGUMENTS = {
+    "custom_tool_call": ("input",),
+    "local_shell_call": ("action",),
+    "shell_call": ("action",),
+    "apply_patch_call": ("operation",),
+}
+_RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _ARGUMENTS)})
+
+
+class ItemPart(Part):
+    """A piece of an item."""
+
+    text_types: ClassVar[frozenset[str]] = TEXT_TYPES | {"reasoning_text", "summary_text"}
+
+
+_Parts = Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+_Text = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(union_tag)]
+
+
+def _output_arm(output: Any) -> str:
+    """The arm of `Item.output`: results of tools that are not functions have forms of their own."""
+    if isinstance(output, list):
+        return "list" if all(isinstance(part, dict) and "type" in part for part in output) else "any"
+    return "any" if isinstance(output, dict) else "str"
+
+
+_Output = Annotated[
+    Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")] | Annotated[Any, Tag("any")],
+    Discriminator(_output_arm),
+    AnyOfUnion(),
+]
+
+
+def _is_tool_item(kind: str) -> bool:
+    """Whether an item type is one that servers with tools of their own write."""
+    return kind.endswith(("_call", "_output")) or kind.startswith(("mcp_", "tool_search_")) or "compaction" in kind
+
+
+class Item(RequestModel):
+    """A message, a call of a tool, what one returned, or an answer's reasoning."""
+
+    type: Annotated[
+        str | None,
+        api_field(
+            f"message (the default), {', '.join(list(_REQUIRED_FIELDS)[1:])}; items of other tools are ignored and "
+            "named in `X-Unmask-Ignored`",
+            "message",
+        ),
+    ] = None
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"] | None,
+        api_field("of a message: role of the author; `developer` means `system`", "user"),
+    ] = None
+    content: Annotated[
+        _Text | None, api_field("of a message or reasoning item: text, or a list of parts", "Hello!")
+    ] = None
+    id: Annotated[str | None, api_field("accepted for compatibility; ignored", "msg_1")] = None
+    status: Annotated[str | None, api_field("accepted for compatibility; ignored", "completed")] = None
+    phase: Annotated[str | None, api_field("accepted for compatibility; ignored", "final_answer")] = None
+    call_id: Annotated[str | None, api_field("id of the call, in calls and results", "call_1")] = None
+    name: Annotated[str | None, api_field("of a call: name of the function", "calculator")] = None
+    namespace: Annotated[str | None, api_field("of a call: namespace of the function", "mcp__files")] = None
+    arguments: Annotated[Any, api_field("of a function call: arguments as JSON text", '{"expression": "12 + 30"}')] = (
+        None
+    )
+    input: Annotated[str | None, api_field("of a custom tool call: its input", "ls")] = None
+    action: Annotated[Any, api_field("of a shell call: an object", {"command": ["ls"]})] = None
+    operation: Annotated[
+        Any, api_field("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
+    ] = None
+    output: Annotated[_Output | None, api_field("of a result: text, or a list of parts", "42")] = None
+    summary: Annotated[_Parts | None, api_field("of a reasoning item without content: list of parts", [])] = None
+    encrypted_content: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
+
+    @property
+    def kind(self) -> str:
+        return self.type or "message"
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Item:
+        if self.kind == "item_reference":
+            raise PydanticCustomError(
+                "not_kept", "refers to an item of an earlier response; responses are not stored, so send the full item"
+            )
+        if self.unsupported_kind() is not None:
+            return self
+        check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
+        if self.kind == "function_call" and not isinstance(self.arguments, str | None):
+            raise PydanticCustomError("arguments_type", "function_call items have arguments that are text; give JSON")
+        if self.kind == "function_call_output" and not isinstance(self.output, str | list):
+            raise PydanticCustomError("output_type", "function_call_output items have an output that is text or parts")
+        return self
+
+    def unsupported_kind(self) -> str | None:
+        return self.kind if self.kind not in _REQUIRED_FIELDS and _is_tool_item(self.kind) else None
+
+    def result_text(self) -> str:
+        """The output of a tool as text: JSON of what is neither text nor parts."""
+        output = self.output
+        if output is None or isinstance(output, str):
+            return output or ""
+        if isinstance(output, list) and all(isinstance(part, ItemPart) for part in output):
+            return _text(output)
+        return json.dumps(output, ensure_ascii=False)
+
+    def call(self, names: Mapping[tuple[str, str], str]) -> Call:
+        """The call as a chat has it. `names`: functions of namespaces, as they are offered to the model."""
+        if self.kind == "function_call":
+            name, namespace = self.name or "", self.namespace or ""
+            return Call(
+                id=self.call_id,
+                type="function",
+                function=Function(name=names.get((name, namespace), name), arguments=self.arguments),
+            )
+        arguments = {field: getattr(self, field) for field in _ARGUMENTS[self.kind]}
+        name = self.name or self.kind.removesuffix("_call")
+        return Call(id=self.call_id or self.id, type="function", function=Function(name=name, arguments=arguments))
+
+
+class TextConfig(RequestModel):
+    """The form of the answer's text."""
+
+    format: Annotated[
+        Any, api_field("`text`, `json_object`, or `json_schema` with a schema", {"type": "json_object"})
+    ] = None
+    verbosity: Verbosity = None
+
+
+class Reasoning(RequestModel):
+    """`effort` is a matter of templates that know it."""
+
+    effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
+    summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+    generate_summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+
+
+class ResponsesTool(FunctionDescription):
+    """A function that the model may call, or a namespace of functions."""
+
+    type: Annotated[
+        str,
+        api_field(
+            "`function` or `namespace` (a group of functions); tools of other types "
+            "are ignored and named in `X-Unmask-Ignored`",
+            "function",
+        ),
+    ]
+    name: Annotated[str | None, api_field("name of the function", "calculator")] = None
+    tools: Annotated[
+        Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
+        api_field("of a namespace: its functions", [{"type": "function", "name": "read"}]),
+    ] = None
+
+    def unsupported_kind(self) -> str | None:
+        return None if self.type in ("function", "namespace") else self.type
+
+
+class _DefinedFunction(NamedTuple):
+    """A function with the path and the namespace in which the request defines it."""
+
+    path: str
+    tool: ResponsesTool
+    namespace: ResponsesTool | None
+
+
+class ResponsesStreamOptions(RequestModel):
+    include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
+
+
+class ResponsesRequest(SingleChoiceRequest):
+    model: ModelName = None
+    input: Annotated[
+        Annotated[
+            Annotated[str, Tag("str")]
+            | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("list")],
+            Discriminator(union_tag),
+        ],
+        api_field("text of the user, or the items of the conversation", "Solve: 12 + 30."),
+    ]
+    instructions: Annotated[str | None, api_field("system prompt", "You are terse.")] = None
+    max_output_tokens: Annotated[
+        Integer | None, api_field("maximum output tokens; default: the rest of max_model_len", 64)
+    ] = None
+    text: Annotated[TextConfig | None, api_field("format of the output text", {"format": {"type": "text"}})] = None
+    reasoning: Annotated[Reasoning | None, api_field("options of reasoning", {"effort": "low"})] = None
+    tools: Annotated[
+        Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
+        api_field(
+            "functions that the model may call",
+            [{"type": "function", "name": "calculator", "parameters": {"type": "object"}}],
+        ),
+    ] = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: Annotated[bool | None, api_field("allow several tool calls; default true", True)] = None
+    max_tool_calls: Annotated[Integer | None, api_field("accepted for compatibility; ignored", 1)] = None
+    chat_template_kwargs: TemplateArguments = None
+    metadata: Annotated[Entries | None, api_field("returned in the response", {"topic": "sums"})] = None
+    store: Annotated[bool | None, api_field("ignored; responses are not stored", False)] = None
+    stream_options: Annotated[ResponsesStreamOptions | None, api_field("options of the stream", {})] = None
+    user: Annotated[str | None, api_field("returned in the response", "someone")] = None
+    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+    safety_identifier: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
+    prompt_cache_key: Annotated[str | None, api_field("ignored; prefixes are cached without it", "sums")] = None
+    prompt_cache_retention: Annotated[str | None, api_field("accepted for compatibility; ignored", "24h")] = None
+    include: Annotated[
+        list[str] | None,
+        api_field(
+            f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools in `tools`",
+            [_ENCRYPTED],
+        ),
+    ] = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None,
+        api_field("ignored; a conversation that is too long is rejected", "auto"),
+    ] = None
+    previous_response_id: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
+    conversation: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
+    prompt: Annotated[
+        Any, UnsupportedField(why="is not supported, as prompts are not stored; send the text in input")
+    ] = None
+    background: Annotated[Any, UnsupportedField(False, why="is not supported; leave it out")] = None
+    response_format: Annotated[Any, UnsupportedField(why="is not supported; use text.format")] = None
+    context_management: Annotated[Any, UnsupportedField([])] = None
+    moderation: Annotated[Any, UnsupportedField()] = None
+
+    field_aliases: ClassVar[dict[str, str]] = {"prompt": "input", "max_tokens": "max_output_tokens"}
+
+    def set_fields(self) -> dict[str, Any]:
+        limit = {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
+        return super().set_fields() | limit
+
+    def format(self) -> tuple[str, Any]:
+        return "text.format", None if self.text is None else self.text.format
+
+    def template_kwargs(self) -> dict[str, Any]:
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return template_variables(self.chat_template_kwargs, reasoning_effort=effort)
+
+    def tool_config(self) -> ToolConfig:
+        """Returns the functions, those of namespaces among them. Raises RequestError for one that is malformed.
+
+        A namespace's function has its own name, or, where another function has that name too, a qualified one.
+        """
+        self._check_include()
+        defined = self._functions()
+        ambiguous = set(repeated([each.tool.name or "" for each in defined]))
+        origins: dict[str, tuple[str, str]] = {}
+        tools = []
+        for path, item, namespace in defined:
+            name, description = item.name or "", item.description
+            if namespace is not None:
+                space = namespace.name or ""
+                flat = qualified_name(space, name) if name in ambiguous else name
+                origins[flat] = (name, space)
+                name, description = flat, namespace.description if description is None else description
+            tools.append(
+                make_tool(path, "parameters", name, description, item.parameters, item.strict, item.model_extra)
+            )
+        check_distinct_names(tools)
+        choice = parse_tool_choice(self.tool_choice, origins)
+        return select_tools(tools, choice, single=self.parallel_tool_calls is False, origins=origins)
+
+    def _check_include(self) -> None:
+        """Raises RequestError for additional output that no answer can have. Output of hosted tools may be named where
+        the request has such a tool, as clients send both together."""
+        kinds = [tool.type for tool in self.tools or () if tool.unsupported_kind() is not None]
+        for i, value in enumerate(self.include or ()):
+            hosted = value.partition("_call")[0]
+            if value != _ENCRYPTED and not ("_call" in value and any(kind.startswith(hosted) for kind in kinds)):
+                raise refuse(f"include[{i}]", f"{preview(value)} is not supported, only {_ENCRYPTED}; leave it out")
+
+    def _functions(self) -> list[_DefinedFunction]:
+        """The functions in the order of the request."""
+        found: list[_DefinedFunction] = []
+        for i, item in enumerate(self.tools or ()):
+            path = f"tools[{i}]"
+            if item.type == "function":
+                found.append(_DefinedFunction(path, item, None))
+            elif item.type == "namespace":
+                if not item.name:
+                    raise refuse(f"{path}.name", "is missing; name the namespace")
+                for j, tool in enumerate(item.tools or ()):
+                    if tool.type == "namespace":
+                        raise refuse(f"{path}.tools[{j}].type", "is namespace within a namespace; move it to tools")
+                    if tool.type == "function":
+                        found.append(_DefinedFunction(f"{path}.tools[{j}]", tool, item))
+        if len(found) > MAX_TOOLS:
+            raise refuse("tools", f"defines {len(found)} functions, those of namespaces included; at most {MAX_TOOLS}")
+        return found
+
+    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
+        """The instructions and items as a chat's messages: what an answer consists of is one message again.
+
+        Args:
+            origins: As in `Tooling`; calls in the history get the names that are offered to the model.
+        """
+        names = {found: flat for flat, found in origins.items()}
+        made = Conversation("call_id")
+        if self.instructions is not None:
+            made.add("instructions", role="system", content=self.instructions)
+        if isinstance(self.input, str):
+            made.add("input", role="user", content=self.input)
+            return made
+        call_ids: dict[str, str] = {}  # by the ids of items, which some results name instead
+        for i, item in enumerate(self.input):
+            path = f"input[{i}]"
+            if item.id and item.call_id:
+                call_ids[item.id] = item.call_id
+            match item.kind:
+                case "reasoning":
+                    made.assistant(path, reasoning=_text(item.content) or _text(item.summary))
+                case "function_call" | "custom_tool_call" | "local_shell_call" | "shell_call" | "apply_patch_call":
+                    made.assistant(path, call=item.call(names))
+                case kind if kind in _RESULTS:
+                    call_id = item.call_id or call_ids.get(item.id or "", item.id)
+                    made.add(path, role="tool", content=item.result_text(), tool_call_id=call_id)
+                case _ if item.unsupported_kind() is not None:
+                    pass
+                case _ if item.role == "assistant":
+                    made.assistant(path, text=_text(item.content))
+                case _:
+                    made.add(path, role=item.role, content=_text(item.content))
+        return made
+
+
+def _text(content: str | list[ItemPart] | None) -> str:
+    return "".join(map(Part.as_text, content)) if isinstance(content, list) else content or ""
+
+
+Json = dict[str, Any]
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(TypedDict):
+    type: Annotated[Literal["output_text"], api_field("always `output_text`")]
+    text: Annotated[str, api_field("generated text")]
+    annotations: Annotated[list[Json], api_field("always empty")]
+    logprobs: Annotated[list[Json], api_field("always empty")]
+
+
+class ReasoningText(TypedDict):
+    type: Annotated[Literal["reasoning_text"], api_field("always `reasoning_text`")]
+    text: Annotated[str, api_field("reasoning text")]
+
+
+class MessageItem(TypedDict):
+    id: Annotated[str, api_field("id of the item")]
+    type: Annotated[Literal["message"], api_field("always `message`")]
+    status: Annotated[ItemStatus, api_field("status of the item")]
+    role: Annotated[Literal["assistant"], api_field("always `assistant`")]
+    content: Annotated[list[OutputText], api_field("one text; empty in the first event of the item")]
+
+
+class CallItem(TypedDict):
+    """A call of a function."""
+
+    id: Annotated[str, api_field("id of the item")]
+    type: Annotated[Literal["function_call"], api_field("always `function_call`")]
+    status: Annotated[ItemStatus, api_field("status of the item")]
+    call_id: Annotated[str, api_field("id for the item with the result")]
+    name: Annotated[str, api_field("name of the function")]
+    namespace: NotRequired[Annotated[str, api_field("namespace of the function in the request")]]
+    arguments: Annotated[str, api_field("arguments as JSON")]
+
+
+class ReasoningItem(TypedDict):
+    id: Annotated[str, api_field("id of the item")]
+    type: Annotated[Literal["reasoning"], api_field("always `reasoning`")]
+    status: Annotated[ItemStatus, api_field("status of the item")]
+    summary: Annotated[list[Json], api_field("always empty")]
+    content: Annotated[list[ReasoningText], api_field("one text; empty in the first event of the item")]
+
+
+OutputItem = MessageItem | CallItem | ReasoningItem
+
+
+class Incomplete(TypedDict):
+    reason: Annotated[Literal["max_output_tokens"], api_field("reached a limit")]
+
+
+class ResponseError(TypedDict):
+    code: Annotated[str, api_field("error code")]
+    message: Annotated[str, api_field("details")]
+
+
+class InputDetails(TypedDict):
+    cached_tokens: Annotated[int, api_field("prompt tokens found in the prefix cache")]
+    cache_write_tokens: Annotated[int, api_field("always 0")]
+
+
+class OutputDetails(TypedDict):
+    reasoning_tokens: Annotated[int, api_field("output tokens that are reasoning")]
+
+
+class ResponsesUsage(TypedDict):
+    """Tokens."""
+
+    input_tokens: Annotated[int, api_field("prompt tokens")]
+    input_tokens_details: Annotated[InputDetails, api_field("details")]
+    output_tokens: Annotated[int, api_field("output tokens")]
+    output_tokens_details: Annotated[OutputDetails, api_field("details")]
+    total_tokens: Annotated[int, api_field("sum of both")]
+
+
+class ReasoningSettings(TypedDict):
+    effort: Annotated[str | None, api_field("as requested")]
+    summary: Annotated[None, api_field("always null")]
+
+
+class TextSettings(TypedDict):
+    format: Annotated[Json, api_field("as requested; default: type `text`")]
+
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class ResponseSettings(TypedDict):
+    """Fields of the request that the response repeats."""
+
+    instructions: Annotated[str | None, api_field("as requested")]
+    metadata: Annotated[Json, api_field("as requested")]
+    max_output_tokens: Annotated[int | None, api_field("as requested")]
+    temperature: Annotated[float, api_field("value that was used")]
+    top_p: Annotated[float, api_field("value that was used")]
+    reasoning: Annotated[ReasoningSettings, api_field("value that was used")]
+    text: Annotated[TextSettings, api_field("value that was used")]
+    tools: Annotated[list[Json], api_field("as requested")]
+    tool_choice: Annotated[Any, api_field("as requested; default `auto`")]
+    parallel_tool_calls: Annotated[bool, api_field("whether several calls are allowed")]
+    previous_response_id: Annotated[None, api_field("always null; responses are not stored")]
+    background: Annotated[bool, api_field("always false")]
+    store: Annotated[bool, api_field("always false; responses are not stored")]
+    truncation: Annotated[Literal["auto", "disabled"], api_field("as requested; default `disabled`")]
+    user: Annotated[str | None, api_field("as requested")]
+
+
+class ResponsesAnswer(ResponseSettings):
+    """The answer of `/v1/responses`."""
+
+    id: Annotated[str, api_field("id of this request")]
+    object: Annotated[Literal["response"], api_field("always `response`")]
+    created_at: Annotated[int, api_field("creation time, Unix seconds")]
+    status: Annotated[
+        ResponseStatus,
+        api_field("`in_progress` and `failed` occur in streams only"),
+    ]
+    model: Annotated[str, api_field("requested model name")]
+    output: Annotated[list[OutputItem], api_field("reasoning, text and function calls")]
+    usage: Annotated[ResponsesUsage | None, api_field("token counts, after the end")]
+    error: Annotated[ResponseError | None, api_field("reason of a failure")]
+    incomplete_details: Annotated[Incomplete | None, api_field("reason for an incomplete response")]
+
+
+class _Numbered(TypedDict):
+    sequence_number: Annotated[int, api_field("number of the event in its stream, from 0")]
+
+
+class ResponseEvent(_Numbered):
+    """The stream's first two events and its last, with the response as it is then."""
+
+    type: Annotated[
+        Literal[
+            "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+        ],
+        api_field("details"),
+    ]
+    response: Annotated[ResponsesAnswer, api_field("current state")]
+
+
+class ItemEvent(_Numbered):
+    """An item begins or has ended."""
+
+    type: Annotated[Literal["response.output_item.added", "response.output_item.done"], api_field("type of the event")]
+    output_index: Annotated[int, api_field("index of the item in `output`")]
+    item: Annotated[OutputItem, api_field("current state")]
+
+
+class _Placed(_Numbered):
+    item_id: Annotated[str, api_field("id of the item")]
+    output_index: Annotated[int, api_field("index of the item in `output`")]
+
+
+class _Within(_Placed):
+    content_index: Annotated[int, api_field("always 0")]
+
+
+class PartEvent(_Within):
+    """A message's or a reasoning's text begins or has ended."""
+
+    type: Annotated[
+        Literal["response.content_part.added", "response.content_part.done"], api_field("type of the event")
+    ]
+    part: Annotated[OutputText | ReasoningText, api_field("current state")]
+
+
+class TextEvent(_Within):
+    """More text."""
+
+    type: Annotated[Literal["response.output_text.delta"], api_field("always `response.output_text.delta`")]
+    delta: Annotated[str, api_field("new part")]
+    logprobs: Annotated[list[Json], api_field("always empty")]
+
+
+class TextDone(_Within):
+    """All of a text."""
+
+    type: Annotated[Literal["response.output_text.done"], api_field("always `response.output_text.done`")]
+    text: Annotated[str, api_field("complete text")]
+    logprobs: Annotated[list[Json], api_field("always empty")]
+
+
+class ReasoningEvent(_Within):
+    """More reasoning."""
+
+    type: Annotated[Literal["response.reasoning_text.delta"], api_field("always `response.reasoning_text.delta`")]
+    delta: Annotated[str, api_field("new part")]
+
+
+class ReasoningDone(_Within):
+    """All of a reasoning."""
+
+    type: Annotated[Literal["response.reasoning_text.done"], api_field("always `response.reasoning_text.done`")]
+    text: Annotated[str, api_field("complete text")]
+
+
+class ArgumentsEvent(_Placed):
+    """More of a call's arguments."""
+
+    type: Annotated[
+        Literal["response.function_call_arguments.delta"], api_field("always `response.function_call_arguments.delta`")
+    ]
+    delta: Annotated[str, api_field("new part of the JSON")]
+
+
+class ArgumentsDone(_Placed):
+    """All of a call's arguments."""
+
+    type: Annotated[
+        Literal["response.function_call_arguments.done"], api_field("always `response.function_call_arguments.done`")
+    ]
+    arguments: Annotated[str, api_field("complete JSON")]
+    name: Annotated[str, api_field("name of the function")]
+
+
+RESPONSE_EVENTS = (
+    ResponseEvent,
+    ItemEvent,
+    PartEvent,
+    TextEvent,
+    TextDone,
+    ReasoningEvent,
+    ReasoningDone,
+    ArgumentsEvent,
+    ArgumentsDone,
+)

@@ -1,0 +1,269 @@
+"""Tools of a request: models, validation, and the tools that are offered to the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, WithJsonSchema
+
+from runtime.errors import RequestError
+from runtime.parsers.formats import NO_ARGUMENTS, Tool
+from runtime.request.validation import preview, refuse
+from runtime.server.schema_base import RequestModel, api_field
+
+MAX_TOOLS = 256
+MAX_NAME = 128
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
+_CHOICES = ("none", "auto", "required")
+_CALCULATOR = {"type": "object", "properties": {"expression": {"type": "string"}}}
+EXAMPLE_TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": _CALCULATOR}}]  # an example
+
+
+class FunctionDescription(RequestModel):
+    """What a function does, whatever else it comes with."""
+
+    description: Annotated[str | None, api_field("description for the model", "Works out sums.")] = None
+    parameters: Annotated[
+        dict[str, Any] | None,
+        api_field("JSON schema of the arguments", _CALCULATOR),
+    ] = None
+    strict: Annotated[bool | None, api_field("constrain the arguments to the schema", False)] = None
+
+
+class FunctionItem(FunctionDescription):
+    name: Annotated[str, api_field("name of the function", "calculator")]
+
+
+_TYPE_HELP = "`function`; tools of other types are ignored and named in `X-Unmask-Ignored`"
+
+
+class ToolItem(RequestModel):
+    """A function that the model may call."""
+
+    type: Annotated[str, api_field(_TYPE_HELP, "function")]
+    function: Annotated[FunctionItem | None, api_field("index of the completion", {"name": "calculator"})] = None
+
+    def unsupported_kind(self) -> str | None:
+        return None if self.type == "function" else self.type
+
+
+_FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}}
+_NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "function": _FUNCTION}}
+ToolItems = Annotated[list[ToolItem], Field(max_length=MAX_TOOLS, fail_fast=True)]
+ToolChoice = Annotated[
+    Any,
+    api_field("`none`, `auto`, `required`, or an object with the name of a function", "auto"),
+    WithJsonSchema({"anyOf": [{"type": "string", "enum": list(_CHOICES)}, _NAMED, {"type": "null"}]}),
+]
+
+
+@dataclass(frozen=True)
+class ToolConfig:
+    """The tools of a request.
+
+    Attributes:
+        tools: that are offered, with where the schema of each stood in the request; none where the model may call none.
+        forced: the answer has to be calls. named: of this tool alone.
+        single: of one call at most.
+        param: the field that forces the calls, or that has the tools.
+        origins: The name and the namespace of each function that a namespace defines, by the name offered to the model.
+    """
+
+    tools: Sequence[tuple[str, Tool]] = ()
+    forced: bool = False
+    named: str = ""
+    single: bool = False
+    param: str = "tools"
+    origins: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def strict(self) -> bool:
+        return any(tool.strict for _, tool in self.tools)
+
+    @property
+    def callable(self) -> Sequence[tuple[str, Tool]]:
+        """Those that the answer may call."""
+        return [found for found in self.tools if not self.named or found[1].name == self.named]
+
+
+NO_TOOLS = ToolConfig()
+
+
+class Choice(NamedTuple):
+    """A parsed `tool_choice`.
+
+    Attributes:
+        mode: Whether the model may or has to call.
+        name: The only function that it may call; "" for any.
+        allowed: Names of the functions that stay available; None for all.
+        param: The path of the field, for error messages.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    name: str = ""
+    allowed: frozenset[str] | None = None
+    param: str = "tool_choice"
+
+
+def parse_tools(items: Sequence[ToolItem] | None, choice: object, parallel: bool | None) -> ToolConfig:
+    """Returns the tools of a chat completion. Raises RequestError."""
+    chosen = parse_tool_choice(choice)
+    tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(items or ()) if item.unsupported_kind() is None]
+    check_distinct_names(tools)
+    return select_tools(tools, chosen, single=parallel is False)
+
+
+def select_tools(
+    tools: Sequence[tuple[str, Tool]],
+    choice: Choice,
+    *,
+    single: bool = False,
+    origins: Mapping[str, tuple[str, str]] | None = None,
+) -> ToolConfig:
+    """Returns the checked tools restricted to the choice. Raises RequestError for a choice that they cannot satisfy."""
+    if choice.mode == "none":
+        return NO_TOOLS
+    param, functions = choice.param, dict(origins or {})
+    names = [tool.name for _, tool in tools]
+    listed = ", ".join(map(preview, names))[:200]
+    if choice.allowed is not None:
+        tools = [found for found in tools if found[1].name in choice.allowed]
+        if not tools:
+            raise refuse(param, f"allows no function among the tools: {listed or 'there are none'}")
+    if choice.mode == "required":
+        if not tools:
+            raise refuse(param, "asks for a call, and there are no tools; send tools, or leave it out")
+        if choice.name and choice.name not in names:
+            raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
+        return ToolConfig(tools, True, choice.name, single or bool(choice.name), param, functions)
+    return ToolConfig(tools, single=single, origins=functions)
+
+
+def check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
+    """Raises RequestError where two tools have one name."""
+    paths: dict[str, str] = {}
+    for where, tool in tools:
+        path = where.rpartition(".")[0]  # of the object with name and schema
+        if tool.name in paths:
+            first = paths[tool.name].removesuffix(".function")
+            raise refuse(f"{path}.name", f"{preview(tool.name)} is also that of {first}; give another")
+        paths[tool.name] = path
+
+
+def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] | None = None) -> Choice:
+    """Parses OpenAI's `tool_choice`.
+
+    Args:
+        choice: The value of the field.
+        origins: As in `Tooling`; a function of a namespace may be named as the client defined it.
+
+    Raises:
+        RequestError: The value is no choice, or selects only tools that are not functions.
+    """
+    match choice:
+        case None:
+            return Choice()
+        case "none" | "auto" | "required":
+            return Choice(choice)
+        case dict() if choice.get("type") == "allowed_tools":
+            inner = choice.get("allowed_tools", choice)
+            mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
+            if mode not in ("auto", "required") or not isinstance(tools, list):
+                raise refuse("tool_choice", "allowed_tools needs a mode, auto or required, and a list of tools")
+            functions = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
+            names = (_function_name(tool, origins or {}) for tool in functions)
+            return Choice(mode, allowed=frozenset(filter(None, names)))
+        case dict() if choice.get("type", "function") == "function":
+            name = _function_name(choice, origins or {})
+            if not name:
+                raise refuse("tool_choice.function.name", "is missing; name one of the tools")
+            return Choice("required", name)
+    raise refuse(
+        "tool_choice",
+        f'{preview(choice)} is not supported; use none, auto, required or {{"type": "function", '
+        '"function": {"name": ...}}',
+    )
+
+
+def _function_name(selector: Mapping[str, Any], origins: Mapping[str, tuple[str, str]]) -> str:
+    """The name, as offered to the model, of the function that an entry of `tool_choice` selects; "" if it has none."""
+    function = selector.get("function")
+    described = function if isinstance(function, dict) else selector
+    name, namespace = described.get("name"), described.get("namespace")
+    if not isinstance(name, str):
+        return ""
+    return next((flat for flat, found in origins.items() if found == (name, namespace)), name)
+
+
+def qualified_name(namespace: str, name: str) -> str:
+    """The name of a namespace's function where another tool has its own name."""
+    return f"{namespace.removesuffix('__')}__{name}"
+
+
+def repeated(names: Sequence[str]) -> Iterator[str]:
+    """Those of the names that occur more than once."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield name
+        seen.add(name)
+
+
+def _tool(item: ToolItem, path: str) -> tuple[str, Tool]:
+    function = item.function
+    if function is None:
+        raise refuse(f"{path}.function", "is missing; describe the function")
+    return make_tool(
+        f"{path}.function", "parameters", function.name, function.description, function.parameters, function.strict,
+        function.model_extra,
+    )  # fmt: skip
+
+
+def make_tool(
+    path: str,
+    field: str,
+    name: str,
+    description: str | None,
+    parameters: dict[str, Any] | None,
+    strict: bool | None,
+    extra: dict[str, Any] | None = None,
+) -> tuple[str, Tool]:
+    """A checked tool, and where the schema of its parameters stood. `path`: where its name did, with that schema in
+    `field`."""
+    if not name or len(name) > MAX_NAME or not _NAME.fullmatch(name):
+        raise refuse(
+            f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} letters, digits, and any of _ - . : /"
+        )
+    if parameters and parameters.get("type", "object") != "object":
+        raise refuse(
+            f"{path}.{field}", f"the schema is of {preview(parameters['type'])}; arguments are always an object"
+        )
+    described: dict[str, Any] = {"name": name}
+    if description is not None:
+        described["description"] = description
+    if parameters is not None:
+        described["parameters"] = parameters
+    described |= {key: value for key, value in (extra or {}).items() if value is not None}
+    tool = Tool(
+        name=name,
+        description=description or "",
+        parameters=parameters or NO_ARGUMENTS,
+        strict=bool(strict),
+        item={"type": "function", "function": described},
+    )
+    return f"{path}.{field}", tool
+
+
+def check_legacy_functions(functions: object, call: object) -> None:
+    """OpenAI's older fields are no matter where nothing is to be called. Raises RequestError where it is."""
+    if functions and call != "none":
+        raise RequestError(
+            "functions: the deprecated form of tools is not supported; send tools, and tool_choice instead of "
+            "function_call",
+            param="functions",
+        )
+    if call not in (None, "none", "auto"):
+        raise refuse("function_call", "the deprecated form of tool_choice is not supported; send tools and tool_choice")

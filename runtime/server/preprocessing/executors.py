@@ -1,0 +1,205 @@
+"""Threads for work beside the event loop, and the fair queue in front of each.
+
+There are two threads, for short and for long work. Python threads share the GIL, so that work must release it, as batch
+calls of the tokenizers library do, or consist of small steps, as a template does. Work that is no longer needed leaves
+the queue, or ends at its next step.
+
+API keys get equal seconds of service. Within a key, and among keys with about the same use, the shortest request is
+first. The queue is limited: a request that finds it full displaces the last one of the key that waits for most, unless
+its own key would then wait for more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from runtime.errors import RequestError
+from runtime.server.http_responses import ClientGone, disconnected
+from runtime.server.middleware.auth import api_key_id
+from runtime.structured_output.service_time import ServiceTime
+
+QUANTUM = 0.05  # seconds of service by which owners may differ and count as equal
+
+
+@dataclass(order=True)
+class Waiter:
+    """In the order of service: the shortest, within a factor of two the first."""
+
+    magnitude: int
+    number: int
+    size: int = field(compare=False)
+    owner: str = field(compare=False)
+    granted: asyncio.Future[None] = field(compare=False)
+
+
+class AdmissionQueue:
+    """A fair queue in front of one worker. A cancelled waiter leaves it."""
+
+    def __init__(self, capacity: int, what: str, per_owner: int | None = None) -> None:
+        """Creates an empty queue.
+
+        Args:
+            most: How much may wait together, in the unit of `enter`.
+            what: How a refusal calls those that wait.
+            per_owner: How many requests of one owner may wait; None for any number.
+        """
+        self._capacity, self._description, self._per_owner = capacity, what, per_owner
+        self._waiting: dict[str, list[Waiter]] = {}  # a heap for each owner of which something waits
+        self._numbers = itertools.count()
+        self._waiting_size: Counter[str] = Counter()  # of what waits, by owner
+        self._busy = False
+        self._served = ""  # the owner that is served
+        self._since = 0.0
+        self._used = ServiceTime()
+
+    async def acquire(self, size: int, owner: str = "") -> None:
+        """Waits for service, which `leave` ends. Raises RequestError 429 where too much waits, at once or later."""
+        if not self._busy:
+            self._busy = True
+            self._used.join(owner, ())
+            self._begin(owner)
+            return
+        if self._per_owner is not None and len(self._waiting.get(owner, ())) >= self._per_owner:
+            whose = "of this API key " if owner else ""
+            raise RequestError(
+                f"{self._per_owner} {self._description} {whose}wait already, as many as may; retry later",
+                status=429,
+                code="queue_full",
+            )
+        self._evict_for(size, owner)
+        granted = asyncio.get_running_loop().create_future()
+        waiter = Waiter(size.bit_length(), next(self._numbers), size, owner, granted)
+        if owner not in self._waiting and owner != self._served:
+            self._used.join(owner, self._waiting)
+        heapq.heappush(self._waiting.setdefault(owner, []), waiter)
+        self._waiting_size[owner] += size
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.cancelled():
+                if waiter in self._waiting.get(owner, ()):
+                    self._remove(waiter)
+            elif granted.exception() is None:
+                self.release()  # its service had begun
+            raise
+        finally:
+            del waiter, granted  # a refusal's frames would hold the refusal, and the body, in a circle
+
+    def release(self) -> None:
+        """Ends the service, and begins that of the next."""
+        self._used.end(self._served, time.perf_counter() - self._since, idle=not self._waiting)
+        while self._waiting:
+            bound = self._used.least(self._waiting) + QUANTUM
+            waiter = min(heap[0] for owner, heap in self._waiting.items() if self._used[owner] <= bound)
+            self._remove(waiter)
+            if not waiter.granted.done():  # a waiter that was cancelled stays in the queue until it runs
+                self._begin(waiter.owner)
+                waiter.granted.set_result(None)
+                return
+        self._busy = False
+
+    @asynccontextmanager
+    async def slot(self, size: int, owner: str = "") -> AsyncIterator[None]:
+        """From `enter` to `leave`."""
+        await self.acquire(size, owner)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def _begin(self, owner: str) -> None:
+        self._used.begin(owner)
+        self._served, self._since = owner, time.perf_counter()
+
+    def _evict_for(self, size: int, owner: str) -> None:
+        while self._waiting_size.total() + size > self._capacity:
+            largest, held = self._waiting_size.most_common(1)[0] if self._waiting_size else ("", 0)
+            if held <= self._waiting_size[owner] + size:
+                raise self._rejection()
+            last = max(self._waiting[largest], key=lambda waiter: waiter.number)
+            self._remove(last)
+            if not last.granted.done():
+                last.granted.set_exception(self._rejection())
+
+    def _rejection(self) -> RequestError:
+        return RequestError(f"too many {self._description} at the moment; retry later", status=429, code="queue_full")
+
+    def _remove(self, waiter: Waiter) -> None:
+        waiting = self._waiting[waiter.owner]
+        waiting.remove(waiter)
+        heapq.heapify(waiting)
+        if not waiting:
+            del self._waiting[waiter.owner]
+        self._waiting_size[waiter.owner] -= waiter.size
+        if not self._waiting_size[waiter.owner]:
+            del self._waiting_size[waiter.owner]
+
+
+LONG = 2**16  # characters from which work waits among the long
+MAX_WAITING_CHARS = 2**23  # characters that wait for a lane, together: they are memory
+
+T = TypeVar("T")
+Work = Callable[[Callable[[], bool]], T]  # gets a function that returns whether the result is still needed
+
+
+class SingleThreadExecutor:
+    """One thread, and the line before it."""
+
+    def __init__(self, name: str, what: str = "long prompts are being prepared", per_owner: int | None = None) -> None:
+        """Creates an idle thread. `what`, `per_owner`: see `Line`."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._line = AdmissionQueue(MAX_WAITING_CHARS, what, per_owner)
+
+    async def run(self, size: int, work: Work[T], owner: str = "") -> T:
+        """What `work` returns. Raises RequestError 429 where too much waits; cancelled, it gives up its place."""
+        await self._line.acquire(size, owner)
+        needed = True
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work, lambda: needed)
+        done.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(done)
+        finally:
+            needed = False
+
+    def _ended(self, done: asyncio.Future[Any]) -> None:
+        if not done.cancelled():
+            done.exception()  # retrieved, even if the client has disconnected
+        self._line.release()
+
+
+class PreprocessingExecutors:
+    """The two threads of a server."""
+
+    def __init__(self) -> None:
+        self._short, self._long = SingleThreadExecutor("short"), SingleThreadExecutor("long")
+
+    async def run(self, request: Request, size: int, work: Work[T]) -> T:
+        """Runs `work` of about `size` characters in a thread. Raises ClientGone if the client disconnects."""
+        executor = self._long if size > LONG else self._short
+        return await cancel_on_disconnect(request, executor.run(size, work, api_key_id(request)))
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; it is cancelled when the client goes away. Raises ClientGone."""
+    working, watching = asyncio.create_task(work), asyncio.create_task(disconnected(request.receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        # an error holds the frames of the work, with its body, and this one: which must not hold the error in a circle
+        del working, watching

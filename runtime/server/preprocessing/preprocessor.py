@@ -1,0 +1,259 @@
+"""Preprocessing of requests: parsing of bodies, chat templates and tokenization, without blocking the event loop.
+
+Small work runs on the loop. Long chats and texts are rendered and encoded in a thread (`executors`). Parsing holds the
+GIL and stays on the loop: large bodies are parsed one at a time, shortest first, in steps between which the loop serves
+other requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from runtime.errors import RequestError
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.resolve import check_ids, check_length
+from runtime.request.validation import refuse
+from runtime.server.middleware.auth import api_key_id
+from runtime.server.preprocessing.executors import AdmissionQueue, PreprocessingExecutors, T, Work, cancel_on_disconnect
+from runtime.server.preprocessing.request_body import (
+    B,
+    check_shape_in_steps,
+    decode_body,
+    parse_body,
+    parse_json,
+    validate_body,
+)
+from runtime.tokenizer import Tokenizer
+from runtime.tokenizer.template_limits import RenderBudget
+from runtime.tokenizer.tokenizer import WINDOW
+
+SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
+MAX_WAITING_BODIES = 8 * 2**20  # bytes of large bodies that wait to be parsed, together
+SMALL_TEXT = 4096  # characters that are encoded in a millisecond or so
+SMALL_IDS = 4096
+SMALL_CHAT = 32  # messages
+MESSAGE_CHARS = 64  # cost of a message in a template, besides its content
+PIECE_CHARS = 16  # cost of a piece, besides its characters
+MAX_ARGUMENTS = 4096  # values in a template's arguments, at any depth
+MAX_TOOL_VALUES = 2**14  # in the schemas of a request's tools
+MAX_PROMPT_TOKENS = 2**17  # of all prompts of a request
+
+
+class Preprocessor:
+    """`require` gives the engine's facts and the tokenizer, or raises Unavailable."""
+
+    def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
+        self._require = require
+        self._executors = PreprocessingExecutors()
+        self._parse_queue = AdmissionQueue(MAX_WAITING_BODIES, "long bodies wait to be read")
+
+    async def parse(self, request: Request, kind: type[B], data: bytes, codings: Sequence[str] = ()) -> B:
+        """Returns the parsed body.
+
+        Args:
+            request: Whose body it is.
+            kind: The type of the body.
+            data: The body as it was sent.
+            codings: Its content codings, in the order in which they were applied.
+
+        Raises:
+            RequestError: 400; 413 for a body that is too large once decoded; 429 if too much waits.
+            ClientGone: The client closed the connection.
+        """
+        if len(data) <= SMALL_BODY and not codings:
+            return parse_body(kind, data)
+        return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), codings))
+
+    async def _parse(self, kind: type[B], data: bytes, owner: str, codings: Sequence[str] = ()) -> B:
+        """`parse_body` in its turn, and others have theirs between its steps. A body is decoded in its turn too, so
+        that only one at a time takes more memory than was sent."""
+        async with self._parse_queue.slot(len(data), owner):
+            data = await decode_body(data, codings)
+            for _ in check_shape_in_steps(data):
+                await asyncio.sleep(0)
+            value = parse_json(data)
+            await asyncio.sleep(0)
+            return validate_body(kind, value)
+
+    async def encode(self, request: Request, text: str, *, add_bos: bool = True) -> list[int]:
+        """Encodes a text, which may be longer than a prompt. Special tokens in it are ordinary text.
+
+        See docs/research/decoding-rules.md#special-tokens. `begun`: adds the token that begins prompts, if there is
+        one.
+        """
+        info, tokenizer = self._require()
+        encode = _encode_with_bos if add_bos else _encode
+
+        def work(is_needed: Callable[[], bool]) -> list[int]:
+            return encode(tokenizer, text, info, "prompt", is_needed)
+
+        return await self._run(request, len(text), work)
+
+    async def encode_pieces(self, request: Request, texts: list[str], param: str, max_tokens: int) -> list[list[int]]:
+        """The ids of a text's pieces, which nothing is put before; of so many that the model has no `room` for them,
+        no more are made."""
+        info, tokenizer = self._require()
+
+        def work(is_needed: Callable[[], bool]) -> list[list[int]]:
+            encoded: list[list[int]] = []
+            tokens = 0
+            for text in texts:
+                encoded.append(_encode(tokenizer, text, info, param, is_needed) if is_needed() else [])
+                tokens += len(encoded[-1])
+                if tokens > max_tokens:
+                    raise context_length_error(param, info, "more than")
+            return encoded
+
+        return await self._run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
+
+    async def encode_each(self, request: Request, prompts: list[str | list[int]]) -> list[list[int]]:
+        """The ids of prompts, those given as ids as they are."""
+        info, tokenizer = self._require()
+
+        def work(is_needed: Callable[[], bool]) -> list[list[int]]:
+            encoded: list[list[int]] = []
+            tokens = 0
+            for i, prompt in enumerate(prompts):
+                param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+                ids = (
+                    prompt if isinstance(prompt, list) else _encode_with_bos(tokenizer, prompt, info, param, is_needed)
+                )
+                check_length(ids, info, param)  # the first that is too long ends it
+                encoded.append(ids)
+                tokens += len(ids)
+                if i and tokens > MAX_PROMPT_TOKENS:
+                    raise RequestError(
+                        f"prompt: these have more than {MAX_PROMPT_TOKENS} tokens together; send several requests",
+                        param="prompt",
+                    )
+            return encoded
+
+        return await self._run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
+
+    async def encode_chat(
+        self,
+        request: Request,
+        messages: list[dict[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+        tools: list[Mapping[str, Any]] | None = None,
+        *,
+        continued: bool = False,
+    ) -> list[int]:
+        """Returns the ids of a chat by the checkpoint's own template.
+
+        Args:
+            request: Whose chat it is.
+            messages: The chat.
+            kwargs: Further variables of the template.
+            tools: Given to the template.
+            continued: The ids end with the content of the last message, an assistant's, and nothing that the template
+                writes after it.
+        """
+        info, tokenizer = self._require()
+        variables = dict(kwargs or {})
+        for name in ("self", "messages"):
+            if name in variables:
+                path = f"chat_template_kwargs.{name}"
+                raise RequestError(f"{path}: this name is the template's own; leave it out", param=path)
+        size = count_characters(variables)
+        if tools is not None:
+            if "tools" in variables:
+                raise refuse("chat_template_kwargs.tools", "tools says it too; leave one of them out")
+            size += count_characters({"tools": tools}, "tools", MAX_TOOL_VALUES)
+        simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
+        if tools is not None:
+            variables["tools"] = tools
+
+        size += sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values())
+        begun = ""
+        mark = secrets.token_hex(16) if continued else ""  # no template changes it, and no message has it
+        if continued:
+            begun, variables = str(messages[-1]["content"]), {**variables, "add_generation_prompt": False}
+            messages = [*messages[:-1], {**messages[-1], "content": mark}]
+
+        def render(budget: RenderBudget) -> str:
+            text = tokenizer.render(messages, variables, budget)
+            if not continued:
+                return text
+            before, found, _ = text.rpartition(mark)
+            if not found:
+                raise refuse("messages", "the last one cannot be continued: the model's chat template does not show it")
+            return before + begun
+
+        def work(is_needed: Callable[[], bool]) -> list[int]:
+            return _encode(tokenizer, render(RenderBudget(is_needed=is_needed)), info, "messages", is_needed)
+
+        if size <= SMALL_TEXT and len(messages) <= SMALL_CHAT and simple:
+            text = render(RenderBudget())
+            if len(text) <= SMALL_TEXT:
+                return _encode(tokenizer, text, info, "messages", _always_needed)
+        return await self._executors.run(request, size, work)
+
+    async def decode(self, request: Request, ids: list[int]) -> str:
+        """The text of token ids, special tokens included. Many are taken out of `ids`: packed, they wait for their turn
+        in a tenth of the memory."""
+        info, tokenizer = self._require()
+        limit = max(2 * info.max_model_len, WINDOW)  # what a text may have to be encoded at all
+        if len(ids) > limit:
+            raise RequestError(f"tokens: has {len(ids)} ids; at most {limit}", param="tokens")
+        check_ids(ids, info, "tokens")
+        if len(ids) <= SMALL_IDS:
+            return tokenizer.decode(ids)
+        packed = array("q", ids)
+        ids.clear()
+        return await self._executors.run(request, len(packed), lambda is_needed: tokenizer.decode(packed))
+
+    async def _run(self, request: Request, size: int, work: Work[T]) -> T:
+        """`work` of `size` characters, at once where they are few."""
+        return work(_always_needed) if size <= SMALL_TEXT else await self._executors.run(request, size, work)
+
+
+def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwargs", limit: int = MAX_ARGUMENTS) -> int:
+    """About how many characters a template's arguments have. Raises RequestError where they hold too many values: as
+    objects of Python's, which wait for their turn, those take far more memory than in the body."""
+    total, left, seen = 0, [arguments], 0
+    while left:
+        value: Any = left.pop()
+        seen += 1
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, dict):
+            left.extend(value.values())
+            total += sum(map(len, value))
+        elif isinstance(value, list):
+            left.extend(value)
+        if seen + len(left) > limit:
+            raise RequestError(f"{name}: holds more than {limit} values; send fewer", param=name)
+    return total + 4 * seen
+
+
+def context_length_error(param: str, info: EngineInfo, what: str = "far more than") -> RequestError:
+    """Of a text whose tokens are not all counted."""
+    return RequestError(
+        f"{param}: has {what} the {info.max_model_len} tokens of the model's length; shorten it",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool]) -> list[int]:
+    ids = tokenizer.encode_limited(text, info.max_model_len, param, is_needed)
+    if ids is None:
+        raise context_length_error(param, info)
+    return ids
+
+
+def _encode_with_bos(
+    tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool]
+) -> list[int]:
+    return info.with_bos(_encode(tokenizer, text, info, param, is_needed))
+
+
+def _always_needed() -> bool:
+    return True

@@ -1,0 +1,304 @@
+"""Request bodies: read within a size limit, decoded, checked for complexity, parsed and validated."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pydantic
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect, Request
+
+from runtime.errors import RequestError
+from runtime.request.validation import preview
+from runtime.server.http_responses import SUPPORTED_ENCODINGS, ClientGone
+from runtime.server.schema_base import RequestModel
+
+CONTENT_ENCODING = "Content-Encoding"
+MAX_CODINGS = 4  # of one body
+MAX_FRAMES = 128  # gzip members or zstd frames of one body: each has to set up a decoder
+ZSTD_WINDOW_LOG = 23  # of zstd: 8 MiB, which RFC 8878 recommends as the limit
+DECODED_STEP_BYTES = 2**16
+# Input of zstd that is decoded at once. A block takes at least 4 bytes and makes at most 128 KiB of them (RFC 8878), so
+# that a slice makes at most 8 MiB.
+ZSTD_INPUT_BYTES = 2**8
+
+_Stream = Callable[[memoryview], Generator[bytes, None, int]]
+
+
+def codings(values: Iterable[str]) -> list[str]:
+    """Returns the codings in the order in which they were applied.
+
+    Args:
+        values: Those of all `Content-Encoding` headers of a request.
+
+    Raises:
+        RequestError: 415 for a coding that the server does not decode, or too many of them.
+    """
+    names = [name.strip().lower() for value in values for name in value.split(",")]
+    found = [name.removeprefix("x-") for name in names if name not in ("", "identity")]
+    for name in found:
+        if name not in DECODERS:
+            known = ", ".join(DECODERS)
+            raise _unsupported(f"{preview(name)} is not supported; use {known}, or send the body without it")
+    if len(found) > MAX_CODINGS:
+        raise _unsupported(f"names {len(found)} codings; at most {MAX_CODINGS}")
+    return found
+
+
+def decoding(data: bytes, coding: str) -> Iterator[bytes]:
+    """Yields the decoded bytes of one coding in pieces of at most `STEP`, some of them empty.
+
+    Raises:
+        RequestError: 400 for data that is malformed, incomplete, or followed by other data.
+    """
+    try:
+        if not data:
+            raise ValueError("it is empty")
+        yield from DECODERS[coding](data)
+    except (ValueError, zlib.error) as error:
+        reason = " ".join(str(error).split())[:200]
+        message = f"{CONTENT_ENCODING}: the body cannot be decoded as {coding}: {reason}"
+        raise RequestError(message, param=CONTENT_ENCODING, code="invalid_encoding") from None
+
+
+def _gzip(data: bytes) -> Iterator[bytes]:
+    return _frames(data, lambda view: _inflate(view, 31))
+
+
+def _deflate(data: bytes) -> Iterator[bytes]:
+    """zlib's format (RFC 1950) as the coding is defined, or, as some clients send it, deflate's alone (RFC 1951)."""
+    header = int.from_bytes(data[:2], "big")
+    wrapped = data[0] & 15 == 8 and header % 31 == 0
+    size = yield from _inflate(memoryview(data), 15 if wrapped else -15)
+    if size < len(data):
+        raise ValueError("other data follows it")
+
+
+def _zstd(data: bytes) -> Iterator[bytes]:
+    return _frames(data, _decompress)
+
+
+def _frames(data: bytes, stream: _Stream) -> Iterator[bytes]:
+    """Yields the output of streams that follow each other."""
+    view = memoryview(data)
+    for _ in range(MAX_FRAMES):
+        size = yield from stream(view)
+        view = view[size:]
+        if not view:
+            return
+    raise ValueError(f"it has more than {MAX_FRAMES} parts")
+
+
+def _inflate(data: memoryview, wbits: int) -> Generator[bytes, None, int]:
+    """Yields the output of one zlib stream; returns its size."""
+    stream = zlib.decompressobj(wbits)
+    for start in range(0, len(data), DECODED_STEP_BYTES):
+        piece = bytes(data[start : start + DECODED_STEP_BYTES])
+        end = start + len(piece)
+        size = DECODED_STEP_BYTES
+        while piece or size == DECODED_STEP_BYTES:  # after a full step more output may be pending
+            output = stream.decompress(piece, DECODED_STEP_BYTES)
+            size = len(output)
+            yield output
+            if stream.eof:
+                return end - len(stream.unused_data)
+            piece = stream.unconsumed_tail
+    raise ValueError("it is incomplete")
+
+
+def _decompress(data: memoryview) -> Generator[bytes, None, int]:
+    """Yields the output of one zstd frame; returns its size."""
+    import zstandard  # few clients use it, and a frontend that has none of them saves the memory
+
+    stream = zstandard.ZstdDecompressor(max_window_size=2**ZSTD_WINDOW_LOG).decompressobj()
+    output = bytearray()
+    try:
+        for start in range(0, len(data), ZSTD_INPUT_BYTES):
+            piece = bytes(data[start : start + ZSTD_INPUT_BYTES])
+            output += stream.decompress(piece)
+            if len(output) >= DECODED_STEP_BYTES or start % DECODED_STEP_BYTES == 0 or stream.eof:
+                yield from (
+                    bytes(output[at : at + DECODED_STEP_BYTES]) for at in range(0, len(output) or 1, DECODED_STEP_BYTES)
+                )
+                output.clear()
+            if stream.eof:
+                return start + len(piece) - len(stream.unused_data)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    raise ValueError("it is incomplete")
+
+
+def _unsupported(sentence: str) -> RequestError:
+    return RequestError(
+        f"{CONTENT_ENCODING}: {sentence}", status=415, param=CONTENT_ENCODING, code="unsupported_encoding"
+    )
+
+
+DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = dict(
+    zip(SUPPORTED_ENCODINGS, (_gzip, _deflate, _zstd), strict=True)
+)
+
+
+MAX_VALUES = 2**17  # in lists and objects together; of a prompt given as ids these are the ids
+MAX_STRINGS = 2**14  # keys included
+MAX_FIELDS = 2**13  # of objects
+MAX_CONTAINERS = 2**13  # objects and lists
+MAX_DIGITS = 64  # in a row: what a number costs grows with the square of its length
+SCAN_BYTES = 2**18  # bytes that are counted at once
+
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+def check_shape(data: bytes) -> None:
+    """Raises RequestError 400 for a body that holds more than the limits above."""
+    for _ in check_shape_in_steps(data):
+        pass
+
+
+def check_shape_in_steps(data: bytes) -> Iterator[None]:
+    """`check_shape` in steps of a few milliseconds.
+
+    In invalid JSON, everything before the first fault is counted correctly, and no parser reads further.
+    """
+    at = quotes = containers = fields = commas = 0
+    while at < len(data):
+        piece = data[at : at + SCAN_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # an escape is not cut
+            piece = data[at : at + SCAN_BYTES + 1]
+        at += len(piece)
+        if b"\\" in piece:  # outside of strings a backslash is no JSON; within, pairs go first: \\" ends a string
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        here = piece.count(b'"')
+        if here or quotes % 2:
+            piece = b'"'.join(piece.split(b'"')[quotes % 2 :: 2])  # text outside of strings
+        quotes += here
+        containers += piece.count(b"{") + piece.count(b"[")
+        fields += piece.count(b":")
+        commas += piece.count(b",")
+        if quotes > 2 * MAX_STRINGS:
+            raise _too_many("strings (keys included)", MAX_STRINGS)
+        if containers > MAX_CONTAINERS:
+            raise _too_many("objects and lists", MAX_CONTAINERS)
+        if fields > MAX_FIELDS:
+            raise _too_many("fields of objects", MAX_FIELDS)
+        if commas >= MAX_VALUES:
+            raise _too_many("values", MAX_VALUES)
+        if b"0" * (MAX_DIGITS + 1) in piece.translate(_DIGITS):
+            raise RequestError(
+                f"the body holds a number of more than {MAX_DIGITS} digits; send it shorter", code="body_too_complex"
+            )
+        yield
+
+
+def _too_many(what: str, limit: int) -> RequestError:
+    return RequestError(f"the body holds more than {limit} {what}; send fewer", code="body_too_complex")
+
+
+MAX_BODY = 2 * 2**20  # bytes
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises RequestError 413 past 2 MiB, ClientGone.
+
+    A body with a too large Content-Length is not requested (``Expect: 100-continue``). The connection discards the rest
+    of a rejected body.
+    """
+    content_length = request.headers.get("content-length")
+    if (
+        content_length is not None and int(content_length) > MAX_BODY
+    ):  # a number: the connection's parser has seen to that
+        raise _too_large()
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > MAX_BODY:
+                raise _too_large()
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise ClientGone from None
+    return b"".join(chunks)
+
+
+async def decode_body(data: bytes, names: Sequence[str]) -> bytes:
+    """Returns the body without its content codings, and serves others between steps.
+
+    Args:
+        data: The body as it was sent.
+        names: The codings as `codings` returns them.
+
+    Raises:
+        RequestError: 400 for a body that is not what its header says; 413 once more than 2 MiB are decoded.
+    """
+    for name in reversed(names):
+        output = bytearray()
+        for piece in decoding(data, name):
+            output += piece
+            if len(output) > MAX_BODY:
+                raise _too_large()
+            await asyncio.sleep(0)
+        data = bytes(output)
+    return data
+
+
+def _too_large() -> RequestError:
+    message = f"the body exceeds {MAX_BODY // 2**20} MiB; send a smaller one"
+    return RequestError(message, status=413, code="body_too_large")
+
+
+B = TypeVar("B", bound=RequestModel)
+
+# what pydantic says of Python's types, as JSON has it
+_JSON_MESSAGES = {
+    "model_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "list_type": "Input should be an array",
+}
+
+
+def parse_body(kind: type[B], data: bytes) -> B:
+    """The body, or RequestError: 400, as OpenAI answers whatever is wrong with a body.
+
+    Large bodies go through its three steps one by one, so that none holds the event loop for long.
+    """
+    check_shape(data)
+    return validate_body(kind, parse_json(data))
+
+
+def parse_json(data: bytes) -> Any:
+    """JSON's values; a byte order mark before them is skipped (RFC 8259, section 8.1). Raises RequestError 400."""
+    try:
+        return from_json(data.removeprefix(BOM_UTF8))
+    except ValueError as invalid:
+        raise RequestError(f"the body is not JSON: {invalid}", code="invalid_json") from None
+
+
+def validate_body(kind: type[B], value: Any) -> B:
+    """The body that `value` is. Raises RequestError 400.
+
+    A list ends at its first error; how many an object can have is limited by what a body may hold.
+    """
+    try:
+        return kind.model_validate(value)
+    except pydantic.ValidationError as invalid:
+        errors = invalid.errors(include_url=False, include_context=False, include_input=False)
+    first = errors[0]
+    param = _path(first["loc"])
+    if param is None:
+        raise RequestError("the body must be a JSON object")
+    raise RequestError(f"{param}: {_JSON_MESSAGES.get(first['type'], first['msg'])}", param=param)
+
+
+def _path(loc: tuple[int | str, ...]) -> str | None:
+    """``("messages", 0, "content", "str")`` -> ``"messages[0].content"``; long names of clients are cut."""
+    path = ""
+    for part in loc:
+        if part in ("str", "list", "any"):  # a union's arm
+            continue
+        path += f"[{part}]" if isinstance(part, int) else ("." if path else "") + part[:80]
+    return path or None

@@ -1,0 +1,223 @@
+"""Engine requests of one HTTP request: values resolved, grammar checked, one spec per completion."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from runtime.errors import RequestError
+from runtime.parsers import part_marks
+from runtime.request.engine_messages import RequestSpec, StreamMode
+from runtime.request.output import CompletionState
+from runtime.request.resolve import RequestContext, expand_choices, resolve
+from runtime.request.sampling_params import SamplingParams, stop_strings
+from runtime.request.structured import FIELD, path_of
+from runtime.server.middleware.auth import api_key_id
+from runtime.server.openai.chat_context import ChatContext
+from runtime.server.openai.logprobs import check_logprobs_limit
+from runtime.server.openai.prompt_echo import PromptEcho
+from runtime.server.openai.protocol import GenerationRequest
+from runtime.server.preprocessing.response_format import parse_response_format
+from runtime.structured_output.grammar_cache import GrammarError
+from runtime.tokenizer import IncrementalDetokenizer
+
+if TYPE_CHECKING:
+    from runtime.server.context import ServerContext
+
+STRICT = "tools.function.strict"
+MAX_GRAMMAR_CHECKS = 4  # of one request, each without the schemas that the one before rejected
+PROMPTS_PER_STEP = 128  # prompts that are resolved before other requests are served
+
+
+@dataclass(frozen=True)
+class GenerationInputs:
+    """A parsed request for generation.
+
+    Attributes:
+        request: HTTP request.
+        body: parsed body.
+        prompts: token ids of each prompt.
+        id: id of the response.
+        model: name as `ServerContext.model_name` returned it.
+        stream_mode: None for a response in one piece, "denoise" for an event per step, else text as it grows.
+        names: names of fields as the client spelled them, by the names of `SamplingParams`.
+        max_tokens: limit of the route; None for that of the body.
+        default_max_tokens: limit of a request without one.
+        n: completions per prompt.
+        pinned_tokens: fixed token ids by offset in the completion; see `RequestContext.prefilled_tokens`.
+        text_limit: number of first tokens that are returned; the completion ends with them.
+        chat: context of a chat, whose completions have parts.
+        echo: prompts that are returned before their completions.
+        continued: the completion continues the last message of the prompt.
+    """
+
+    request: Request
+    body: GenerationRequest
+    prompts: Sequence[list[int]]
+    id: str
+    model: str | None = None
+    stream_mode: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    n: int = 1
+    pinned_tokens: Mapping[int, int] | None = None
+    text_limit: int | None = None
+    chat: ChatContext | None = None
+    echo: PromptEcho | None = None
+    continued: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.prompts) * self.n
+
+
+class RequestSpecBuilder:
+    """Builds the engine requests of one HTTP request.
+
+    Attributes:
+        grammar: grammar of the completions, "" for none.
+    """
+
+    def __init__(self, context: ServerContext, inputs: GenerationInputs) -> None:
+        """Raises RequestError if the values of the request are invalid."""
+        self._context = context
+        self._inputs = inputs
+        self._info, self._tokenizer = context.require()
+        self._tenant = api_key_id(inputs.request)
+        values = inputs.body.set_fields() | {"n": inputs.n}
+        scored = inputs.echo is not None and values.get("logprobs") is not None
+        context.engine_client.check_count(len(inputs.prompts), inputs.n + scored)  # before the rest is built
+        if inputs.max_tokens is not None:
+            values["max_tokens"] = inputs.max_tokens
+        if values.get("max_tokens") is not None:
+            name = inputs.names.get("max_tokens", "max_tokens")
+            values["max_tokens"] = context.cap_max_tokens(inputs.request, values["max_tokens"], self._info, name)
+        self._format, self._format_field = parse_response_format(inputs.body)
+        values[FIELD] = self._format
+        self.grammar, self._grammar_field = self._make_grammar()
+        if inputs.chat is not None and inputs.chat.strict_unsupported:
+            context.ignore_field(inputs.request, STRICT)
+        self._names = {FIELD: self._grammar_field, **inputs.names}
+        self._params = SamplingParams(**values)
+        self._stops = stop_strings(self._params.stop, self._names.get("stop", "stop"))
+
+    @property
+    def grammar_field(self) -> str:
+        """The field that asks for the grammar, or for the format that the engine derives one from."""
+        return self._grammar_field if self.grammar else path_of(self._format, self._format_field)
+
+    async def build(self) -> list[RequestSpec]:
+        """Returns the specs ordered by prompt, then by number of the completion.
+
+        Raises:
+            RequestError: a value is invalid (400), or the queue is full (429).
+            GrammarError: the grammar was rejected.
+        """
+        inputs, specs = self._inputs, list[RequestSpec]()
+        for i in range(len(inputs.prompts)):
+            if i % PROMPTS_PER_STEP == PROMPTS_PER_STEP - 1:
+                await asyncio.sleep(0)
+            spec = self._resolve(i)
+            if not i:  # the fields are valid; the rest is only built if it fits
+                self._context.engine_client.check_capacity(inputs.count, self._tenant)
+                check_logprobs_limit(spec, inputs.count, self._names.get("logprobs", "logprobs"))
+                spec = await self._check_grammar(spec)
+            specs += expand_choices(spec, inputs.n)
+        self._context.model_name(inputs.model)  # an adapter may have been unloaded meanwhile
+        return specs
+
+    def completions(self, specs: Sequence[RequestSpec]) -> list[CompletionState]:
+        """Returns the state of each completion, and adds the scoring of echoed prompts to `inputs.echo`."""
+        inputs, found = self._inputs, list[CompletionState]()
+        chat, marks = inputs.chat, part_marks()
+        exact = bool(self.grammar) and not self._stops and not self._params.stop_token_ids
+        continues = inputs.continued or (chat is not None and chat.continued)
+        for i, spec in enumerate(specs):
+            preamble = chat.preamble() if chat is not None and self._stops else None
+            text = IncrementalDetokenizer(
+                self._tokenizer, self._stops, inputs.text_limit, marks, preamble, continues=continues
+            )
+            parts = None if chat is None else chat.parts(exact=exact, streamed=inputs.stream_mode is not None)
+            found.append(CompletionState(i, spec, text, parts))
+        if inputs.echo is not None:
+            inputs.echo.attach(found, inputs.n, self._info, self._tokenizer)
+        return found
+
+    def _make_grammar(self) -> tuple[str, str]:
+        chat = self._inputs.chat
+        return ("", self._format_field) if chat is None else chat.grammar(self._format, self._format_field)
+
+    @cached_property
+    def _engine_stream_mode(self) -> StreamMode:
+        inputs = self._inputs
+        if inputs.stream_mode == "denoise":
+            return "denoise"
+        single = inputs.chat is not None and inputs.chat.single
+        ends_here = self._stops or inputs.text_limit is not None or single  # found in stable text
+        return "stable" if inputs.stream_mode is not None or ends_here else "final"
+
+    def _resolve(self, i: int) -> RequestSpec:
+        """Resolves the spec of a prompt, without the grammar of strict tools if that is impossible."""
+        chat = self._inputs.chat
+        try:
+            return self._resolve_once(i)
+        except RequestError as error:
+            if chat is None or not chat.optional or error.param != self._grammar_field:
+                raise
+        self._drop_grammar()
+        return self._resolve_once(i)
+
+    def _resolve_once(self, i: int) -> RequestSpec:
+        inputs = self._inputs
+        several = len(inputs.prompts) > 1
+        model = inputs.model
+        context = RequestContext(
+            id=f"{inputs.id}-{i}" if several else inputs.id,
+            stream_mode=self._engine_stream_mode,
+            default_max_tokens=inputs.default_max_tokens,
+            names=self._names | {"prompt": f"prompt[{i}]"} if several else self._names,
+            parent_id=inputs.id,
+            tenant=self._tenant,
+            adapter="" if model is None or model in self._context.names else model,
+            prefilled_tokens=inputs.pinned_tokens,
+            grammar=self.grammar,
+        )
+        return resolve(self._params, inputs.prompts[i], self._info, context)
+
+    async def _check_grammar(self, spec: RequestSpec) -> RequestSpec:
+        """Has the grammar compiled in the sandbox. Leaves out what was rejected where the request allows that."""
+        inputs, checks = self._inputs, 0
+        while spec.grammar:
+            checks += 1
+            try:
+                await self._context.grammar_validator.check(inputs.request, spec.grammar, self.grammar_field)
+                break
+            except GrammarError as error:  # it may hide what the next check finds
+                if inputs.chat is None or self._context.config.strict_fields:
+                    raise
+                if checks < MAX_GRAMMAR_CHECKS and self._drop_schemas(inputs.chat, error):
+                    self.grammar, self._grammar_field = self._make_grammar()
+                elif inputs.chat.optional and not error.wrong:
+                    self._drop_grammar()
+                else:
+                    raise
+                spec = self._resolve_once(0)
+        return spec
+
+    def _drop_schemas(self, chat: ChatContext, error: GrammarError) -> bool:
+        """Leaves rejected schemas of tools out of the next grammar. Returns False if that is impossible."""
+        if (fields := chat.leave_out_schemas(error.parts)) is None:
+            return False
+        for name in fields:
+            self._context.ignore_field(self._inputs.request, name)
+        return True
+
+    def _drop_grammar(self) -> None:
+        self._context.ignore_field(self._inputs.request, STRICT)
+        self.grammar = ""

@@ -1,1 +1,0 @@
-"""One file a group of routes; each exports `router`."""

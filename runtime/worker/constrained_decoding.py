@@ -1,0 +1,214 @@
+"""Blocks that no unmasking algorithm fills: constrained decoding, and forced tokens of prompt scoring.
+
+Constrained decoding is for structured output (docs/guide/structured-output.md). From the first masked position of a
+block on, the best token that the grammar allows is accepted from the logits of the step, as long as its confidence is
+above the threshold. The first token of a step is always accepted. Tokens that the grammar forces need no logits. All
+positions after the first rejected token stay masked.
+
+All constrained blocks of a step advance together: one bitmask, one argmax and one host synchronization per position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from runtime.algorithms import sampling
+from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
+from runtime.engine.logits_processors import apply_logits_processors, logits_processor_arrays
+from runtime.engine.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
+from runtime.worker.sampler import FullLogits
+
+
+@dataclass
+class GrammarWalk:
+    """Progress of a constrained block within a step.
+
+    Attributes:
+        block: the block.
+        size: number of its positions.
+        first_row: row of its first masked position among the logits of the batch.
+        accepted: tokens accepted in this step, from the first masked position on.
+        forced: the first token was accepted below the threshold.
+        stopped: a token was rejected.
+    """
+
+    block: GrammarBlock
+    size: int
+    first_row: int
+    accepted: list[int] = field(default_factory=list)
+    forced: bool = False
+    stopped: bool = False
+
+    @property
+    def position(self) -> int:
+        """Offset of the next position in the block."""
+        return self.block.first_masked + len(self.accepted)
+
+    @property
+    def row(self) -> int:
+        """Row of the next position among the logits of the batch."""
+        return self.first_row + len(self.accepted)
+
+    @property
+    def is_active(self) -> bool:
+        return not self.stopped and self.position < self.size and not self.block.constraint.error
+
+    def accept(self, token: int) -> None:
+        """Accepts the next token. An end-of-sequence token fills the rest of the block."""
+        constraint = self.block.constraint
+        constraint.accept_token(token)
+        self.accepted.append(token)
+        if constraint.finished:
+            self.accepted += [token] * (self.size - self.position)
+
+    def accept_forced(self) -> None:
+        """Accepts all tokens that the grammar forces next."""
+        while self.is_active:
+            tokens = self.block.constraint.forced_tokens()
+            if not tokens:
+                return
+            for token in tokens[: self.size - self.position]:
+                self.accept(token)
+
+    def propose(self, token: int, confidence: float) -> None:
+        """Accepts an allowed token if it is the first one of the step or its confidence is above the threshold."""
+        if self.accepted and not confidence > self.block.threshold:
+            self.stopped = True
+            return
+        self.forced |= not confidence > self.block.threshold
+        self.accept(token)
+
+
+@torch.inference_mode()
+def apply_grammar(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
+    """Decodes the constrained blocks of a step, and writes the accepted tokens to `results`.
+
+    Until then `results` has these blocks unchanged.
+    """
+    for batch in _batches(plan, 0 if full_logits.batch_invariant else full_logits.max_rows):
+        rows = np.concatenate([plan.rows[w.block.block] + np.arange(w.position, w.size) for w in batch])
+        logits = full_logits.rows(rows)
+        if plan.logits_processors is not None:
+            block = np.concatenate([np.full(w.size - w.position, w.block.block) for w in batch])
+            at = np.concatenate([np.arange(w.position, w.size) for w in batch])
+            arrays = logits_processor_arrays(plan.logits_processors)
+            inputs = {name: _to_device(array, logits) for name, array in arrays.items()}
+            apply_logits_processors(
+                logits, inputs, _to_device(block, logits), _to_device(at, logits), DEFAULT_LOGITS_OPS
+            )
+        _advance(batch, logits, plan)
+        for walk in batch:
+            _write(walk, results)
+
+
+def _to_device(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(array).to(like.device)
+
+
+def _batches(plan: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
+    """Yields the constrained blocks in batches of at most `max_rows` rows of logits, or of one block."""
+    batch: list[GrammarWalk] = []
+    rows = 0
+    for block in plan.grammar_blocks:
+        count = block.size - block.first_masked
+        if batch and rows + count > max_rows:
+            yield batch
+            batch, rows = [], 0
+        batch.append(GrammarWalk(block, block.size, rows))
+        rows += count
+    if batch:
+        yield batch
+
+
+def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, plan: DenoiseBlocks) -> None:
+    """Decodes the blocks of a batch until none of them is active."""
+    mask_size = -(-logits.shape[1] // 32)
+    for walk in batch:
+        walk.accept_forced()
+    active = [walk for walk in batch if walk.is_active]
+    while active:
+        bitmask = np.zeros((len(active), max(mask_size, active[0].block.constraint.facts.mask_len)), dtype=np.int32)
+        for walk, row in zip(active, bitmask, strict=True):
+            walk.block.constraint.fill_bitmask(row[: walk.block.constraint.facts.mask_len])
+        active, bitmask = _drop_failed(active, bitmask[:, :mask_size])
+        if not active:
+            return
+        rows = torch.tensor([walk.row for walk in active], device=logits.device)
+        allowed_logits = logits[rows].masked_fill(~_unpack_bitmask(bitmask, logits), float("-inf"))
+        candidates = _sample_allowed(allowed_logits, active, plan)
+        values: list[list[float]] = torch.stack([candidates.token.double(), candidates.confidence.double()]).tolist()
+        for walk, token, confidence in zip(active, *values, strict=True):
+            walk.propose(int(token), confidence)
+            walk.accept_forced()
+        active = [walk for walk in active if walk.is_active]
+
+
+def _drop_failed(active: list[GrammarWalk], bitmask: np.ndarray) -> tuple[list[GrammarWalk], np.ndarray]:
+    remaining = [i for i, walk in enumerate(active) if not walk.block.constraint.error]
+    return [active[i] for i in remaining], bitmask[remaining]
+
+
+def _unpack_bitmask(bitmask: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
+    """Returns bool [n, vocab] from int32 [n, ceil(vocab / 32)] with one bit per token."""
+    packed = torch.from_numpy(np.ascontiguousarray(bitmask)).to(logits.device)
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    bits = (packed[:, :, None] >> shifts) & 1
+    return bits.flatten(1)[:, : logits.shape[1]].bool()
+
+
+def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: DenoiseBlocks) -> sampling.Candidate:
+    """Returns a token per row of `logits` [n, vocab] and its probability among the allowed tokens.
+
+    It is the argmax, or a sample for requests with a temperature.
+    """
+    best = sampling.greedy(logits)
+    sampling_inputs = plan.sampling
+    if sampling_inputs is None:
+        return best
+    limits = torch.from_numpy(sampling_inputs.limits[[w.block.block for w in active]]).to(logits.device)
+    sampled = [i for i, w in enumerate(active) if sampling_inputs.limits[w.block.block, TEMPERATURE] > 0]
+    if not sampled:
+        return best
+    sampled_limits = limits[sampled]
+    probs = sampling.filtered_probs(
+        logits[sampled], temperature=sampled_limits[:, TEMPERATURE], top_k=sampled_limits[:, TOP_K].long(),
+        top_p=sampled_limits[:, TOP_P], min_p=sampled_limits[:, MIN_P],
+    )  # fmt: skip
+    uniform = torch.tensor(
+        [sampling_inputs.uniform[active[i].block.block, active[i].position] for i in sampled], dtype=torch.float64
+    )
+    picked = sampling.multinomial(probs, uniform.to(logits.device))
+    best.token[sampled], best.confidence[sampled] = picked.token, picked.confidence
+    return best
+
+
+def _write(walk: GrammarWalk, results: BlockResults) -> None:
+    i, first, end, accepted = walk.block.block, walk.block.first_masked, walk.position, walk.accepted
+    results.tokens[i, first:end] = accepted
+    results.state[i, first:end] = UNMASKED
+    results.masks[i] -= len(accepted)
+    results.num_updated[i] += len(accepted)
+    results.first_masked[i] = end if results.masks[i] else results.tokens.shape[1]
+    results.forced[i] = walk.forced
+    results.finished[i] = not results.masks[i]
+    eos = walk.block.constraint.facts.eos
+    first_eos = next((n for n, token in enumerate(accepted, first) if token in eos), None)
+    if first_eos is not None:
+        results.first_eos[i] = first_eos
+
+
+def force_tokens(plan: DenoiseBlocks, results: BlockResults) -> None:
+    """Writes the forced tokens to `results`, which has these blocks unchanged."""
+    for i, first, tokens in plan.forced_tokens:
+        last = first + len(tokens)
+        results.tokens[i, first:last] = tokens
+        results.state[i, first:last] = UNMASKED
+        results.masks[i] -= len(tokens)
+        results.num_updated[i] += len(tokens)
+        results.first_masked[i] = last if results.masks[i] else results.tokens.shape[1]
+        results.finished[i] = not results.masks[i]

@@ -1,1 +1,0 @@
-"""Sampling: logits processors, candidates, constrained decoding, and the output of the unmasking algorithms."""

@@ -1,0 +1,61 @@
+"""What a device reaches: the arithmetic of windows, and what is told where there is no such device."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from runtime.bench import device_peaks
+from runtime.bench.__main__ import main
+from runtime.bench.device_peaks import rates, table, windows
+
+
+@pytest.mark.parametrize(
+    ("seconds", "edges"),
+    [
+        (0.5, [0, 10, 50, 200, 500]), (0.005, [0, 5]), (0.01, [0, 10]), (0.06, [0, 10, 50, 60]),
+        (0.7, [0, 10, 50, 200, 500, 700]), (3, [0, 10, 50, 200, 500, 1000, 2000, 3000]),
+    ],
+)  # fmt: skip
+def test_windows_reach_to_the_end(seconds, edges):
+    assert windows(seconds) == list(itertools.pairwise(edges))
+
+
+def test_rates_are_of_the_pieces_that_ended_in_a_window():
+    # three of 2 ms; one of 6 that began in the window before; none; two of 78 together, the first of which began long
+    # before; and one that ends too late
+    ends = [2, 4, 6, 12, 51, 90, 101]
+    found = rates(ends, 2.0, [(0, 10), (10, 20), (20, 50), (50, 100)])
+    assert found == pytest.approx([1e3, 2e3 / 6, None, 4e3 / 78])
+
+
+def test_the_table_says_where_nothing_ended():
+    rows = [
+        {"from_ms": 0, "to_ms": 10, "tflops": 799.04, "tbs": 4.7},
+        {"from_ms": 10, "to_ms": 17.5, "tflops": None, "tbs": None},
+    ]
+    assert [line.split() for line in table(rows).splitlines()] == [
+        ["ms", "TFLOP/s", "TB/s"], ["0-10", "799.0", "4.70"], ["10-17.5", "-", "-"],
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_it_needs_a_device(capsys):
+    assert main(["ceilings"]) == 1
+    assert capsys.readouterr().out == "error: ceilings needs a CUDA device\n"
+
+
+def test_no_time_is_refused_by_name(capsys):
+    assert main(["ceilings", "--seconds", "0"]) == 1
+    assert capsys.readouterr().out == "error: --seconds 0 must be more than 0\n"
+
+
+@pytest.mark.gpu
+def test_a_device_multiplies_and_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_peaks, "SIDE", 2048)
+    monkeypatch.setattr(device_peaks, "NUMBERS", 1 << 28)
+    assert main(["ceilings", "--seconds", ".06", "--json", str(tmp_path / "ceilings.json")]) == 0
+    rows = json.loads((tmp_path / "ceilings.json").read_text())["results"]
+    assert [(row["from_ms"], row["to_ms"]) for row in rows] == [(0, 10), (10, 50), (50, 60)]
+    assert all(row["tflops"] > 1 and row["tbs"] > 0.1 for row in rows)

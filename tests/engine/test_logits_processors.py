@@ -1,0 +1,142 @@
+"""Logits processors: of requests in a batch with others, and on logits that ranks share; and min-p."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.algorithms import sampling
+from runtime.engine.logits_processors import LogitsProcessorInputs, LogitsProcessorState, process_logits
+from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
+from tests.engine.harness import Ask, Run, Setup
+from tests.oracle.block import Params
+from tests.oracle.draws import filtered
+
+PLAIN = Ask((1, 2, 4, 5, 6), Params(max_tokens=9, ignore_eos=True))
+
+
+def run(setup: Setup, *asks: Ask) -> Run:
+    run = Run(setup)
+    for ask in asks:
+        run.add(ask)
+    run.drain()
+    run.compare()
+    return run
+
+
+def test_steps_without_any_are_replayed_and_those_with_one_are_counted() -> None:
+    setup = Setup(replayed=True, max_len=40)
+    shaped = replace(PLAIN, params=replace(PLAIN.params, presence_penalty=1.3))
+    runner_stats = run(setup, PLAIN, PLAIN, PLAIN).engine.runner.stats
+    assert runner_stats.replayed
+    assert not runner_stats.eager["shaped"]
+    for asks in ((shaped,), (PLAIN, shaped)):
+        engine = run(setup, *asks).engine
+        assert engine.runner.stats.eager["shaped"]
+        assert engine.stats().steps_eager_logits_processors == engine.runner.stats.eager["shaped"]
+
+
+def test_what_asks_for_nothing_is_replayed() -> None:
+    """min-p and stop tokens are no matter of it."""
+    params = replace(PLAIN.params, temperature=1.0, min_p=0.2, stop_token_ids=(12,))
+    asked = replace(PLAIN, params=params)
+    runner_stats = run(Setup(replayed=True, max_len=40), asked, asked, asked).engine.runner.stats
+    assert runner_stats.replayed
+    assert not runner_stats.eager["shaped"]
+
+
+def test_a_bias_decides() -> None:
+    for token in (0, 11):
+        biased = replace(PLAIN, params=replace(PLAIN.params, logit_bias=((token, 100.0),)))
+        assert run(Setup(), biased).heard["r0"].tokens == [token] * 9
+
+
+def test_no_token_comes_again_where_steps_take_one_and_the_penalty_is_high() -> None:
+    params = replace(PLAIN.params, max_tokens=8, accept_threshold=1.0, logit_bias=((3, -100.0),))
+    for penalty in ({"presence_penalty": 90.0}, {"frequency_penalty": 90.0}):
+        tokens = run(Setup(), replace(PLAIN, params=replace(params, **penalty))).heard["r0"].tokens
+        assert len(set(tokens)) == len(tokens) == 8
+
+
+def test_stop_tokens_end_an_answer_though_ends_of_sequence_do_not() -> None:
+    params = replace(PLAIN.params, logit_bias=((7, 100.0),), stop_token_ids=(7,), max_tokens=9)
+    for least in (0, 5):
+        heard = run(Setup(), replace(PLAIN, params=replace(params, min_tokens=least))).heard["r0"]
+        assert heard.outputs[-1].finish_reason == "stop"
+        assert len(heard.tokens) == least
+        assert 7 not in heard.tokens
+
+
+def some_shapes(random):
+    """Ids that several rows share, some of them twice in a row with the same numbers."""
+    ids = torch.randint(VOCAB, (ROWS, 5), generator=random)
+    ids[:, 4] = ids[:, 0]
+    numbers = {
+        name: torch.randint(3, (ROWS, VOCAB), generator=random).gather(1, ids)
+        for name in ("repetition_counts", "output_counts", "min_tokens")
+    }
+    bias = torch.randn(ROWS, VOCAB, generator=random, dtype=torch.float64).gather(1, ids)
+    penalties = torch.tensor([1.3, 0.4, -0.2], dtype=torch.float64).expand(ROWS, 3)
+    own = torch.where(torch.arange(ROWS) % 3 == 0, ids[:, 1], -1)
+    return LogitsProcessorInputs(
+        ids=ids, **numbers, bias=bias, penalties=penalties, position=torch.arange(ROWS) % 4, current_token=own
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_where_processes_share_a_vocabulary(size, seed):
+    logits, random = some_logits(seed, torch.float64)
+    shapes = some_shapes(random)
+
+    def ask(vocabulary, cut):
+        mine = cut(logits)
+        process_logits(mine, shapes, vocabulary)
+        return (mine,)
+
+    same(size, ask, columns=True)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_min_p_where_processes_share_a_vocabulary(size):
+    logits, random = some_logits(1, torch.float64)
+    limits = {
+        "temperature": torch.rand(ROWS, generator=random, dtype=torch.float64) + 0.3,
+        "top_k": torch.randint(0, 9, (ROWS,), generator=random),
+        "top_p": torch.rand(ROWS, generator=random, dtype=torch.float64).clamp(min=0.3),
+        "min_p": torch.tensor([0.0, 0.04, 0.3, 1.0], dtype=torch.float64).repeat(ROWS // 4),
+    }
+
+    def spread(vocabulary, cut):
+        probs = vocabulary.filtered_probs(cut(logits), **limits)
+        return probs > 0, probs
+
+    same(size, spread, columns=True)
+
+
+def test_min_p_keeps_what_the_oracle_keeps():
+    random = np.random.default_rng(4)
+    logits = random.normal(size=(60, 40)) * 3
+    limits = np.stack([random.choice(values, 60) for values in ([0.5, 1, 2], [0, 3], [1, 0.8], [0, 0.02, 0.4, 1])], 1)
+    temperature, top_k, top_p, min_p = (torch.from_numpy(column.astype(np.float64)) for column in limits.T)
+    found = sampling.filtered_probs(
+        torch.from_numpy(logits), temperature=temperature, top_k=top_k.long(), top_p=top_p, min_p=min_p
+    )
+    for row, mine, (t, k, p, m) in zip(logits, found.numpy(), limits, strict=True):
+        np.testing.assert_allclose(mine, filtered(row / t, int(k), p, m), atol=1e-12)
+
+
+def test_ends_are_never_counted():
+    from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
+
+    asked = LogitsProcessorParams(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)
+    spec = RequestSpec(id="r", prompt=[3, 3, 5, 1], max_tokens=8, stop_ids=[7], logits_processors=asked)
+    found = LogitsProcessorState(spec, asked, eos_ids=[1]).adjustments(np.array([5, 6, 6, 1, 7]))
+    assert found.ids.tolist() == [1, 3, 5, 6, 7, 9]
+    assert found.repetition_counts.tolist() == [0, 2, 2, 2, 0, 0]
+    assert found.output_counts.tolist() == [0, 0, 1, 2, 0, 0]
+    assert found.bias.tolist() == [0, 0, 0, 0, 0, 1.5]
+    assert found.min_tokens.tolist() == [4, 0, 0, 0, 4, 0]

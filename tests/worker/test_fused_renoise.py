@@ -1,0 +1,70 @@
+"""A head of noise by one kernel: the same statistics as step by step."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.algorithms import get_algorithm
+from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
+from runtime.kernels.fused_softmax_stats import softmax_stats_reference
+from runtime.kernels.ops import TORCH
+from runtime.layers.lm_head import SoftcapLMHead
+from runtime.worker.sampler import Sampler, SamplerConfig
+
+VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
+
+
+def plan(top_k: int) -> DenoiseBlocks:
+    """Two canvases that draw, and two that take the likeliest."""
+    random = np.random.default_rng(3)
+    rule = get_algorithm("noise")
+    n = np.arange(BLOCKS)
+    params = np.array([rule.param_row({f.name: f.default for f in rule.fields})] * BLOCKS)
+    limits = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
+    kept = np.zeros((BLOCKS, SIZE, 1, len(rule.history_fields)))
+    drawing = SamplingInputs(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
+    return DenoiseBlocks(
+        rows=n * SIZE, tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
+        state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
+        may_force=n > 0, num_steps_forcing=n, initial_masks=n * 0, step_budget=n * 0, post_edit_steps=n * 0,
+        remasked=None, sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)), req_slot=n,
+        groups=(AlgorithmBatch(rule, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), kept),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("top_k", "alone"), [(0, True), (4, False)])
+def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, alone: bool) -> None:
+    asked = plan(top_k)
+    hidden = torch.randn(BLOCKS * SIZE, VOCAB, generator=torch.Generator().manual_seed(2)) * 5
+    weight = SimpleNamespace(logits=torch.clone, shape=(VOCAB, VOCAB))
+    seen = []
+
+    def softmax_stats(*given):
+        seen.append(len(given[0]))
+        found = softmax_stats_reference(*given)
+        twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
+        return found._replace(probs=found.probs * 2, divisor=twice)
+
+    monkeypatch.setattr("runtime.worker.sampler.LOGITS_CHUNK_ROWS", 7)
+    found = []
+    for kernels in (replace(TORCH, softmax_stats=softmax_stats), TORCH):
+        head = Sampler(
+            SoftcapLMHead(weight, kernels, 4.0), SamplerConfig(SIZE, None, VOCAB - 3, (2,)),
+            self_conditioning_fn=lambda probs, by: (probs if by is None else probs / by[:, None])[:, :WIDTH],
+        )  # fmt: skip
+        signal = torch.zeros(BLOCKS, SIZE, WIDTH)
+        ((_, _, blocks),) = head.sample_plan(
+            asked, hidden, torch.from_numpy(asked.tokens), torch.from_numpy(asked.state), signal
+        )
+        found.append((blocks, signal))
+    assert bool(seen) == alone
+    assert all(rows <= 7 for rows in seen)
+    for name in ("candidates", "argmax", "noise_tokens"):
+        assert torch.equal(*(getattr(blocks, name) for blocks, _ in found)), name
+    for name in ("confidence", "entropy"):
+        torch.testing.assert_close(*(getattr(blocks, name) for blocks, _ in found), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1])
+    assert int((found[0][0].candidates != found[0][0].argmax).sum()) > 0, "nothing was drawn"

@@ -1,0 +1,83 @@
+"""The plainest rules by one kernel: as by the rule and the outcome themselves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.algorithms import LogitStat, algorithm_keys, get_algorithm
+from runtime.kernels.ops import TORCH
+from runtime.kernels.unmask import threshold_unmask_reference
+from runtime.layers.kv_pool import LAYOUTS, KVShape
+from runtime.layers.lm_head import LMHead
+from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
+from runtime.worker.model_runner import ModelStep
+from runtime.worker.sampler import SamplerConfig, to_block_results
+
+VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
+PLAIN = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold is not None]
+
+
+class Model:
+    """As much of one as deciding needs: hidden states are logits."""
+
+    @staticmethod
+    def final_hidden_states(left):
+        return left
+
+    def __init__(self, *, plain: bool) -> None:
+        weight = type("Weight", (), {"tensor": torch.eye(VOCAB), "logits": lambda self, hidden: hidden.clone()})()
+        self.lm_head = LMHead(weight, replace(TORCH, threshold_unmask=threshold_unmask_reference if plain else None))
+        self.lm_head.fused_argmax = True
+
+
+def step(*, plain: bool) -> ModelStep:
+    pool = LAYOUTS["unified"]([KVShape(1, 8, 8)], num_pages=1, page_size=8, dtype=torch.float32, device="cpu")
+    return ModelStep(Model(plain=plain), pool, SamplerConfig(SIZE, MASK, VOCAB - 2, (3, 5)))
+
+
+def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict[str, torch.Tensor]]:
+    rule = get_algorithm(key)
+    state = random.integers(0, 3, (BLOCKS, SIZE)).astype(np.int8)
+    state[-1] = 0
+    block, at = np.nonzero(state == 1)
+    block, at = np.append(block, [BLOCKS - 1] * 3), np.append(at, [0] * 3)  # as rows that are added are
+    params = np.zeros((BLOCKS, len(rule.columns)))
+    threshold, most = rule.fused_threshold
+    params[:, rule.columns[threshold.name]] = random.random(BLOCKS)
+    params[:, rule.columns[most.name]] = random.integers(1, 5, BLOCKS)
+    arrays = {
+        "rows": block * SIZE + at, "block": block, "at": at, "num_valid": np.array([len(block) - 3], np.int32),
+        "block_tokens": np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape)), "block_state": state,
+        "may_force": random.random(BLOCKS) < 0.7, "num_steps_forcing": random.integers(0, 4, BLOCKS), "params0": params,
+        "remasked": np.zeros_like(state, dtype=bool),
+    } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "step_budget", "post_edit_steps")}  # fmt: skip
+    shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(rule, 0, BLOCKS, len(block)),), remasked=True)
+    return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("key", PLAIN)
+@pytest.mark.parametrize("seed", range(5))
+def test_blocks_become_the_same(key: str, seed: int) -> None:
+    shape, arrays = given(key, np.random.default_rng(seed))
+    hidden = 3 * torch.randn(BLOCKS * SIZE, VOCAB, generator=torch.Generator().manual_seed(seed))
+    found = []
+    for plain in (True, False):
+        told = step(plain=plain).sample(shape, arrays, hidden)
+        assert ("remasked" in told) != plain, "which of the two ways was gone"
+        found.append(to_block_results(shape, {name: t.numpy() for name, t in told.items()}, [np.arange(BLOCKS)]))
+    for name, of in vars(found[0]).items():
+        np.testing.assert_array_equal(of, vars(found[1])[name], name)
+
+
+@pytest.mark.parametrize("wants", [LogitStat.TOKEN_PROB, LogitStat.MARGIN, LogitStat.SUPPRESS_EOS])
+def test_rules_that_want_something_decide_themselves(wants: LogitStat) -> None:
+    shape, arrays = given("threshold", np.random.default_rng(1))
+    shape = replace(shape, groups=(replace(shape.groups[0], required_stats=int(wants)),))
+    told = step(plain=True).sample(shape, arrays, torch.randn(BLOCKS * SIZE, VOCAB))
+    assert "remasked" in told
+
+
+def test_threshold_is_plain() -> None:
+    assert PLAIN == ["threshold"]

@@ -1,0 +1,64 @@
+"""What a plan keeps of the one before it."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.engine.request import ScheduledRequest
+from runtime.engine.step_plan import StepPlan
+from runtime.strategies import strategies
+from runtime.worker.input_batch import InputBuilder
+from tests.engine.harness import Ask, Run, Setup
+from tests.engine.samples import asks, setups
+from tests.oracle.block import Params
+
+WHERE = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
+
+
+class Comparing(InputBuilder):
+    """Compares each plan with one that is made anew."""
+
+    made = 0
+    kept = 0
+
+    def plan(self, batch: list[ScheduledRequest]) -> StepPlan:
+        before = self._layout
+        plan = super().plan(batch)
+        self.made += 1
+        self.kept += before is not None and self._layout is before
+        return plan
+
+    def replan(self, batch: list[ScheduledRequest]) -> StepPlan:
+        plan = super().replan(batch)
+        fresh = InputBuilder(self.table, self.strategy).plan(batch)
+        assert np.array_equal(plan.tokens, fresh.tokens)
+        for name in WHERE:
+            assert np.array_equal(getattr(plan.layout, name), getattr(fresh.layout, name)), name
+        return plan
+
+
+OF_EACH_KIND = [key for key in ("multi_bd", "d2f", "full", "nemotron_diffusion") if key in strategies()]
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_what_stands_where_it_stood_is_where_it_would_be(data: st.DataObject) -> None:
+    strategy = data.draw(st.sampled_from(OF_EACH_KIND))
+    setup = data.draw(setups(strategy=strategy))
+    run = Run(setup)
+    run.engine.input_builder = Comparing(run.engine.table, run.engine.strategy)
+    for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
+        run.add(ask)
+    run.drain()
+    run.compare()
+
+
+def test_a_batch_of_fixed_that_only_denoises_is_not_laid_out_again() -> None:
+    run = Run(Setup(block=8, page=8))
+    run.engine.input_builder = planner = Comparing(run.engine.table, run.engine.strategy)
+    for n in range(3):
+        run.add(Ask((1, 2, n), Params(max_tokens=20, algorithm="fixed", steps=8, seed=n)))
+    run.drain()
+    assert planner.kept > planner.made / 2

@@ -1,0 +1,55 @@
+"""Draws the Mermaid diagrams of pages for the site: ``python -m tools.docs.diagrams MERMAID_MIN_JS``.
+
+Pages of the site load no script that draws diagrams. The argument is `dist/mermaid.min.js` of the npm package mermaid,
+which is not part of this repository. Chromium runs it. The name of a picture has a digest of its diagram. A diagram
+without a picture is shown as text (`tools.docs.site`).
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.docs.site import MERMAID, ROOT, diagram_of
+
+PAGE = """<html><body><pre id="source">{source}</pre><div id="picture"></div><script src="{script}"></script><script>
+mermaid.initialize({{startOnLoad: false, theme: "neutral", flowchart: {{htmlLabels: false}}}});
+mermaid.render("diagram", document.getElementById("source").textContent).then(
+  (result) => {{ document.getElementById("picture").innerHTML = result.svg; }});
+</script></body></html>"""
+
+
+def draw(source: str, script: Path) -> str:
+    """Returns a diagram as SVG.
+
+    Raises:
+        ValueError: Mermaid cannot draw the diagram.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "diagram.html"
+        page.write_text(PAGE.format(source=html.escape(source), script=script.resolve().as_uri()), encoding="utf-8")
+        command = [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--allow-file-access-from-files",
+            "--virtual-time-budget=8000",
+        ]
+        dom = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, check=True).stdout
+    picture = re.search(r'<div id="picture">(<svg.*</svg>)</div>', dom, re.DOTALL)
+    if picture is None:
+        raise ValueError(f"Mermaid drew nothing: {source}")
+    return picture[1]
+
+
+if __name__ == "__main__":
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        for found in MERMAID.finditer(path.read_text(encoding="utf-8")):
+            picture = ROOT / "docs" / diagram_of(found[1])
+            if not picture.exists():
+                picture.write_text(draw(found[1], Path(sys.argv[1])) + "\n", encoding="utf-8")
+                print(picture)
