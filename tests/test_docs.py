@@ -273,10 +273,10 @@ def test_metrics_are_documented():
 
 
 def test_limits_of_the_security_page_are_the_codes():
+    from runtime.server.http_protocol.limits import Limits
     from runtime.server.openai import chat_messages, protocol
     from runtime.server.preprocessing import preprocessor, request_body
     from runtime.server.preprocessing.executors import MAX_WAITING_CHARS
-    from runtime.server.wire.limits import Limits
     from runtime.tokenizer import template_limits
 
     lines = [line for line in page("docs/operations/security.md").splitlines() if "|" in line]
@@ -286,20 +286,19 @@ def test_limits_of_the_security_page_are_the_codes():
     for sentence, *values in (
         ("request line", f"{limits.head_bytes // kib} KiB", f"{limits.headers} fields"),
         ("a body", f"{request_body.MAX_BODY // mib} MiB"),
-        ("requests that wait on", f"{limits.queued}"),
         ("a head that", f"{limits.head_seconds:.0f} s"),
         ("a body that", f"{limits.body_seconds:.0f} s"),
         ("an idle", f"{limits.idle_seconds:.0f} s"),
         (
             "a refused",
-            f"{limits.linger_seconds:.0f} s",
+            f"{limits.drain_seconds:.0f} s",
             f"{limits.discard_bytes // mib} MiB",
             f"{limits.quiet_seconds:.0f} s",
         ),
         ("an answer of which", f"{limits.stall_seconds:.0f} s"),
         ("connections", f"{limits.connections:,}"),
-        ("room beside", f"{limits.spare} "),
-        ("what all", f"{limits.held_bytes // mib} MiB", f"{limits.body_weight}"),
+        ("room beside", f"{limits.probe_slots} "),
+        ("what all", f"{limits.buffered_bytes // mib} MiB", f"{limits.body_weight}"),
         (
             "values",
             f"{request_body.MAX_VALUES:,}; {request_body.MAX_STRINGS:,}; {request_body.MAX_FIELDS:,}; "

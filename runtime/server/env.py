@@ -9,7 +9,7 @@ import sys
 
 from runtime.config.flags import ENV_PREFIX
 from runtime.errors import ConfigError
-from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS, crowd
+from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, PROBE_SLOTS, accept_batch
 
 # Variables in which huggingface_hub and its elders find a token.
 HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"})
@@ -72,7 +72,7 @@ FEWEST_CONNECTIONS = 16
 
 def open_files(connections: int) -> int:
     """Of so many connections, of newcomers, and of those that give way to them until they are closed."""
-    return connections + 2 * crowd(connections)
+    return connections + 2 * accept_batch(connections)
 
 
 def raise_open_files_limit(requested: int | None, backends: int) -> int:
@@ -81,8 +81,8 @@ def raise_open_files_limit(requested: int | None, backends: int) -> int:
     The limit is raised as far as they need it and the system allows, not to the system's own: that may be a billion,
     and there are programs that go through all descriptors there could be. Raises ConfigError where they do not fit.
     """
-    limit = MOST_CONNECTIONS if requested is None else requested
-    own = OWN_FILES + BACKEND_FILES * backends + SPARE_CONNECTIONS
+    limit = DEFAULT_MAX_CONNECTIONS if requested is None else requested
+    own = OWN_FILES + BACKEND_FILES * backends + PROBE_SLOTS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard):  # the highest number of all, though written as -1
         hard = 2**31 - 1

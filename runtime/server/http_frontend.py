@@ -78,11 +78,11 @@ class HttpFrontend:
         """Close the listener, and return once what runs has finished, or has had --drain-timeout for it."""
         config, context, http = self.config, self.context, self.http
         closed = time.monotonic()
-        await http.close_entrance(self.listener)
+        await http.close_listener(self.listener)
 
         def unfinished() -> bool:
             seconds = time.monotonic() - closed
-            if context.in_flight or http.at_work():
+            if context.in_flight or http.num_answering():
                 return seconds < config.drain_timeout
             # on an idle connection a request may be under way, so those get a moment before they are closed
             return bool(http.server_state.connections) and seconds < min(IDLE_GRACE, config.drain_timeout)
@@ -90,14 +90,14 @@ class HttpFrontend:
         while unfinished():
             await asyncio.sleep(0.02)
         http.close_idle()  # in the same turn of the loop, so that no request slips in between
-        if context.in_flight or http.at_work():
+        if context.in_flight or http.num_answering():
             error = RequestError(
                 "the server is shutting down and the request did not finish within --drain-timeout; retry", status=504
             )
             count = self.engine_client.fail_all(error)
             log.warning("aborted %d requests that did not finish within --drain-timeout; set a larger value", count)
             started = time.monotonic()
-            while (context.in_flight or http.at_work()) and time.monotonic() - started < ERROR_WRITE_SECONDS:
+            while (context.in_flight or http.num_answering()) and time.monotonic() - started < ERROR_WRITE_SECONDS:
                 await asyncio.sleep(0.02)
 
     async def stop(self) -> None:

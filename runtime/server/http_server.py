@@ -15,38 +15,42 @@ from runtime.config import ServerConfig
 from runtime.server.app import make_app
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.client import EngineClient
+from runtime.server.http_protocol.acceptor import Acceptor
+from runtime.server.http_protocol.connection_manager import ConnectionManager
+from runtime.server.http_protocol.fd_receiver import FdReceiver
+from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
+from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, Limits, accept_batch
 from runtime.server.metrics import RequestMetrics
 from runtime.server.middleware.auth import ApiKeys
-from runtime.server.wire.connection import Connection
-from runtime.server.wire.door import Door
-from runtime.server.wire.hatch import Hatch
-from runtime.server.wire.limits import MOST_CONNECTIONS, Limits, crowd
-from runtime.server.wire.roster import Roster
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn with connections of ours, and without its own view of signals.
-
-    Attributes:
-        ended: Called for each connection that has ended. None unless another process accepts the connections.
-    """
+    """uvicorn's server with limits on connections. It installs no signal handlers."""
 
     def __init__(
         self,
         app: Any,
         limits: Limits,
         observed: RequestMetrics,
-        ended: Callable[[], None] | None = None,
+        on_closed: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A server without connections. `app` is the ASGI application; the other arguments are those of `Roster`."""
-        self.roster = Roster(limits, observed, ended, clock)
-        self.ended = ended
-        self.door: Door | Hatch | None = None
+        """Creates a server that does not listen yet.
+
+        Args:
+            app: The ASGI application.
+            limits: The limits of connections.
+            observed: Metrics of connections.
+            on_closed: Called for each connection that has ended. None unless another process accepts the connections.
+            clock: Returns seconds, for all timeouts but the idle one.
+        """
+        self.manager = ConnectionManager(limits, observed, on_closed, clock)
+        self.on_closed = on_closed
+        self.acceptor: Acceptor | FdReceiver | None = None
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(Any, self._accepted),
+                http=cast(Any, self._make_accepted_protocol),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -54,66 +58,70 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                timeout_keep_alive=cast(Any, limits.idle_seconds),
                 timeout_graceful_shutdown=1,
             )
         )
-        self.server_state.connections = cast(Any, self.roster.open)
-        self.servers = []  # a signal may ask for them before uvicorn has started
+        self.server_state.connections = cast(Any, self.manager.open)
+        self.servers = []  # a signal may arrive before uvicorn has started
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        self.roster.sweep()
+        self.manager.check_timeouts()
         return await super().on_tick(counter)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on one listening socket, or those that one brings."""
-        (entrance,) = sockets or []
-        self.door = door = self._open(entrance)
-        if isinstance(door, Hatch):
-            door.open()
+        """Serve on a listening socket, or on the connections that arrive over a Unix socket."""
+        (source,) = sockets or []
+        self.acceptor = self._make_acceptor(source)
+        if isinstance(self.acceptor, FdReceiver):
+            self.acceptor.start()
             sockets = []
         await super().serve(sockets)
 
-    async def close_entrance(self, entrance: socket.socket) -> None:
-        """Take no more, but serve the connections that have been accepted for us already."""
-        await (self.door or self._open(entrance)).close()
+    async def close_listener(self, source: socket.socket) -> None:
+        """Accept no further connections, and serve those in the kernel's queue."""
+        await (self.acceptor or self._make_acceptor(source)).close()
         for server in self.servers:
             server.close()
 
-    def _open(self, entrance: socket.socket) -> Door | Hatch:
-        if self.ended is not None:
-            return Hatch(entrance, self._connection, self.ended)
-        return Door(entrance, self._connection, crowd(self.roster.limits.connections))
+    def _make_acceptor(self, source: socket.socket) -> Acceptor | FdReceiver:
+        if self.on_closed is not None:
+            return FdReceiver(source, self.make_protocol, self.on_closed)
+        return Acceptor(source, self.make_protocol, accept_batch(self.manager.limits.connections))
 
-    def at_work(self) -> int:
-        """Connections with a request that has not been answered, whether or not the application has begun with it."""
-        return sum(connection.current is not None for connection in self.roster.open)
+    def num_answering(self) -> int:
+        """Number of connections with an unanswered request, whether or not the application has started it."""
+        return sum(connection.is_answering for connection in self.manager.open)
 
     def close_idle(self) -> None:
-        """Close the connections on which nothing is under way; the others close after their answer."""
-        for connection in list(self.server_state.connections):
+        """Close connections without a request. The others close after their response."""
+        for connection in list(self.manager.open):
             connection.shutdown()
 
-    def _accepted(self, **others: Any) -> Connection:
-        """uvicorn's way to a connection, with what it needs: the loop has accepted one."""
-        assert self.door is not None
-        self.door.let_in()
-        return Connection(roster=self.roster, **others)
+    def _make_accepted_protocol(self, **arguments: Any) -> GuardedProtocol:
+        """uvicorn calls it for each connection that the event loop has accepted."""
+        assert self.acceptor is not None
+        self.acceptor.accept_pending()
+        return GuardedProtocol(self.manager, **arguments)
 
-    def _connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state, self.roster)
+    def make_protocol(self) -> GuardedProtocol:
+        """Creates the protocol of a connection that was accepted by other means."""
+        return GuardedProtocol(
+            self.manager, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
 
 def make_http(
-    config: ServerConfig, frontend: EngineClient, ended: Callable[[], None] | None = None
+    config: ServerConfig, frontend: EngineClient, on_closed: Callable[[], None] | None = None
 ) -> tuple[ServerContext, HttpServer]:
-    """A server ready to be given its socket, and the service its routes use. `ended`: see `HttpServer`."""
+    """Returns a server without a socket, and the context of its routes. `on_closed`: see `HttpServer`."""
     keys = ApiKeys(config.api_key, config.api_key_file, config.keys_in_file)
     keys.watch()
     context = ServerContext(config, frontend, keys)
-    limits = Limits(connections=config.max_connections or MOST_CONNECTIONS)
-    limits = dataclasses.replace(limits, held_bytes=limits.held_bytes // config.frontend_processes)
-    return context, HttpServer(make_app(context), limits, frontend.request_metrics, ended)
+    limits = Limits(connections=config.max_connections or DEFAULT_MAX_CONNECTIONS)
+    limits = dataclasses.replace(limits, buffered_bytes=limits.buffered_bytes // config.frontend_processes)
+    return context, HttpServer(make_app(context), limits, frontend.request_metrics, on_closed)

@@ -27,11 +27,11 @@ from runtime.server.engine_client.supervisor import BACKEND_COMMAND, Supervisor
 from runtime.server.env import raise_open_files_limit
 from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.reports import Reports
+from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
+from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.metrics import Metrics, RequestMetrics
 from runtime.server.middleware.access_log import StatsLogger
 from runtime.server.openai.chat_context import check_parsers
-from runtime.server.wire.listener import describe, is_reachable, listen, listener_url
-from runtime.server.wire.memory import keep_together
 from runtime.weights.tokenizer_formats import use_temporary_directory
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ log = logging.getLogger("unmask.server")
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
     """Serves until a signal. Returns the exit code. Raises ConfigError when the server cannot start."""
     env.configure_process()
-    keep_together()
+    use_one_arena()
     check_parsers(config)
     logs.configure_logging(config.log_level, config.log_format, "frontend")
     for note in config.notes:

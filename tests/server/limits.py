@@ -55,7 +55,7 @@ CONNECTIONS = {
     "body_seconds": 300.0,
     "idle_seconds": 300.0,
     "stall_seconds": 300.0,
-    "linger_seconds": 300.0,
+    "drain_seconds": 300.0,
     "quiet_seconds": 60.0,
 }
 

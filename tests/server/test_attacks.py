@@ -129,8 +129,14 @@ ENDLESS = {
     "one header": [b"GET / HTTP/1.1\r\na: ", *[b"x" * MB] * 48],
     "header name": [b"GET / HTTP/1.1\r\n", *[b"x" * MB] * 48],
     "address": [b"GET /", *[b"x" * MB] * 48],
-    "trailers": [b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", *[b"a: b\r\n" * 16_384] * 384],
-    "one trailer": [b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\na: ", *[b"x" * MB] * 48],
+    "trailers": [
+        b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+        *[b"a: b\r\n" * 16_384] * 384,
+    ],
+    "one trailer": [
+        b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\na: ",
+        *[b"x" * MB] * 48,
+    ],
     "upgrade": [b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n", *[b"a:\r\n" * 16_384] * 384],
 }
 

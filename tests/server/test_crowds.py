@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.server.env import BACKEND_FILES, OWN_FILES, open_files
+from runtime.server.http_protocol.connection_manager import MIN_EVICTED_BYTES, Phase, eviction_key
+from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, PROBE_SLOTS
 from runtime.server.logs import RateLimitFilter
-from runtime.server.wire.limits import MOST_CONNECTIONS, SPARE_CONNECTIONS
-from runtime.server.wire.roster import SMALL, Phase, _turn
 from tests.server.harness import ROOT
 from tests.server.test_attacks import answers, read_all
 from tests.server.wire import BIG, Wired, wired
@@ -54,7 +54,7 @@ def test_who_waits_longest_gives_way_half_heads_first() -> None:
 
 
 def test_probes_are_served_while_all_are_busy_and_others_told_to_come_again() -> None:
-    with wired(connections=3, spare=2) as server, contextlib.ExitStack() as stack:
+    with wired(connections=3, probe_slots=2) as server, contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(server.connect(WAIT))
         server.until_requests(3)
@@ -78,7 +78,7 @@ def test_probes_are_served_while_all_are_busy_and_others_told_to_come_again() ->
 
 
 def test_probes_do_not_push_each_other_out() -> None:
-    with wired(connections=2, spare=3) as server, contextlib.ExitStack() as stack:
+    with wired(connections=2, probe_slots=3) as server, contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(server.connect(WAIT))
         server.until_requests(2)
@@ -91,7 +91,7 @@ def test_probes_do_not_push_each_other_out() -> None:
 
 
 def test_spares_leave_the_places_of_others_alone() -> None:
-    with wired(connections=2, spare=2) as server, contextlib.ExitStack() as stack:
+    with wired(connections=2, probe_slots=2) as server, contextlib.ExitStack() as stack:
         busy = [stack.enter_context(server.connect(WAIT)) for _ in range(2)]
         server.until_requests(2)
         for _ in range(2):
@@ -142,11 +142,11 @@ def test_in_which_order_connections_give_way() -> None:
     """What has to be read again comes before answers, and of these the one that has not moved for longest."""
 
     def waiting(phase: Phase, since: float, moved: float | None = None) -> SimpleNamespace:
-        out = SimpleNamespace(unsent=lambda: 0 if moved is None else 10**6, moved=moved or 0.0)
-        return SimpleNamespace(phase=phase, since=since, out=out)
+        transport = SimpleNamespace(unsent=lambda: 0 if moved is None else 10**6, progressed=moved or 0.0)
+        return SimpleNamespace(phase=phase, since=since, transport=transport)
 
     order = [
-        waiting(Phase.LINGER, 9),
+        waiting(Phase.DRAINING, 9),
         waiting(Phase.HEAD, 7),
         waiting(Phase.HEAD, 8),
         waiting(Phase.IDLE, 6),
@@ -157,7 +157,7 @@ def test_in_which_order_connections_give_way() -> None:
         waiting(Phase.ANSWER, 1, moved=3),
         waiting(Phase.ANSWER, 0, moved=7),
     ]
-    turns = [_turn(connection) for connection in order]  # type: ignore[arg-type]
+    turns = [eviction_key(connection) for connection in order]  # type: ignore[arg-type]
     assert turns == sorted(set(turns))
 
 
@@ -176,28 +176,31 @@ def test_slow_bodies_give_way_too_but_not_at_once() -> None:
 
 def test_unfinished_bodies_of_all_are_bounded_together() -> None:
     held = 8 * 2**20
-    with wired(held_bytes=held) as server, contextlib.ExitStack() as stack:
+    with wired(buffered_bytes=held) as server, contextlib.ExitStack() as stack:
         for _ in range(20):
             connection = stack.enter_context(server.connect())
             with contextlib.suppress(ConnectionError):
                 connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 1_000_000)
-            assert server.http.roster.held <= held + 2**16
+            assert server.http.manager.buffered <= held + 2**16
             server.pass_time(0.01)  # the one that has waited longest gives way
         wait_until(lambda: server.given_up("memory") >= 15)  # for a byte of them weighs 1.5
         server.pass_time(0.01)
         assert ask(server) == 200
         body = b"x" * 1_500_000
         assert (
-            ask(server, b"POST /x HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            ask(
+                server,
+                b"POST /x HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body,
+            )
             == 200
         )
-    assert server.http.roster.held == 0
+    assert server.http.manager.buffered == 0
 
 
 def test_half_heads_give_memory_back_before_an_answer_does() -> None:
-    with wired(held_bytes=2**20) as server, contextlib.ExitStack() as stack:
+    with wired(buffered_bytes=2**20) as server, contextlib.ExitStack() as stack:
         stream = stack.enter_context(server.connect(b"GET /stream HTTP/1.1\r\nConnection: close\r\n\r\n", room=2**15))
-        wait_until(lambda: server.unsent() > SMALL)
+        wait_until(lambda: server.unsent() > MIN_EVICTED_BYTES)
         for _ in range(40):
             half = stack.enter_context(server.connect())
             with contextlib.suppress(ConnectionError):
@@ -208,12 +211,17 @@ def test_half_heads_give_memory_back_before_an_answer_does() -> None:
 
 def test_what_is_held_is_given_back() -> None:
     with wired() as server:
-        for data in (KEPT * 500, b"GET /half", b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n", b"NONSENSE\r\n"):
+        for data in (
+            KEPT * 500,
+            b"GET /half",
+            b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
+            b"NONSENSE\r\n",
+        ):
             with server.connect(data) as connection:
                 connection.recv(10) if data != b"GET /half" else None
         server.until_open(0)
-        assert server.http.roster.held == 0
-        assert not any(server.http.roster.waiting.values())
+        assert server.http.manager.buffered == 0
+        assert not any(server.http.manager.waiting.values())
 
 
 def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
@@ -230,14 +238,14 @@ def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_connections_fit_the_limit_of_open_files() -> None:
-    own = OWN_FILES + BACKEND_FILES + SPARE_CONNECTIONS
+    own = OWN_FILES + BACKEND_FILES + PROBE_SLOTS
     few = own + open_files(0)  # as long as few may be on their way in at once
     assert limited(256, "(None, 1)").stdout.split() == [str(256 - few), "256"]
     room = int(limited(3000, "(None, 1)").stdout.split()[0])
     assert own + open_files(room) <= 3000 < own + open_files(room + 1)
     assert limited(15_000, "(None, 1)").stdout.split() == [
-        str(MOST_CONNECTIONS),
-        str(own + open_files(MOST_CONNECTIONS)),
+        str(DEFAULT_MAX_CONNECTIONS),
+        str(own + open_files(DEFAULT_MAX_CONNECTIONS)),
     ]
     assert limited(15_000, "(9000, 1)").stdout.split() == ["9000", str(own + open_files(9000))]
     refused = limited(600, "(600, 1)")
@@ -270,13 +278,13 @@ def test_connections_leave_no_garbage() -> None:
     """What stays in circles until the collector's next long run is memory that an attack has for so long."""
     import gc
 
-    from runtime.server.wire.connection import Connection
+    from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
 
     with wired() as server:
 
         def begun() -> bool:
             """Whether the server has seen that a request begins."""
-            return server.on_loop(lambda: any(c.parser.underway or c.reading for c in server.http.roster.open))
+            return server.on_loop(lambda: any(c.unparsed or c.in_body for c in server.http.manager.open))
 
         gc.collect()
         gc.disable()
@@ -295,6 +303,6 @@ def test_connections_leave_no_garbage() -> None:
                         connection.recv(10)
                 server.until_open(0)
             server.until_requests(0)
-            wait_until(lambda: not any(type(o) is Connection for o in gc.get_objects()))
+            wait_until(lambda: not any(type(o) is GuardedProtocol for o in gc.get_objects()))
         finally:
             gc.enable()

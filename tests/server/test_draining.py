@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,10 +12,10 @@ import pytest
 from runtime.config import ServerConfig
 from runtime.server import http_frontend as speaking_module
 from runtime.server.http_frontend import HttpFrontend
+from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
+from runtime.server.http_protocol.limits import Limits
 from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics
-from runtime.server.wire.connection import Connection
-from runtime.server.wire.limits import Limits
 from tests.server.test_attacks import answers
 from tests.server.wire import Transport, app
 from tests.wait import TIMEOUT, wait_until_async
@@ -24,36 +23,34 @@ from tests.wait import TIMEOUT, wait_until_async
 GET = b"GET /x HTTP/1.1\r\n\r\n"
 
 
-def connection_with(*data: bytes) -> tuple[HttpServer, Connection, Transport]:
+def connection_with(*data: bytes) -> tuple[HttpServer, GuardedProtocol, Transport]:
     http = HttpServer(app, Limits(), RequestMetrics())
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
-    connection, transport = http._connection(), Transport()
+    connection, transport = http.make_protocol(), Transport()
     connection.connection_made(cast(asyncio.Transport, transport))
     for piece in data:
-        connection.get_buffer(-1)[: len(piece)] = piece
-        connection.buffer_updated(len(piece))
+        connection.data_received(piece)
     return http, connection, transport
 
 
-def test_a_request_that_waits_for_its_turn_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_has_not_started_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speaking_module, "IDLE_GRACE", 0)  # idle connections would be closed at the first look
 
     async def drain() -> None:
         http, connection, transport = connection_with()
         looks = 0
-        at_work = http.at_work
+        num_answering = http.num_answering
 
         def counted() -> int:
             nonlocal looks
             looks += 1
-            return at_work()
+            return num_answering()
 
-        http.at_work = counted  # type: ignore[method-assign]
-        begins: list[Callable[[], None]] = []
-        http.roster.turns.take = lambda begin, at_once: begins.append(begin)  # type: ignore[method-assign]
-        connection.get_buffer(-1)[: len(GET)] = GET
-        connection.buffer_updated(len(GET))
+        http.num_answering = counted  # type: ignore[method-assign]
+        may_start = asyncio.Event()
+        http.manager.start_limit.wait = may_start.wait  # type: ignore[method-assign, assignment]
+        connection.data_received(GET)
         with socket.socket() as listener:
             listener.setblocking(False)
             speaking = SimpleNamespace(
@@ -66,7 +63,7 @@ def test_a_request_that_waits_for_its_turn_is_unfinished(monkeypatch: pytest.Mon
             draining = asyncio.create_task(HttpFrontend.finish(cast(Any, speaking)))
             await wait_until_async(lambda: looks > 3)
             assert not draining.done()
-            begins[0]()
+            may_start.set()
             await asyncio.wait_for(draining, TIMEOUT)
         assert [status for status, _, _ in answers(transport.sent)] == [200]
         assert transport.closed

@@ -23,13 +23,13 @@ import uvloop
 
 from runtime.config import parse
 from runtime.errors import ConfigError
+from runtime.server.http_protocol.limits import Limits
+from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url, unmapped
 from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics
-from runtime.server.wire.limits import Limits
-from runtime.server.wire.listener import describe, is_reachable, listen, listener_url, unmapped
 from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
 from tests.server.harness import FAKE, ROOT
-from tests.server.test_door import app
+from tests.server.test_acceptor import app
 from tests.wait import TIMEOUT, wait_until, wait_until_async
 from tests.written import written
 
@@ -209,8 +209,8 @@ def test_a_connection_has_the_clients_own_address(address: str) -> None:
         serving = asyncio.create_task(http.serve([listener]))
         await wait_until_async(lambda: http.started)
         with socket.create_connection((address, listener.getsockname()[1]), TIMEOUT) as client:
-            await wait_until_async(lambda: http.roster.open)
-            (connection,) = http.roster.open
+            await wait_until_async(lambda: http.manager.open)
+            (connection,) = http.manager.open
             seen = [connection.client, connection.server]
             own = [client.getsockname()[:2], client.getpeername()[:2]]
         http.should_exit = True
@@ -261,7 +261,7 @@ def test_a_server_that_is_not_open_does_not_warn(checkpoint: Path, flags: tuple[
 
 
 SCRIPT = """
-from runtime.server.wire.listener import listen
+from runtime.server.http_protocol.listener import listen
 report(listen(sys.argv[1], 0), sys.argv[2:])
 """
 

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from runtime.server.wire.limits import Limits
-from runtime.server.wire.listener import listen
-from runtime.server.wire.outflow import TURN_BYTES, Outflow
-from runtime.server.wire.roster import Phase
+from runtime.server.http_protocol.connection_manager import Phase
+from runtime.server.http_protocol.limits import Limits
+from runtime.server.http_protocol.listener import listen
+from runtime.server.http_protocol.transport import MAX_JOINED_BYTES, BufferedTransport
 from tests.server.test_attacks import answers, read_all
 from tests.server.wire import BIG, Wired, wired
 from tests.wait import wait_until
@@ -80,14 +80,17 @@ def test_a_head_that_comes_a_byte_at_a_time_is_given_up(server: Wired) -> None:
 
 def test_an_idle_connection_has_the_longer_time(server: Wired) -> None:
     with server.connect(GET) as connection:
-        for _ in range(2):
-            assert receive(connection).startswith(b"HTTP/1.1 200 ")
-            server.until_phase(Phase.IDLE)
-            server.pass_time(74)
-            connection.sendall(GET)
         assert receive(connection).startswith(b"HTTP/1.1 200 ")
         server.until_phase(Phase.IDLE)
-        server.pass_time(76)
+        server.pass_time(74)
+        connection.sendall(GET)
+        assert receive(connection).startswith(b"HTTP/1.1 200 ")
+        assert server.http.config.timeout_keep_alive == 75
+
+
+def test_an_idle_connection_is_closed() -> None:
+    with wired(idle_seconds=0.01) as server, server.connect(GET) as connection:
+        assert receive(connection).startswith(b"HTTP/1.1 200 ")
         ended(connection)
 
 
@@ -124,6 +127,21 @@ def test_a_body_that_does_not_come_is_told_so(server: Wired, before: bytes) -> N
         assert server.given_up("slow_body") == 1
 
 
+@pytest.mark.parametrize("size", [2**16, 2**16 + 1, 2**18, 10**6])
+def test_a_body_is_read_on_when_the_application_takes_it(server: Wired, size: int) -> None:
+    """uvicorn pauses reading when the application has not taken 64 KiB."""
+    head = b"POST /slow HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (size + 1)
+    with server.connect(head, b"x" * min(size, 2**17)) as connection:
+        server.until_phase(Phase.BODY)
+        wait_until(
+            lambda: server.on_loop(lambda: [c for c in server.http.manager.open if c.socket_paused]) or size == 2**16
+        )
+        server.answer_slow()
+        connection.sendall(b"x" * (size + 1 - min(size, 2**17)))
+        ((status, _, body),) = answers(read_all(connection))
+    assert (status, body) == (200, b"%d" % (size + 1))
+
+
 def test_a_body_trickled_after_a_refusal_does_not_hold_the_connection() -> None:
     with (
         wired(quiet_seconds=LONG) as server,
@@ -131,7 +149,7 @@ def test_a_body_trickled_after_a_refusal_does_not_hold_the_connection() -> None:
     ):
         ((status, headers, _),) = answers(read_all(connection))
         assert (status, headers[b"connection"]) == (401, b"close")
-        server.until_phase(Phase.LINGER)
+        server.until_phase(Phase.DRAINING)
         for _ in range(30):
             assert server.open == 1  # it may read
             connection.sendall(b"x")
@@ -142,9 +160,9 @@ def test_a_body_trickled_after_a_refusal_does_not_hold_the_connection() -> None:
 
 def test_a_refused_client_that_is_quiet_is_not_waited_for() -> None:
     head = b"POST /refuse HTTP/1.1\r\nContent-Length: 100000\r\n\r\n"
-    with wired(linger_seconds=LONG) as server, server.connect(head) as connection:
+    with wired(drain_seconds=LONG) as server, server.connect(head) as connection:
         read_all(connection)
-        server.until_phase(Phase.LINGER)
+        server.until_phase(Phase.DRAINING)
         server.pass_time(5)
         assert server.open == 1
         server.pass_time(1)
@@ -202,32 +220,51 @@ def test_what_the_kernel_has_taken_is_not_kept_for_ever_either() -> None:
     assert milliseconds == Limits().stall_seconds * 1000
 
 
-def test_what_has_just_been_written_has_not_stalled() -> None:
-    """The first look finds everything unsent: since it was written, not since the clock's beginning."""
-    out = Outflow(clock=lambda: 500.0)
-    out.open(cast(asyncio.Transport, SimpleNamespace(write=lambda data: None, get_write_buffer_size=lambda: 10)))
-    out.write(b"x" * 10)
-    assert out.stalled(500.0) == 0
-    assert out.stalled(600.0) == 100
+class Written(SimpleNamespace):
+    """The event loop's transport: the kernel accepts nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(writes=[])
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.writes))
+
+    def is_closing(self) -> bool:
+        return False
 
 
-def test_what_one_turn_writes_goes_out_together() -> None:
-    handed: list[bytes] = []
-    due: list[Callable[[], None]] = []
-    out = Outflow(due.append)
-    transport = SimpleNamespace(write=handed.append, is_closing=lambda: False, get_write_buffer_size=lambda: 5)
-    out.open(cast(asyncio.Transport, transport))
-    out.write(b"head ")
-    out.write(b"body")
-    assert (handed, len(due), out.unsent()) == ([], 1, 14)
-    due.pop()()
-    assert (handed, out.unsent()) == ([b"head body"], 5)
-    out.write(b"last")
-    out.flush()  # the connection closes
-    due.pop()()
-    assert handed == [b"head body", b"last"]
-    out.write(b"x" * TURN_BYTES)  # the transport may have to say that it is too much
-    assert len(handed) == 3
+def test_data_that_was_just_written_has_not_stalled() -> None:
+    """The first check finds it unsent since it was written, not since the clock's beginning."""
+
+    async def everything() -> None:
+        transport = BufferedTransport(cast(asyncio.Transport, Written()), SimpleNamespace(), lambda: 500.0)
+        transport.write(b"x" * 10)
+        assert transport.stalled_seconds(500.0) == 0
+        assert transport.stalled_seconds(600.0) == 100
+
+    asyncio.run(everything())
+
+
+def test_writes_of_one_iteration_are_joined() -> None:
+    async def everything() -> None:
+        written = Written()
+        transport = BufferedTransport(cast(asyncio.Transport, written), SimpleNamespace())
+        transport.write(b"head ")
+        transport.write(b"body")
+        assert (written.writes, transport.unsent()) == ([], 9)
+        await asyncio.sleep(0)
+        assert (written.writes, transport.unsent()) == ([b"head body"], 9)
+        transport.write(b"last")
+        transport.flush()  # the connection closes
+        await asyncio.sleep(0)
+        assert written.writes == [b"head body", b"last"]
+        transport.write(b"x" * MAX_JOINED_BYTES)  # flow control must not wait for the next iteration
+        assert len(written.writes) == 3
+
+    asyncio.run(everything())
 
 
 def test_a_client_that_goes_ends_its_request(server: Wired) -> None:
@@ -241,7 +278,7 @@ def test_a_client_that_goes_ends_its_request(server: Wired) -> None:
 def test_a_client_that_goes_ends_its_requests_though_it_is_not_read(server: Wired, more: bytes) -> None:
     """With so many requests waiting nothing is read, so the end of what it sends is not either."""
     with server.connect(b"GET /wait HTTP/1.1\r\n\r\n" * 40 + more):
-        wait_until(lambda: server.on_loop(lambda: [c for c in server.http.roster.open if c.paused]), "a pause")
+        wait_until(lambda: server.on_loop(lambda: [c for c in server.http.manager.open if c.socket_paused]), "a pause")
         server.until_requests(1)
     server.until_requests(0)
     server.until_open(0)

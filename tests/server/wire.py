@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from runtime.server.http_protocol.connection_manager import Phase
+from runtime.server.http_protocol.limits import Limits
 from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics
-from runtime.server.wire.connection import Connection
-from runtime.server.wire.limits import Limits
-from runtime.server.wire.roster import Phase
 from tests.wait import TIMEOUT, wait_until
 
 T = TypeVar("T")
+READ_BYTES = 2**18  # that the event loop reads at a time, at most
 BIG = 16 * 2**20  # bytes of an answer: more than the kernel takes for a client
 
 
@@ -47,7 +47,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         case "/refuse":
             await answer(b"no", 401)
         case "/slow":
-            await answer(b"slow")
+            await answer(b"slow" if scope["method"] == "GET" else b"%d" % len(await read(receive)))
         case "/big":
             await read(receive)
             await answer(b"x" * BIG)
@@ -114,11 +114,11 @@ class Wired:
     def pass_time(self, seconds: float) -> None:
         """Moves the clock on; returns after the server has checked its connections at that time."""
         self.now += seconds
-        self.on_loop(self.http.roster.sweep)
+        self.on_loop(self.http.manager.check_timeouts)
 
     def phases(self) -> list[Phase]:
         """What each open connection waits for."""
-        return self.on_loop(lambda: [connection.phase for connection in self.http.roster.open])
+        return self.on_loop(lambda: [connection.phase for connection in self.http.manager.open])
 
     def until_phase(self, phase: Phase) -> None:
         """Waits until the only connection is in this phase."""
@@ -134,7 +134,7 @@ class Wired:
 
     def unsent(self) -> int:
         """Bytes of answers that neither clients nor the kernel have taken."""
-        return self.on_loop(lambda: sum(connection.out.unsent() for connection in self.http.roster.open))
+        return self.on_loop(lambda: sum(connection.transport.unsent() for connection in self.http.manager.open))
 
     def connect(self, *data: bytes, room: int | None = None) -> socket.socket:
         """`room`: bytes that the client's kernel takes for it."""
@@ -152,12 +152,12 @@ class Wired:
 
     @property
     def open(self) -> int:
-        return len(self.http.roster.open)
+        return len(self.http.manager.open)
 
 
 @contextlib.contextmanager
 def wired(**limits: Any) -> Iterator[Wired]:
-    server = Wired(Limits(**{"sweep_seconds": 0, **limits}))
+    server = Wired(Limits(**{"check_seconds": 0, **limits}))
     server.thread.start()
     try:
         wait_until(lambda: server.http.started, "the server")
@@ -203,29 +203,29 @@ class Transport:
 
 
 async def exchange(segments: list[bytes], patience: int = 2, **limits: Any) -> tuple[bytes, int]:
-    """What a connection answers to these segments, and the most requests that it held. `patience`: turns of the loop
-    between segments."""
+    """What a connection answers to these segments, and the most requests that the application had at a time.
+
+    `patience`: iterations of the loop between segments.
+    """
     http = HttpServer(app, Limits(**limits), RequestMetrics())
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
-    connection: Connection = http._connection()
+    connection = http.make_protocol()
     transport = Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
-    held = 0
+    started = 0
     for segment in segments:
         left = segment
         while left:
             while not transport.reading:
                 await asyncio.sleep(0)
-            buffer = connection.get_buffer(-1)
-            part, left = left[: len(buffer)], left[len(buffer) :]
-            buffer[: len(part)] = part
-            connection.buffer_updated(len(part))
-            held = max(held, len(connection.queue))
+            part, left = left[:READ_BYTES], left[READ_BYTES:]
+            connection.data_received(part)
+            started = max(started, len(http.server_state.tasks))
         for _ in range(patience):
             await asyncio.sleep(0)
-    while connection.current is not None or connection.queue:
+    while connection.is_answering or connection.unparsed:
         await asyncio.sleep(0)
-    await asyncio.sleep(0)  # what the last turn wrote goes out at its end
+    await asyncio.sleep(0)  # data is sent at the end of an iteration
     connection.connection_lost(None)
-    return transport.sent, held
+    return transport.sent, started

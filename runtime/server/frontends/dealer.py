@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from runtime.server.wire.limits import BACKLOG
+from runtime.server.http_protocol.limits import BACKLOG
 
 AT_ONCE = 64  # accepted in one turn of the loop
 AGAIN = 0.02  # seconds after which one is tried again for which no process had room

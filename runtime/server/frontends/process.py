@@ -43,8 +43,8 @@ from runtime.server.frontends.words import (
     Up,
 )
 from runtime.server.http_frontend import HttpFrontend
+from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.metrics import RequestMetrics
-from runtime.server.wire.memory import keep_together
 
 log = logging.getLogger("unmask.frontends")
 
@@ -129,7 +129,7 @@ def main(ours: int, source: int) -> int:
     """The process's exit code. Both are descriptors of sockets."""
     exit_with_parent()
     env.configure_process()
-    keep_together()
+    use_one_arena()
     connections = socket.socket(fileno=source)
     connections.setblocking(False)
     process = FrontendProcess(connections)

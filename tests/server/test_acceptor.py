@@ -10,16 +10,15 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
+from runtime.server.http_protocol import acceptor
+from runtime.server.http_protocol.acceptor import Acceptor
+from runtime.server.http_protocol.limits import Limits, accept_batch
 from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics
-from runtime.server.wire import door as doors
-from runtime.server.wire.door import Door
-from runtime.server.wire.limits import Limits
-from runtime.server.wire.limits import crowd as entering
 from tests.wait import TIMEOUT, wait_until_async
 
 PROBE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-STRANGERS = 3 * entering(Limits.connections)
+STRANGERS = 3 * accept_batch(Limits.connections)
 
 
 async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
@@ -50,7 +49,7 @@ def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socke
         await wait_until_async(lambda: http.started)
         with crowd(listener, STRANGERS):
             turns = 0
-            while len(http.roster.open) < STRANGERS:
+            while len(http.manager.open) < STRANGERS:
                 await asyncio.sleep(0)
                 turns += 1
         http.should_exit = True
@@ -69,7 +68,7 @@ def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: sock
         with crowd(listener, STRANGERS) as strangers:
             for stranger in strangers:
                 stranger.sendall(PROBE)
-            await http.close_entrance(listener)
+            await http.close_listener(listener)
             with pytest.raises(ConnectionError):
                 socket.create_connection(address, TIMEOUT).recv(1)
             loop = asyncio.get_running_loop()
@@ -87,7 +86,7 @@ def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: sock
 def test_a_door_that_closes_lets_in_no_more_than_the_kernel_may_hold(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors, "BACKLOG", 5)
+    monkeypatch.setattr(acceptor, "BACKLOG", 5)
 
     async def everything() -> int:
         connections: list[asyncio.Protocol] = []
@@ -98,7 +97,7 @@ def test_a_door_that_closes_lets_in_no_more_than_the_kernel_may_hold(
 
         listener.setblocking(False)
         with crowd(listener, 8):
-            await Door(listener, connection, 8).close()
+            await Acceptor(listener, connection, 8).close()
         return len(connections)
 
     assert uvloop.run(everything()) == 5

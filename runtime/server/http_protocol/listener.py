@@ -8,7 +8,7 @@ import socket
 
 from runtime.distributed.address import endpoint, without_brackets
 from runtime.errors import ConfigError
-from runtime.server.wire.limits import BACKLOG, Limits
+from runtime.server.http_protocol.limits import BACKLOG, Limits
 
 # Errors of a host without the address family: its kernel lacks it, or no interface has it.
 _NO_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EPFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL})

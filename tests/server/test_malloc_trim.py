@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.server.wire.memory import GROWN, OFTEN, QUIET, Trimmer
+from runtime.server.http_protocol.malloc_trim import MIN_GROWTH, MIN_INTERVAL, STABLE_SECONDS, MallocTrimmer
 
 MB = 2**20
 
@@ -15,7 +15,7 @@ class Process:
         self.resident = 100 * MB
         self.in_use = 0
         self.trims: list[float] = []
-        self.trimmer = Trimmer(lambda: self.resident, lambda: self.now, self.trim)
+        self.trimmer = MallocTrimmer(lambda: self.resident, lambda: self.now, self.trim)
         self.look(5)
 
     def trim(self, pad: int) -> int:
@@ -26,43 +26,43 @@ class Process:
     def look(self, seconds: int, busy: bool = False) -> None:
         for _ in range(seconds):
             self.now += 1
-            self.trimmer.look(busy)
+            self.trimmer.check(busy)
 
 
-def test_memory_is_given_back_when_it_is_quiet_again() -> None:
+def test_memory_is_returned_after_a_peak() -> None:
     process = Process()
-    process.resident += 4 * GROWN
+    process.resident += 4 * MIN_GROWTH
     process.look(30, busy=True)
     assert process.trims == []
-    process.look(int(QUIET) + 1)
+    process.look(int(STABLE_SECONDS) + 1)
     assert len(process.trims) == 1
     process.look(100)  # what could not be given back is no growth
     assert len(process.trims) == 1
 
 
-def test_memory_that_still_grows_is_let_alone_and_so_is_little() -> None:
+def test_growing_memory_and_little_memory_are_not_trimmed() -> None:
     process = Process()
     for _ in range(20):
         process.resident += 3 * MB
         process.look(1)
     assert process.trims == []
     process = Process()
-    process.resident += GROWN // 2
+    process.resident += MIN_GROWTH // 2
     process.look(100)
     assert process.trims == []
 
 
-def test_memory_is_not_given_back_all_the_time() -> None:
+def test_trims_have_a_minimum_interval() -> None:
     process = Process()
     for _ in range(60):
-        process.resident += 2 * GROWN
-        process.look(int(QUIET) + 1)
-    apart = [b - a for a, b in zip(process.trims, process.trims[1:], strict=False)]
-    assert apart
-    assert min(apart) >= OFTEN
+        process.resident += 2 * MIN_GROWTH
+        process.look(int(STABLE_SECONDS) + 1)
+    intervals = [b - a for a, b in zip(process.trims, process.trims[1:], strict=False)]
+    assert intervals
+    assert min(intervals) >= MIN_INTERVAL
 
 
-def test_what_was_in_use_the_first_time_is_given_back_later() -> None:
+def test_memory_in_use_at_the_first_trim_is_returned_later() -> None:
     process = Process()
     process.resident = process.in_use = 200 * MB  # an attack that goes on, quietly
     process.look(60)

@@ -1,0 +1,1 @@
+"""The HTTP protocol of the server: uvicorn's, with limits on what a connection may take."""

@@ -1,0 +1,227 @@
+"""Manages all connections: their number, their memory and their timeouts.
+
+All connections are checked once per second instead of having timers: each knows its phase and since when it has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from runtime.server import logs
+from runtime.server.http_protocol import error_responses
+from runtime.server.http_protocol.disconnect import has_disconnected
+from runtime.server.http_protocol.limits import Limits
+from runtime.server.http_protocol.malloc_trim import MallocTrimmer
+from runtime.server.http_protocol.start_limit import StartLimit
+from runtime.server.metrics import RequestMetrics
+
+if TYPE_CHECKING:
+    from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
+
+log = logging.getLogger("unmask.wire")
+
+MAX_IDLE_REQUESTS = 8  # with more, the event loop must not stop for the milliseconds of a trim
+MIN_EVICTED_BYTES = 4096  # evicting a connection that holds less frees too little memory
+
+
+class Phase(Enum):
+    """What a connection waits for. Connections are evicted in this order, for a new one those before ANSWER."""
+
+    DRAINING = "draining"  # a rejected client reads the response
+    HEAD = "head"  # the first request, or the rest of a head
+    IDLE = "idle"  # the next request
+    BODY = "body"  # the rest of a body
+    CLOSING = "closing"  # the client receives the rest of the last response
+    ANSWER = "answer"  # the application
+
+
+_SENDING = (Phase.IDLE, Phase.CLOSING, Phase.ANSWER)  # phases in which a response may be unsent
+_RANK = {phase: rank for rank, phase in enumerate(Phase)}
+
+
+def eviction_key(connection: GuardedProtocol) -> tuple[int, float]:
+    """Sort key: the smallest is evicted first.
+
+    Connections with an unsent response rank with CLOSING, also if they may bring another request. Among these, the one
+    without progress for the longest time goes first.
+    """
+    rank = _RANK[connection.phase]
+    if connection.phase in _SENDING and connection.transport.unsent():
+        return max(rank, _RANK[Phase.CLOSING]), connection.transport.progressed
+    return rank, connection.since
+
+
+class ConnectionManager:
+    """All connections of a process."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        observed: RequestMetrics,
+        on_closed: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Creates a manager without connections.
+
+        Args:
+            limits: The limits of connections.
+            observed: Metrics of connections.
+            on_closed: Called for each connection that has ended.
+            clock: Returns seconds. All timeouts but the idle one are measured with it.
+        """
+        self.limits = limits
+        self.clock = clock
+        self.on_closed = on_closed or (lambda: None)
+        self.open: set[GuardedProtocol] = set()
+        self.probes: set[GuardedProtocol] = set()  # of `open`, those in probe slots
+        self.waiting: dict[Phase, OrderedDict[GuardedProtocol, None]] = {
+            phase: OrderedDict() for phase in Phase if phase is not Phase.ANSWER
+        }  # in the order of `since`
+        self.buffered = 0  # bytes of all connections, without unsent responses
+        self.evicting = False
+        self.start_limit = StartLimit()
+        self.trimmer = MallocTrimmer()
+        self.last_check = 0.0
+        self.closed_by_server = observed.closed_by_server
+        observed.connections.set_function(lambda: len(self.open))
+        observed.max_connections.set(limits.connections)
+
+    def add(self, connection: GuardedProtocol) -> None:
+        """Register a new connection.
+
+        If there are too many, another one is evicted. If none can be, the new one gets a probe slot. A connection in a
+        probe slot is evicted only if all slots are in use and another connection needs one.
+        """
+        self.open.add(connection)
+        if self._at_capacity() and (victim := self._eviction_candidate(probe=False)) is not None:
+            self.evict(victim, "gave_way")
+        if not self._at_capacity():
+            return
+        if len(self.probes) >= self.limits.probe_slots:
+            victim = self._eviction_candidate(probe=True)
+            self.evict(victim or connection, "no_room" if victim is None else "gave_way")
+        if connection in self.open:
+            self.probes.add(connection)
+
+    def _eviction_candidate(self, probe: bool) -> GuardedProtocol | None:
+        now = self.clock()
+        for phase, waiting in self.waiting.items():
+            for connection in waiting:
+                if phase is Phase.BODY and now - connection.since < self.limits.upload_seconds:
+                    break  # the following ones are newer
+                out = connection.transport
+                progresses = phase in _SENDING and now - out.progressed < self.limits.progress_seconds
+                if (connection in self.probes) is probe and not (progresses and out.unsent()):
+                    return connection
+        return None
+
+    def _at_capacity(self) -> bool:
+        return len(self.open) - len(self.probes) > self.limits.connections
+
+    def may_handle(self, connection: GuardedProtocol, path: str) -> bool:
+        """Whether a connection may request `path`. One in a probe slot leaves the slot as soon as there is capacity."""
+        if connection in self.probes and len(self.open) - len(self.probes) < self.limits.connections:
+            self.probes.remove(connection)
+        return connection not in self.probes or path in self.limits.probe_paths
+
+    def remove(self, connection: GuardedProtocol) -> None:
+        """Unregister a connection that has been lost."""
+        self._forget(connection)
+        self.on_closed()
+
+    def _forget(self, connection: GuardedProtocol) -> None:
+        self.open.discard(connection)
+        self.probes.discard(connection)
+        self._leave_phase(connection)
+        self.set_buffered(connection, 0)
+
+    def set_phase(self, connection: GuardedProtocol, phase: Phase) -> None:
+        self._leave_phase(connection)
+        connection.phase, connection.since = phase, self.clock()
+        if phase is not Phase.ANSWER and connection in self.open:
+            self.waiting[phase][connection] = None
+
+    def _leave_phase(self, connection: GuardedProtocol) -> None:
+        if connection.phase is not Phase.ANSWER:
+            self.waiting[connection.phase].pop(connection, None)
+
+    def set_buffered(self, connection: GuardedProtocol, size: int) -> None:
+        """Set the bytes that a connection buffers, and evict connections if all together exceed the limit."""
+        self.buffered += size - connection.buffered
+        connection.buffered = size
+        if self.buffered > self.limits.buffered_bytes:
+            self._evict_for_memory(self.buffered)
+
+    def _evict_for_memory(self, buffered: int) -> None:
+        """Evict until an eighth of the limit is free: clients of evicted connections reconnect at the same time."""
+        if self.evicting:  # an eviction frees memory, which calls `set_buffered`
+            return
+        sizes = [(c.buffered + c.transport.unsent(), c) for c in self.open]
+        self.evicting = True
+        try:
+            for size, connection in sorted((s for s in sizes if s[0] > MIN_EVICTED_BYTES), key=_by_eviction_order):
+                if buffered <= self.limits.buffered_bytes * 7 // 8:
+                    break
+                buffered -= size
+                if connection.phase is Phase.BODY:
+                    rejection = error_responses.overloaded("holds as many unfinished requests as it may", "memory")
+                    connection.reject(rejection)
+                else:
+                    self.evict(connection, "memory")
+        finally:
+            self.evicting = False
+
+    def evict(self, connection: GuardedProtocol, reason: str) -> None:
+        """Abort a connection, whatever it is doing."""
+        self.count_closed(connection, reason)
+        connection.transport.abort()
+        self._forget(connection)
+
+    def count_closed(self, connection: GuardedProtocol, reason: str) -> None:
+        """Count and log that the server ends a connection."""
+        self.closed_by_server.labels(reason).inc()
+        log.info("Closed connection from %s: %s", connection.client or "an unknown address", reason)
+
+    def check_timeouts(self) -> None:
+        """Close connections that have exceeded a timeout. Call it often; it checks once per second."""
+        now = self.clock()
+        if now - self.last_check < self.limits.check_seconds:
+            return
+        self.last_check = now
+        unsent = 0
+        for connection in list(self.open):
+            self._check(connection, now)
+            unsent += connection.transport.unsent()
+        if self.buffered + unsent > self.limits.buffered_bytes:
+            self._evict_for_memory(self.buffered + unsent)
+        self.trimmer.check(busy=sum(connection.is_answering for connection in self.open) > MAX_IDLE_REQUESTS)
+        logs.rate_limiter.report_dropped()
+
+    def _check(self, connection: GuardedProtocol, now: float) -> None:
+        limits, transport, seconds = self.limits, connection.transport, now - connection.since
+        if transport.stalled_seconds(now) > limits.stall_seconds:
+            self.evict(connection, "stalled")
+            return
+        if connection.awaits_disconnect and has_disconnected(transport):
+            transport.abort()
+            return
+        match connection.phase:
+            case Phase.HEAD if seconds > limits.head_seconds:
+                self.count_closed(connection, "slow_head")
+                transport.close()
+            case Phase.BODY if seconds > limits.body_seconds:
+                connection.reject(error_responses.body_timeout(limits.body_seconds))
+            case Phase.DRAINING if transport.unsent():
+                connection.since = connection.last_discard = now  # the client is still receiving the response
+            case Phase.DRAINING:
+                if seconds > limits.drain_seconds or now - connection.last_discard > limits.quiet_seconds:
+                    transport.abort()
+
+
+def _by_eviction_order(sized: tuple[int, GuardedProtocol]) -> tuple[int, float]:
+    return eviction_key(sized[1])

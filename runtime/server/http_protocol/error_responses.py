@@ -1,0 +1,67 @@
+"""Error responses of the HTTP protocol itself, for requests that never reach the application."""
+
+from __future__ import annotations
+
+import http
+from dataclasses import dataclass
+
+import msgspec
+
+from runtime.server.http_responses import RETRY_AFTER_SECONDS, error_object
+
+
+@dataclass(frozen=True)
+class HttpRejection:
+    """A request that cannot be served. The connection ends with this response.
+
+    Attributes:
+        reason: Label of the metric that counts closed connections.
+        code: Error code of the response's body.
+        headers: Further header lines, each with its line end.
+    """
+
+    reason: str
+    status: int
+    message: str
+    code: str | None = None
+    headers: str = ""
+
+    def response(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+        """The complete response, with `default_headers` (the date) among its headers."""
+        body = msgspec.json.encode(error_object(self.status, self.message, code=self.code))
+        status_line = f"HTTP/1.1 {self.status} {http.HTTPStatus(self.status).phrase}\r\n".encode()
+        defaults = b"".join(name + b": " + value + b"\r\n" for name, value in default_headers)
+        headers = (
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{self.headers}\r\n"
+        )
+        return status_line + defaults + headers.encode() + body
+
+
+def invalid_request() -> HttpRejection:
+    return HttpRejection("invalid", 400, "what was sent is not an HTTP/1.1 request", "invalid_http")
+
+
+def head_too_large(max_bytes: int, max_fields: int) -> HttpRejection:
+    message = (
+        f"request line, headers and trailers have more than {max_bytes // 1024} KiB or {max_fields} fields; send less"
+    )
+    return HttpRejection("head_too_large", 431, message, "headers_too_large")
+
+
+def too_many_chunks(limit: int) -> HttpRejection:
+    message = f"the body comes in more than {limit} chunks; send larger ones"
+    return HttpRejection("invalid", 400, message, "too_many_chunks")
+
+
+def connect_not_supported() -> HttpRejection:
+    message = "CONNECT is not possible: this server is no proxy"
+    return HttpRejection("invalid", 405, message, headers="allow: GET, POST\r\n")
+
+
+def body_timeout(seconds: float) -> HttpRejection:
+    return HttpRejection("slow_body", 408, f"the body did not arrive within {seconds:g} s", "body_too_slow")
+
+
+def overloaded(cause: str, reason: str = "no_room") -> HttpRejection:
+    message = f"the server {cause}; try again a little later"
+    return HttpRejection(reason, 503, message, "no_room", f"retry-after: {RETRY_AFTER_SECONDS}\r\n")

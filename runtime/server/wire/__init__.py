@@ -1,1 +1,0 @@
-"""Between a TCP connection and the ASGI application: requests parsed, bounded, timed and answered in their order."""
