@@ -132,9 +132,10 @@ operator-bench: setup programs  ## 200 services on pretend nodes: time to Ready,
 	@$(BIN)/python -m e2e.cluster build kube-scheduler kwok
 	PYTHONPATH=operator:. $(BIN)/python -m tests.operator.scale $(ARGS)
 
-siege: setup  ## attack a server of its own, each attack alone, then the operator's scrapes, and measure; ARGS="--all" all at once, ten minutes
+siege: setup  ## attack a server of its own, each attack alone, the operator's scrapes, faults of the machine, and measure; ARGS="--all" all at once, ten minutes
 	PYTHONPATH=operator:. $(BIN)/python -m tests.siege $(ARGS)
 	PYTHONPATH=operator:. $(BIN)/python -m tests.siege.scraping
+	PYTHONPATH=operator:. $(BIN)/python -m tests.siege.faults
 
 gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $$(grep -rl --include='test_*.py' 'mark.gpu' tests) $(ARGS)

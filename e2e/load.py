@@ -85,8 +85,8 @@ class Load:
             return report is not None and (report.fewest >= 2 or report.failed > 0)
 
         self._kube.wait("two answers for every client", each_served, timeout=LOAD_TIMEOUT)
-        told = self.stop()
-        assert not told.failed, told.failures
+        report = self.stop()
+        assert not report.failed, report.failures
 
     def wait_requests(self, more: int, *, timeout: float = LOAD_TIMEOUT) -> Report:
         """Wait until so many more requests have ended."""
@@ -100,12 +100,12 @@ class Load:
 
     def _ask(self, method: str, path: str) -> Report | None:
         try:
-            told = self._kube.request(method, self._proxy + path)
+            report = self._kube.request(method, self._proxy + path)
         except ApiError as error:
             if error.status not in (400, 502, 503):  # no address yet, nobody listens yet, or not reached
                 raise
             return None
-        report = Report(**{**told, "failures": tuple(Failure(**one) for one in told["failures"])})
+        report = Report(**{**report, "failures": tuple(Failure(**one) for one in report["failures"])})
         assert report.failed == len(report.failures), "more failures than it lists"
         return report
 

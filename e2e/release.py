@@ -50,9 +50,9 @@ class Release:
             word for path, value in (values or {}).items() for word in ("--set-json", f"{path}={json.dumps(value)}")
         ]
         wait = ("--install", "--create-namespace", "--wait", "--timeout", WAIT)
-        said = helm("upgrade", RELEASE, str(chart), "--values", "-", *sets, *wait, values=self.values)
+        output = helm("upgrade", RELEASE, str(chart), "--values", "-", *sets, *wait, values=self.values)
         self._kube.wait("the operator's pods alone", self._settled, timeout=POD_TIMEOUT)
-        return said
+        return output
 
     def roll_back(self) -> None:
         """To the revision before, as `helm rollback` does."""
@@ -72,9 +72,9 @@ class Release:
 
     def _settled(self) -> bool:
         deployment = self._kube.get("apps/v1", "Deployment", RELEASE, NAMESPACE)
-        wanted, status = deployment["spec"]["replicas"], deployment["status"]
+        desired, status = deployment["spec"]["replicas"], deployment["status"]
         counts = [status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")]
-        return counts == [wanted] * 3 and len(operators(self._kube)) == wanted
+        return counts == [desired] * 3 and len(operators(self._kube)) == desired
 
     def uninstall(self) -> None:
         self._changed = True

@@ -112,8 +112,8 @@ class Client:
     def send(self, url: str, body: Obj | None = None, key: str = "") -> tuple[int, Obj]:
         """The answer's status and JSON."""
         text = json.dumps(body) if body else ""
-        said = kubectl("exec", "client", "--", "python", "-c", _ASK, url, key, text, namespace=self._namespace)
-        status, answer = json.loads(said)
+        output = kubectl("exec", "client", "--", "python", "-c", _ASK, url, key, text, namespace=self._namespace)
+        status, answer = json.loads(output)
         return status, answer
 
     def ask(self, service: str = "demo", key: str = "", question: str = "Solve: 12 + 30.") -> tuple[int, Obj]:

@@ -97,8 +97,8 @@ def wait_condition(
     try:
         it = kube.wait(what, found, timeout=timeout)
     except TimeoutError as error:
-        told = kubectl("describe", "dlms,deployments,pods", namespace=namespace)
-        raise AssertionError(f"{error}\n{told}") from None
+        description = kubectl("describe", "dlms,deployments,pods", namespace=namespace)
+        raise AssertionError(f"{error}\n{description}") from None
     print(f"{what} after {time.monotonic() - start:.1f} s: {it['message']}")
     return it
 

@@ -15,7 +15,7 @@ FIRST, SECOND = ({"name": name, "uri": f"pvc://made/{name}"} for name in ("first
 WRONG = {"name": "wrong", "uri": "pvc://made/nothing-here"}
 
 
-def with_made_adapters(namespace: str, *adapters: Obj, **room: Any) -> Obj:
+def with_made_adapters(namespace: str, *adapters: Obj, **lora_fields: Any) -> Obj:
     """The demo service whose claim `made` is a directory into which an init container writes two adapters."""
     volume: Obj = {"name": "adapters-0", "emptyDir": {}}
     script = (STUBS / "adapters.py").read_text()
@@ -26,7 +26,7 @@ def with_made_adapters(namespace: str, *adapters: Obj, **room: Any) -> Obj:
         "volumeMounts": [{"name": "adapters-0", "mountPath": "/made"}],
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
     }
-    lora = {"claimNames": ["made"], "adapters": list(adapters), **room}
+    lora = {"claimNames": ["made"], "adapters": list(adapters), **lora_fields}
     return demo(
         namespace, spec={"lora": lora, "podTemplate": {"spec": {"volumes": [volume], "initContainers": [writer]}}}
     )
@@ -61,9 +61,9 @@ def test_adapters_come_and_go_while_the_service_serves(kube: Kube, namespace: st
     wait_condition(kube, namespace, "AdaptersLoaded")
 
     patch(kube, namespace, {"lora": {"adapters": [FIRST, SECOND, WRONG]}})
-    told = wait_condition(kube, namespace, "AdaptersLoaded", "False", reason="AdapterFailed")
-    assert "wrong in 1 of 1 pods" in told["message"]
-    assert "nothing-here" in told["message"]
+    loaded = wait_condition(kube, namespace, "AdaptersLoaded", "False", reason="AdapterFailed")
+    assert "wrong in 1 of 1 pods" in loaded["message"]
+    assert "nothing-here" in loaded["message"]
     service = get(kube, namespace)
     assert condition(service, "Ready")["status"] == "True"
     assert [(one["name"], one["ready"], one["failed"]) for one in service["status"]["adapters"]] == [

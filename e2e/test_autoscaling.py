@@ -71,10 +71,10 @@ def test_builtin_follows_the_load_up_and_down(kube: Kube, namespace: str) -> Non
         with load(kube, namespace, pause="5ms") as heavy:
             assert wait_desired(kube, namespace, 3)["status"]["lastScaleTime"]
             heavy.wait_requests(max(100, ENOUGH - heavy.report().requests))
-            told = heavy.stop()
-        assert not told.failed, told.failures
+            report = heavy.stop()
+        assert not report.failed, report.failures
         wait_desired(kube, namespace, 1)
         wait_condition(kube, namespace, "ScalingReady")
         light.wait_requests(10)
-        told = light.stop()
-    assert not told.failed, told.failures
+        report = light.stop()
+    assert not report.failed, report.failures

@@ -13,8 +13,8 @@ from e2e.services import EXAMPLES, condition, get, kubectl, wait_condition
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_the_api_server_accepts_it(kube: Kube, namespace: str, file: Path) -> None:
-    told = kubectl("apply", "--dry-run=server", "-f", "-", namespace=namespace, stdin=placed(file.name, namespace))
-    assert all("server dry run" in line for line in told.splitlines()), told
+    output = kubectl("apply", "--dry-run=server", "-f", "-", namespace=namespace, stdin=placed(file.name, namespace))
+    assert all("server dry run" in line for line in output.splitlines()), output
 
 
 def placed(example: str, namespace: str) -> str:

@@ -1,6 +1,6 @@
 """Too few GPUs: the resource says how many are asked for and how many there are, and whether waiting can help.
 
-The node only counts the GPUs (e2e/cluster/node/gpus.py), so these engines are told to run on the CPU.
+The node only counts the GPUs (e2e/cluster/node/gpus.py), so these engines are configured to run on the CPU.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ON_CPU = {"gpu": {}, "engine": {"extraArgs": ["--device=cpu"]}}
 def test_an_engine_of_two_ranks_gets_two_gpus(kube: Kube, namespace: str) -> None:
     """On the CPU two processes share the demo model all the same, and answer as one."""
     with pretend_gpus(kube, 2):
-        room = {"resources": {"limits": {"memory": "4Gi"}}}
-        kube.create(demo(namespace, "shared", {**ON_CPU, **room, "parallelism": {"tensor": 2}}))
+        limits = {"resources": {"limits": {"memory": "4Gi"}}}
+        kube.create(demo(namespace, "shared", {**ON_CPU, **limits, "parallelism": {"tensor": 2}}))
         wait_condition(kube, namespace, "Ready", name="shared")
         (engine,) = pods(kube, namespace, "shared")
         (main,) = engine["spec"]["containers"]
@@ -39,7 +39,7 @@ def holder(namespace: str) -> Obj:
     return made
 
 
-def test_a_pod_that_fits_no_node_is_told_from_one_that_waits(kube: Kube, namespace: str) -> None:
+def test_a_pod_that_fits_no_node_has_another_reason_than_one_that_waits(kube: Kube, namespace: str) -> None:
     with pretend_gpus(kube, 1):
         kube.create(demo(namespace, "large", {"gpu": {}, "parallelism": {"data": 4}}))
         short: Obj = {"status": "False", "reason": "InsufficientGPU"}
@@ -52,8 +52,8 @@ def test_a_pod_that_fits_no_node_is_told_from_one_that_waits(kube: Kube, namespa
         kube.wait("the GPU's holder", lambda: running(kube, namespace, "holder"), timeout=POD_TIMEOUT)
         kube.create(demo(namespace, "waiting", ON_CPU))
         busy = "needs 1 nvidia.com/gpu and the largest node has 1, not all free; they are busy now"
-        told = wait_condition(kube, namespace, "Ready", name="waiting", says=busy, **short)
-        assert "never fits" not in told["message"]
+        ready = wait_condition(kube, namespace, "Ready", name="waiting", says=busy, **short)
+        assert "never fits" not in ready["message"]
         kube.delete(held)
         wait_condition(kube, namespace, "Ready", name="waiting")
 

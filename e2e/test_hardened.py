@@ -15,7 +15,7 @@ from e2e.cluster.install import RELEASE
 from e2e.cluster.kube import ApiError, Obj
 from e2e.scripts import Client, python_pod, text
 from e2e.services import demo, is_ready, kubectl, pods, wait_condition
-from e2e.told import everything_told
+from e2e.visible_text import visible_text
 
 # Run inside the engine's container.
 LOOK = """
@@ -116,6 +116,6 @@ def test_a_secrets_keys_open_and_rotate_without_a_restart(kube: Kube, namespace:
     assert lives(after) == lives(before)
     assert "42" in text(client.ask(key=new))
     assert client.ask(key=old)[0] == 401
-    told = everything_told(kube, namespace)
-    assert old not in told
-    assert new not in told
+    shown = visible_text(kube, namespace)
+    assert old not in shown
+    assert new not in shown

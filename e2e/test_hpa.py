@@ -104,14 +104,14 @@ def test_the_horizontal_pod_autoscaler_moves_a_service(kube: Kube, namespace: st
     wait_condition(kube, namespace, "ScalingReady", "True", reason="Active")
     seen = [1]
 
-    def settled(wanted: int) -> bool:
+    def settled(expected: int) -> bool:
         """The operator's Deployment follows the autoscaler's word and never leaves it again."""
         deployment = kube.get("apps/v1", "Deployment", "demo", namespace)
         if (replicas := deployment["spec"]["replicas"]) != seen[-1]:
             seen.append(replicas)
         service = get(kube, namespace)
         counts = {service["spec"]["replicas"], service["status"]["readyReplicas"], len(pods(kube, namespace)), replicas}
-        return counts == {wanted}
+        return counts == {expected}
 
     adapter.say(8)  # twice the target
     kube.wait("two replicas", lambda: settled(2), timeout=POD_TIMEOUT)
@@ -131,5 +131,5 @@ def test_the_horizontal_pod_autoscaler_moves_a_service(kube: Kube, namespace: st
 def quoted(kube: Kube, namespace: str) -> bool:
     """The service says of its scaling what the HorizontalPodAutoscaler does: its words may change between two looks."""
     (hpa,) = kube.list("autoscaling/v2", "HorizontalPodAutoscaler", namespace)
-    told = condition(get(kube, namespace), "ScalingReady")
-    return bool(told["message"] == condition(hpa, "ScalingActive")["message"])
+    scaling = condition(get(kube, namespace), "ScalingReady")
+    return bool(scaling["message"] == condition(hpa, "ScalingActive")["message"])

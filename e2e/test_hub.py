@@ -1,4 +1,4 @@
-"""A private model of a hub: fetched with the token of a Secret, its progress told, each refusal in a plain sentence."""
+"""A private model of a hub: the token of a Secret, progress in the status, one plain sentence per refusal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.scripts import CHECKPOINT, PORT, Client, script_pod, serve, text
 from e2e.services import POD_TIMEOUT, condition, demo, get, is_ready, patch, pods, wait_condition
-from e2e.told import everything_told
+from e2e.visible_text import visible_text
 
 
 def private(namespace: str, **model: object) -> Obj:
@@ -59,13 +59,13 @@ def test_a_private_model_is_fetched_with_a_token(kube: Kube, namespace: str) -> 
     kube.request("POST", kube.path("v1", "Pod", namespace, f"hub:{PORT}", "proxy") + "/release")
     wait_condition(kube, namespace)
     assert "42" in text(Client(kube, namespace).ask())
-    assert token not in everything_told(kube, namespace)
+    assert token not in visible_text(kube, namespace)
 
     # Without its pin the revision is the newest, which this runtime cannot load: the pinned one serves on.
     patch(kube, namespace, {"model": {"revision": None}})
     wait_condition(kube, namespace, "ModelLoaded", "False", reason="CrashLoopBackOff", says="'nobody_has_it'")
     assert condition(get(kube, namespace), "Available")["status"] == "True"
-    assert token not in everything_told(kube, namespace)
+    assert token not in visible_text(kube, namespace)
 
 
 def test_each_refusal_is_a_sentence_that_leads_to_the_token(kube: Kube, namespace: str) -> None:
@@ -91,7 +91,7 @@ def test_each_refusal_is_a_sentence_that_leads_to_the_token(kube: Kube, namespac
     wait_condition(kube, namespace)
     ready = [pod for pod in pods(kube, namespace) if is_ready(pod)]
     assert [pod["metadata"]["uid"] for pod in ready] == [newest["metadata"]["uid"]]
-    told = everything_told(kube, namespace)
-    assert refused in told  # as the container's last life wrote it
-    assert right not in told
-    assert wrong not in told
+    shown = visible_text(kube, namespace)
+    assert refused in shown  # as the container's last life wrote it
+    assert right not in shown
+    assert wrong not in shown

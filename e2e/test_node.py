@@ -47,16 +47,16 @@ def test_the_api_server_is_reached_from_a_pod(kube: Kube, namespace: str) -> Non
 
 def test_logs_and_exec_reach_the_kubelet(kube: Kube, namespace: str) -> None:
     serve(kube, namespace)
-    said = kubectl("exec", "web", "--", "/pod", "fetch", "http://localhost:8080", namespace=namespace)
-    assert said.strip() == "hello"
+    fetched = kubectl("exec", "web", "--", "/pod", "fetch", "http://localhost:8080", namespace=namespace)
+    assert fetched.strip() == "hello"
 
 
 def test_pretend_gpus_are_counted(kube: Kube, namespace: str) -> None:
     with pretend_gpus(kube, 2):
         for name in ("one", "two", "three"):
-            wanted = pod(namespace, name)
-            wanted["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
-            kube.create(wanted)
+            manifest = pod(namespace, name)
+            manifest["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+            kube.create(manifest)
 
         def running() -> int:
             return sum(one["status"]["phase"] == "Running" for one in kube.list("v1", "Pod", namespace))

@@ -19,9 +19,9 @@ CRD = ("apiextensions.k8s.io/v1", "CustomResourceDefinition", "diffusionlmservic
 COLUMN = {"name": "Older", "type": "string", "jsonPath": ".spec.model.uri"}
 
 
-def chart_with(place: Path, change: Callable[[Obj], None]) -> Path:
+def chart_with(directory: Path, change: Callable[[Obj], None]) -> Path:
     """The CRD's chart after a change of the one version that the CRD has."""
-    chart = place / CRDS_CHART.name
+    chart = directory / CRDS_CHART.name
     shutil.copytree(CRDS_CHART, chart)
     (file,) = (chart / "files" / "crds").glob("*.yaml")
     crd = yaml.safe_load(file.read_text())
@@ -79,8 +79,8 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     kube.create(demo(namespace))
     wait_condition(kube, namespace)
     service, before = get(kube, namespace), engines(kube, namespace)
-    said = kubectl("patch", "dlms", "demo", "--type=merge", "-p", '{"spec":{"suspend":true}}', namespace=namespace)
-    assert "no change" in said  # pruned: that CRD does not know the field
+    output = kubectl("patch", "dlms", "demo", "--type=merge", "-p", '{"spec":{"suspend":true}}', namespace=namespace)
+    assert "no change" in output  # pruned: that CRD does not know the field
 
     with load(kube, namespace) as under:
         release.restore()
@@ -111,8 +111,8 @@ def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
         assert COLUMN in version(kube)["additionalPrinterColumns"]
         kube.wait("the newer schema", lambda: knows(kube, namespace, "ofTomorrow", 1))
         patch(kube, namespace, {"ofTomorrow": 1, "engine": {"warp": True}, "service": {"annotations": {"a": "b"}}})
-        told = wait_condition(kube, namespace, "Accepted", says="spec.ofTomorrow")
-        assert "spec.engine.warp" in told["message"]
+        accepted = wait_condition(kube, namespace, "Accepted", says="spec.ofTomorrow")
+        assert "spec.engine.warp" in accepted["message"]
         kube.wait("the edit", lambda: "a" in kube.get("v1", "Service", "demo", namespace)["metadata"]["annotations"])
         assert engines(kube, namespace) == before
 

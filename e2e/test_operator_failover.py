@@ -46,14 +46,14 @@ def create(kube: Kube, namespace: str, first: int = 0, end: int = SERVICES) -> N
 
 def create_and_stop(kube: Kube, namespace: str, number: int) -> Obj:
     """Create services, and among them send a signal to the leader that has begun with them. Returns that pod."""
-    leading = the_leader(kube)
+    signaled = the_leader(kube)
     create(kube, namespace, 0, 2)
     kube.wait("it has begun", lambda: accepted(kube, namespace) == 2)
     create(kube, namespace, 2, INTERRUPTED)
-    signal_container(leading, number)
+    signal_container(signaled, number)
     print(f"{signal.Signals(number).name} with {accepted(kube, namespace)} of {INTERRUPTED} services done")
     create(kube, namespace, INTERRUPTED)
-    return leading
+    return signaled
 
 
 def accepted(kube: Kube, namespace: str) -> int:
@@ -122,8 +122,8 @@ def test_a_leader_killed_in_the_middle_is_followed_as_if_nothing_had_happened(
     print(f"another leads after {another_leads(kube, killed):.1f} s")
     all_accepted(kube, disturbed)
     same_state(kube, disturbed, undisturbed)
-    turns = writers(disturbed, log)
-    assert (turns[0], len(turns)) == (killed["metadata"]["name"], 2), turns
+    active_pods = writers(disturbed, log)
+    assert (active_pods[0], len(active_pods)) == (killed["metadata"]["name"], 2), active_pods
 
 
 def test_of_three_one_writes_also_after_it_was_frozen(
@@ -143,8 +143,8 @@ def test_of_three_one_writes_also_after_it_was_frozen(
         signal_container(frozen, signal.SIGCONT)
     all_accepted(kube, disturbed)
     same_state(kube, disturbed, undisturbed)
-    turns = writers(disturbed, log)
-    assert (turns[0], len(turns)) == (frozen["metadata"]["name"], 2), turns
+    active_pods = writers(disturbed, log)
+    assert (active_pods[0], len(active_pods)) == (frozen["metadata"]["name"], 2), active_pods
 
     def restarted() -> bool:
         now = kube.get("v1", "Pod", frozen["metadata"]["name"], NAMESPACE)

@@ -25,10 +25,10 @@ SERVED: Key = ("apiregistration.k8s.io/v1", "APIService", "", f"v1alpha1.{GROUP}
 def nobody_elses(kube: Kube) -> None:
     """This test purges: on a cluster with services of somebody's it must not run."""
     for service in kube.list(API, KIND):
-        place = service["metadata"]["namespace"]
-        namespace = kube.find("v1", "Namespace", place)
+        name = service["metadata"]["namespace"]
+        namespace = kube.find("v1", "Namespace", name)
         if namespace and "deletionTimestamp" not in namespace["metadata"]:  # an earlier test's is on its way out
-            pytest.fail(f"{place} has DiffusionLMServices, which this test would delete: move them, or leave it out")
+            pytest.fail(f"{name} has DiffusionLMServices, which this test would delete: move them, or leave it out")
 
 
 def purge(kube: Kube, release: Release) -> None:

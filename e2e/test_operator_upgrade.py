@@ -30,7 +30,7 @@ def main(kube: Kube, namespace: str, name: str) -> tuple[str, bool]:
 
 
 # What no pod is made of (of lora the list). The newer operator would make the pods otherwise; none of these lets it.
-BESIDE: dict[str, Obj] = {
+OUTSIDE_POD_TEMPLATE: dict[str, Obj] = {
     "autoscaling": {"minReplicas": 1, "maxReplicas": 1, "targets": {"queuedRequestsPerReplica": 4}},
     "podDisruptionBudget": {"minAvailable": 1},
     "networkPolicy": {"from": [{"namespaceSelector": {}}]},
@@ -42,7 +42,7 @@ BESIDE: dict[str, Obj] = {
 }
 
 
-def test_edits_beside_the_pods_restart_none_under_another_operator(
+def test_edits_outside_the_pod_template_restart_no_pods_under_another_operator(
     kube: Kube, namespace: str, release: Release, newer: dict[str, object]
 ) -> None:
     """20 clients notice nothing from before the upgrade until after the way back.
@@ -50,32 +50,32 @@ def test_edits_beside_the_pods_restart_none_under_another_operator(
     They ask a Service of their own, as an Ingress goes to the pods by itself: an edit of the port takes the old one
     away from whoever asks it. A few more ask the operator's Service, before that edit and after it.
     """
-    room: Obj = {"lora": {"maxAdapters": 1}}
-    kube.create(demo(namespace, spec={"resources": {"requests": {"cpu": "100m"}}, "suspend": True} | room))
+    adapters: Obj = {"lora": {"maxAdapters": 1}}
+    kube.create(demo(namespace, spec={"resources": {"requests": {"cpu": "100m"}}, "suspend": True} | adapters))
     wait_condition(kube, namespace, "Accepted")
     patch(kube, namespace, {"engine": {"maxNumReqs": 12}, "suspend": False})
     wait_condition(kube, namespace)
     front(kube, namespace)
     before, (first, second) = engines(kube, namespace), pins(kube, namespace).items()
     with load(kube, namespace, at="front") as under:
-        with load(kube, namespace, called="beside", clients=4) as beside:
+        with load(kube, namespace, called="beside", clients=4) as report:
             release.upgrade(newer)
             wait_condition(kube, namespace, "UpToDate", "False", reason="OperatorUpgraded")
-            for section, value in BESIDE.items():
+            for section, value in OUTSIDE_POD_TEMPLATE.items():
                 if section == "service":
-                    beside.served()
+                    report.served()
                 edit(kube, namespace, section, value)
         assert kube.get("v1", "Service", "demo", namespace)["spec"]["ports"][0]["port"] == 8080
         assert engines(kube, namespace) == before
-        with load(kube, namespace, called="beside-8080", at="demo:8080", clients=4) as beside:
+        with load(kube, namespace, called="beside-8080", at="demo:8080", clients=4) as report:
             release.roll_back()
             wait_condition(kube, namespace, "UpToDate")
-            beside.served()
+            report.served()
         under.served(ENOUGH)
     assert engines(kube, namespace) == before
-    kept = pins(kube, namespace)
-    assert first in kept.items(), "what came before the form that runs"
-    assert kept.popitem()[1]["template"] == second[1]["template"]
+    recorded = pins(kube, namespace)
+    assert first in recorded.items(), "what came before the form that runs"
+    assert recorded.popitem()[1]["template"] == second[1]["template"]
 
 
 def edit(kube: Kube, namespace: str, section: str, value: Obj) -> None:

@@ -32,8 +32,8 @@ def serving(kube: Kube, namespace: str) -> list[Obj]:
     """The service's two pods once both are Ready and it says so; else nothing."""
     service, found = get(kube, namespace), pods(kube, namespace)
     ready = [pod for pod in found if is_ready(pod)]
-    whole = len(found) == len(ready) == service["status"].get("readyReplicas") == 2
-    return ready if whole and condition(service, "Ready")["status"] == "True" else []
+    is_complete = len(found) == len(ready) == service["status"].get("readyReplicas") == 2
+    return ready if is_complete and condition(service, "Ready")["status"] == "True" else []
 
 
 def lost_since(before: int, under: Load) -> int:
@@ -44,8 +44,8 @@ def lost_since(before: int, under: Load) -> int:
     for one in failures:
         print(one)
         assert one.started < now, one
-        assert any(words in one.cause for words in LOST + SENT_TO_NOBODY), one
-    return sum(any(words in one.cause for words in LOST) for one in failures)
+        assert any(text in one.cause for text in LOST + SENT_TO_NOBODY), one
+    return sum(any(text in one.cause for text in LOST) for one in failures)
 
 
 def test_only_requests_of_the_dead_pod_fail(kube: Kube, namespace: str) -> None:

@@ -26,12 +26,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_kubectl_apply_says_what_is_wrong(namespace: str, kube: Kube, what: str) -> None:
-    spec, words = REFUSED[what]
+    spec, message = REFUSED[what]
     name = "demo" if spec else "a" * 41
-    said = kubectl(
+    output = kubectl(
         "apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(demo(namespace, name, spec)), refused=True
     )
-    assert words in said
+    assert message in output
     assert kube.list(API, KIND, namespace) == []
 
 

@@ -31,8 +31,8 @@ def finish(kube: Kube, namespace: str, under: Load, old: set[str], before: int) 
     kube.wait("the old pods' end", lambda: not old & uids(kube, namespace), timeout=POD_TIMEOUT)
     over = under.report()
     print(f"{over.requests - before} requests while the pods were replaced")
-    whole = under.wait_requests(max(0, before + ENOUGH - over.requests))
-    assert not whole.failed, whole.failures
+    report = under.wait_requests(max(0, before + ENOUGH - over.requests))
+    assert not report.failed, report.failures
     service, now = get(kube, namespace), pods(kube, namespace)
     assert len(now) == service["spec"]["replicas"] == service["status"]["updatedReplicas"]
     return [main_container(pod) for pod in now]
@@ -63,10 +63,10 @@ def test_new_arguments_and_images_fail_no_request(kube: Kube, namespace: str) ->
         pytest.skip("UNMASK_E2E_IMAGE_RUNTIME_NEXT names no second tag of the runtime's image; all but that passed")
 
 
-def test_pods_replaced_in_place_fail_no_request(kube: Kube, namespace: str) -> None:
+def test_rollouts_without_surge_fail_no_requests(kube: Kube, namespace: str) -> None:
     """Where there is no room for one more pod, the others carry the load."""
-    in_place = {"replicas": 2, "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}
-    kube.create(demo(namespace, spec=in_place))
+    spec = {"replicas": 2, "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}
+    kube.create(demo(namespace, spec=spec))
     wait_condition(kube, namespace)
     with load(kube, namespace) as under:
         for main in roll_out(kube, namespace, under, {"engine": {"thresholds": {"accept": 0.85}}}):

@@ -9,7 +9,7 @@ from rich.console import Console
 from runtime.chat import Conversation, Frame, Piece, Terminal, draw, main
 from runtime.client import ServerError
 
-WORDS = {1: "<s>", 10: "Hel", 11: "lo", 12: "!", 13: "<|end|>"}
+TEXTS = {1: "<s>", 10: "Hel", 11: "lo", 12: "!", 13: "<|end|>"}
 MASK = 99
 
 
@@ -44,7 +44,7 @@ class Server:
         if request.url.path == "/tokenize":
             return httpx.Response(200, json={"tokens": [1, 1], "count": 2})
         if request.url.path == "/detokenize":
-            return httpx.Response(200, json={"prompt": "".join(WORDS[t] for t in body["tokens"])})
+            return httpx.Response(200, json={"prompt": "".join(TEXTS[t] for t in body["tokens"])})
         self.asked.append(body)
         if self.status != 200:
             return httpx.Response(self.status, json={"error": {"message": "decoding.mode: no", "param": "decoding"}})
@@ -57,12 +57,12 @@ def server():
     return Server()
 
 
-def talk_to(server, **fields) -> Conversation:
+def conversation_with(server, **fields) -> Conversation:
     return Conversation(httpx.Client(transport=httpx.MockTransport(server), base_url="http://x"), **fields)
 
 
 def test_frames_show_blocks_being_denoised(server):
-    frames = list(talk_to(server).ask("hi"))
+    frames = list(conversation_with(server).ask("hi"))
     assert frames[0] == Frame("", (Piece(None), Piece("lo", fresh=True)), 1)
     assert frames[1] == Frame("Hello", (), 2)
     assert frames[2] == Frame("Hello", (Piece(None), Piece("<|end|>", fresh=True), Piece(None), Piece(None)), 3)
@@ -73,59 +73,59 @@ def test_frames_show_blocks_being_denoised(server):
 def test_an_edited_token_is_fresh_again_and_open_text_is_shown():
     # editing: nothing is final until its block has ended, so the text stays empty while positions change
     events = [ROLE, *step(0, [1, 1, 10, 12], "", 1), *step(0, [1, 1, 10, 11], "", 2), *step(4, [MASK], "Hello", 3)]
-    frames = list(talk_to(Server(events)).ask("hi"))
+    frames = list(conversation_with(Server(events)).ask("hi"))
     assert frames[1].open == (Piece("Hel"), Piece("lo", fresh=True))
     assert frames[2] == Frame("Hello", (Piece(None),), 3)
 
 
-def test_turns_are_kept_once_they_end(server):
-    talk = talk_to(server, model="m", max_tokens=9)
-    list(talk.ask("hi"))
-    assert talk.finish_reason == "stop"
-    interrupted = talk.ask("and?")
+def test_turns_are_stored_once_they_end(server):
+    conversation = conversation_with(server, model="m", max_tokens=9)
+    list(conversation.ask("hi"))
+    assert conversation.finish_reason == "stop"
+    interrupted = conversation.ask("and?")
     next(interrupted)
     interrupted.close()
-    list(talk.ask("so?"))
+    list(conversation.ask("so?"))
     sent = server.asked[-1]
     assert [m["content"] for m in sent["messages"]] == ["hi", "Hello!", "so?"]
     assert (sent["model"], sent["max_tokens"], sent["stream"], sent["stream_mode"]) == ("m", 9, True, "denoise")
-    talk.reset()
-    list(talk.ask("new"))
+    conversation.reset()
+    list(conversation.ask("new"))
     assert len(server.asked[-1]["messages"]) == 1
 
 
-def test_errors_are_told():
-    refusing = talk_to(Server(status=400))
+def test_errors_are_shown():
+    refusing = conversation_with(Server(status=400))
     with pytest.raises(ServerError, match=r"decoding\.mode: no"):
         list(refusing.ask("hi"))
-    failing = talk_to(Server([ROLE, {"error": {"message": "the backend died"}}]))
+    failing = conversation_with(Server([ROLE, {"error": {"message": "the backend died"}}]))
     with pytest.raises(ServerError, match="the backend died"):
         list(failing.ask("hi"))
     assert failing.messages == []
 
 
-def terminal(talk) -> Terminal:
-    return Terminal(talk, Console(record=True, width=80, force_terminal=False))
+def terminal(conversation) -> Terminal:
+    return Terminal(conversation, Console(record=True, width=80, force_terminal=False))
 
 
 def test_commands(server):
-    talk = talk_to(server)
-    screen = terminal(talk)
+    conversation = conversation_with(server)
+    screen = terminal(conversation)
     assert screen.command("/mode quality") == "mode: quality"
     assert screen.command("/edit") == "editing: on"
-    list(talk.ask("hi"))
+    list(conversation.ask("hi"))
     assert server.asked[-1]["decoding"] == {"mode": "quality", "algorithm": "edit"}
     screen.command("/mode")
     assert screen.command("/edit") == "editing: off"
     screen.command("/reset")
-    assert talk.messages == []
-    list(talk.ask("hi"))
+    assert conversation.messages == []
+    list(conversation.ask("hi"))
     assert "decoding" not in server.asked[-1]
     assert "/reset" in screen.command("/nonsense") == screen.command("/mode fast")
 
 
 def test_the_loop_reads_answers_and_leaves(server, monkeypatch):
-    screen = terminal(talk_to(server))
+    screen = terminal(conversation_with(server))
     lines = iter(["hi [bold]", "", "/mode speed", "/quit"])
     monkeypatch.setattr(screen.console, "input", lambda prompt: next(lines))
     screen.run()
@@ -137,14 +137,14 @@ def test_the_loop_reads_answers_and_leaves(server, monkeypatch):
 
 
 def test_ctrl_c_ends_the_answer_not_the_chat(server, monkeypatch):
-    talk = talk_to(server)
+    conversation = conversation_with(server)
 
     def interrupted(text):
         yield Frame("Hel", (), 1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(talk, "ask", interrupted)
-    screen = terminal(talk)
+    monkeypatch.setattr(conversation, "ask", interrupted)
+    screen = terminal(conversation)
     screen.answer("hi")
     shown = screen.console.export_text()
     assert "Hel" in shown

@@ -17,13 +17,13 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"unmask {runtime.__version__}\n"
     assert cli.main([]) == cli.main(["--help"]) == 0
     assert cli.main(["sing"]) == 2
-    told = capsys.readouterr()
-    assert "sing: there is no such command" in told.err
-    assert all(f"unmask {name}" in told.err for name in cli.COMMANDS)
+    output = capsys.readouterr()
+    assert "sing: there is no such command" in output.err
+    assert all(f"unmask {name}" in output.err for name in cli.COMMANDS)
 
 
 @pytest.mark.parametrize(
-    ("given", "passed"),
+    ("arguments", "passed"),
     [
         ([], []),
         (["--port", "1"], ["--port", "1"]),
@@ -35,12 +35,12 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
         (["a/b/c"], ["--model", "a/b/c"]),
     ],
 )
-def test_serve_takes_a_model(monkeypatch: pytest.MonkeyPatch, given: list[str], passed: list[str]) -> None:
-    heard: list[list[str]] = []
-    server = SimpleNamespace(main=lambda args: heard.append(args) or 3)
+def test_serve_takes_a_model(monkeypatch: pytest.MonkeyPatch, arguments: list[str], passed: list[str]) -> None:
+    calls: list[list[str]] = []
+    server = SimpleNamespace(main=lambda args: calls.append(args) or 3)
     monkeypatch.setitem(sys.modules, "runtime.server.cli", server)
-    assert cli.main(["serve", *given]) == 3
-    assert heard == [passed]
+    assert cli.main(["serve", *arguments]) == 3
+    assert calls == [passed]
 
 
 def test_a_directory_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,8 @@ def test_an_acceptance_rule(run, tmp_path):
     with pytest.raises(RequestError, match="few: has no meaning with the threshold algorithm, only with best_few"):
         answers(SamplingParams(decoding={"few": 2}))
     file = tmp_path / "sweep.json"
-    words = ["--device", "cpu", "--tasks", "add", "--n", "1", "--algorithm", "best_few", "--json", str(file)]
-    assert bench.main(["sweep", *words]) == 0
+    arguments = ["--device", "cpu", "--tasks", "add", "--n", "1", "--algorithm", "best_few", "--json", str(file)]
+    assert bench.main(["sweep", *arguments]) == 0
     (swept,) = json.loads(file.read_text())["rules"]
     assert [(point["value"], point["tasks"][0]["nfe"] >= 1) for point in swept["points"]] == [
         (few, True) for few in (1, 2, 4, 8)

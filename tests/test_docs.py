@@ -166,7 +166,7 @@ def described(section: str) -> dict[str, set[str]]:
     """Of each paragraph of a section of docs/guide/decoding.md: the fields that it names at its end."""
     text = re.search(rf"\n## {section}\n(.*?)(?=\n## )", page(DECODING_PAGE), re.DOTALL)[1]
     paragraphs = dict(re.findall(r"### (\w+)\n\n(.*?)(?=\n###|\Z)", text, re.DOTALL))
-    fields = {key: re.search(r"\nFields: (.*)\.$", words.strip(), re.DOTALL) for key, words in paragraphs.items()}
+    fields = {key: re.search(r"\nFields: (.*)\.$", sentence.strip(), re.DOTALL) for key, sentence in paragraphs.items()}
     return {key: set(re.findall(r"`(.*?)`", found[1])) for key, found in fields.items()}
 
 
@@ -221,7 +221,7 @@ def test_families_and_shapes_are_the_tables():
 
 
 @pytest.mark.parametrize(
-    ("family", "folder", "kind", "words"),
+    ("family", "folder", "kind", "sentence"),
     [
         ("sdar", "sdar", "decode", "{},"),
         ("sdar", "sdar_moe", "decode", ", {}"),
@@ -233,12 +233,12 @@ def test_families_and_shapes_are_the_tables():
         ("diffusion_gemma", "diffusion_gemma", "generate", "{}, with recorded draws"),
     ],
 )
-def test_golden_answers_are_counted(family, folder, kind, words):
+def test_golden_answers_are_counted(family, folder, kind, sentence):
     compared = page(VERIFICATION_PAGE).split("## What was compared with what")[1]
     cases = json.loads((GOLDEN / folder / "cases.json").read_text())
     count = sum(case["kind"] == kind for case in cases)
     (row,) = [line for line in compared.splitlines() if line.startswith(f"| `{family}`")]
-    assert words.format(count) in row.split("|")[3], (folder, count)
+    assert sentence.format(count) in row.split("|")[3], (folder, count)
 
 
 def test_modes_of_threshold_and_edit_are_documented():
@@ -283,7 +283,7 @@ def test_limits_of_the_security_page_are_the_codes():
     rows = {line.split("|")[1].strip(): line.split("|")[2] for line in lines}
     limits = Limits()
     kib, mib = 2**10, 2**20
-    for words, *values in (
+    for sentence, *values in (
         ("request line", f"{limits.head_bytes // kib} KiB", f"{limits.headers} fields"),
         ("a body", f"{request_body.MAX_BODY // mib} MiB"),
         ("a head that", f"{limits.head_seconds:.0f} s"),
@@ -312,8 +312,8 @@ def test_limits_of_the_security_page_are_the_codes():
         ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),
         ("what a chat template", f"{template_limits.MAX_CHARS // mib} Mi", f"{template_limits.MAX_SECONDS:g} s"),
     ):
-        (row,) = [value for name, value in rows.items() if re.match(rf"{words}\b", name)][:1]
-        assert all(value in row for value in values), (words, values, row)
+        (row,) = [value for name, value in rows.items() if re.match(rf"{sentence}\b", name)][:1]
+        assert all(value in row for value in values), (sentence, values, row)
 
 
 def test_no_text_names_an_index_or_this_machine():

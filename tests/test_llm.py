@@ -34,7 +34,7 @@ def test_outputs_come_in_the_order_of_the_prompts_whatever_ends_first(llm):
     assert [out.token_ids for out in alone] == [out.token_ids for out in outs]
 
 
-def test_a_stream_tells_the_same_answer_step_by_step(llm):
+def test_a_stream_has_the_same_answer_step_by_step(llm):
     prompt = [5, 6, 7, 8, 9]
     events = list(llm.stream(prompt, params()))
     *steps, final = events

@@ -62,29 +62,29 @@ def test_the_terminal_chat_ends_with_the_answer(server):
     question = "Tell a story about Clara, a duck and a forest."  # free choices: takes many steps
     with server.client() as http:
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
-        whole = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        full_answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
         for edit in (False, True) if "edit" in algorithm_keys() else (False,):
-            talk = Conversation(http, max_tokens=100)
+            conversation = Conversation(http, max_tokens=100)
             if edit:
-                talk.decoding = {"algorithm": "edit", "mode": "quality"}
-            frames = list(talk.ask(question))
+                conversation.decoding = {"algorithm": "edit", "mode": "quality"}
+            frames = list(conversation.ask(question))
             assert any(piece.text is None for piece in frames[0].open)  # masks at first
             texts = [frame.text for frame in frames]
             assert all(b.startswith(a) for a, b in itertools.pairwise(texts))  # final text only grows
             shown = ["".join(p.text or "" for p in frame.open) for frame in frames]
             assert any(shown)  # positions filled out of order are seen before they are final
             if not edit:
-                assert frames[-1].text == whole
-            assert talk.messages[-1]["content"] == frames[-1].text
-        talk = Conversation(http, max_tokens=100)
-        for said, answer in (("Solve: 3 x 4.", "3 x 4 = 12."), ("And times 2?", "12 x 2 = 24.")):
-            assert list(talk.ask(said))[-1].text == answer  # the second needs the first
+                assert frames[-1].text == full_answer
+            assert conversation.messages[-1]["content"] == frames[-1].text
+        conversation = Conversation(http, max_tokens=100)
+        for user_text, answer in (("Solve: 3 x 4.", "3 x 4 = 12."), ("And times 2?", "12 x 2 = 24.")):
+            assert list(conversation.ask(user_text))[-1].text == answer  # the second needs the first
 
 
 def test_ctrl_c_frees_the_server(server):
     with server.client() as http:
-        talk = Conversation(http, max_tokens=900, ignore_eos=True)
-        frames = talk.ask("Tell a story of Ada and a fox near a mill.")
+        conversation = Conversation(http, max_tokens=900, ignore_eos=True)
+        frames = conversation.ask("Tell a story of Ada and a fox near a mill.")
         next(frames)
         frames.close()
     server.until_idle()

@@ -145,11 +145,11 @@ class Kube:
     def events(self, namespace: str, reason: str, *, at_least: int = 1) -> Sequence[Obj]:
         """The Events of a reason, once `at_least` are there: one is written after the status that it tells of."""
 
-        def told() -> Sequence[Obj] | None:
+        def matching_events() -> Sequence[Obj] | None:
             found = [event for event in self.list("events.k8s.io/v1", "Event", namespace) if event["reason"] == reason]
             return found if len(found) >= at_least else None
 
-        return self.wait(f"{at_least} Events of {reason}", told)
+        return self.wait(f"{at_least} Events of {reason}", matching_events)
 
     def define(self, crd: Obj) -> None:
         """Apply a CustomResourceDefinition and wait until its kind can be used."""

@@ -54,9 +54,9 @@ def up(env: Environment, options: Options) -> dict[str, str]:
     clean_up_the_dead(env)
     level = "api" if options.api_only else "node"
     record = choose(env.cache, str(ROOT), env.cluster, level)
-    if record and record.in_the_making():
+    if record and record.is_starting():
         raise StartError(f"{record.id} is being started by process {record.owner}; wait until it is done")
-    if record and not record.whole():
+    if record and not record.is_complete():
         say(f"{record.id}: some of it has ended; starting anew")
         _destroy(record, env)
         record = None
@@ -72,9 +72,9 @@ def up(env: Environment, options: Options) -> dict[str, str]:
             raise
 
 
-def down(env: Environment, wanted: str = "") -> bool:
+def down(env: Environment, cluster_id: str = "") -> bool:
     """End the cluster of that id, of UNMASK_E2E_CLUSTER, or this checkout's newest. False where there is none."""
-    record = choose(env.cache, str(ROOT), wanted or env.cluster)
+    record = choose(env.cache, str(ROOT), cluster_id or env.cluster)
     if record:
         say(f"{record.id}: ending")
         _destroy(record, env)

@@ -35,9 +35,9 @@ def start(plane: ControlPlane, nodes: int) -> None:
 
 
 def _node(name: str) -> Obj:
-    room = {"cpu": "64", "memory": "512Gi", "pods": str(PODS)}
+    capacity = {"cpu": "64", "memory": "512Gi", "pods": str(PODS)}
     meta = {"name": name, "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}}
-    status = {"capacity": room, "allocatable": room}
+    status = {"capacity": capacity, "allocatable": capacity}
     return {"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": status}
 
 

@@ -46,16 +46,16 @@ class Record:
     def id(self) -> str:
         return f"e2e-{self.number}"
 
-    def in_the_making(self) -> bool:
+    def is_starting(self) -> bool:
         return bool(self.owner) and is_running(self.owner)
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """It is up, and all that was started still runs."""
         return bool(self.exports) and all(daemon.alive() for daemon in self.daemons)
 
     def dead(self) -> bool:
         """Nobody is building it and nothing of it runs any more."""
-        return not self.in_the_making() and not any(daemon.alive() for daemon in self.daemons)
+        return not self.is_starting() and not any(daemon.alive() for daemon in self.daemons)
 
     def save(self) -> None:
         content = {**asdict(self), "directory": str(self.directory)}
@@ -98,10 +98,10 @@ def load_all(cache: Path) -> list[Record]:
     return sorted(records, key=lambda record: record.started, reverse=True)
 
 
-def choose(cache: Path, checkout: str, wanted: str, level: str = "") -> Record | None:
-    """The cluster with the id `wanted`, or else the newest of this checkout (of `level`); None where there is none."""
+def choose(cache: Path, checkout: str, cluster_id: str, level: str = "") -> Record | None:
+    """Returns the cluster with this id, or else the newest one of the checkout (of `level`); None if there is none."""
     for record in load_all(cache):
-        matches = record.id == wanted if wanted else record.checkout == checkout
+        matches = record.id == cluster_id if cluster_id else record.checkout == checkout
         if matches and level in ("", record.level):
             return record
     return None

@@ -33,10 +33,10 @@ def write(checkpoint: Path, directory: Path, seed: int) -> None:
     assert tensors, f"{checkpoint} has no module that is one of {TARGET}"
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "r": RANK, "lora_alpha": 4 * RANK, "target_modules": rf".*\.({TARGET})"}
-    (directory / "adapter_config.json").write_text(json.dumps(said))
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 4 * RANK, "target_modules": rf".*\.({TARGET})"}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
 
 
 if __name__ == "__main__":
-    for number, place in enumerate(sys.argv[2:]):
-        write(Path(sys.argv[1]), Path(place), number)
+    for number, directory_name in enumerate(sys.argv[2:]):
+        write(Path(sys.argv[1]), Path(directory_name), number)

@@ -35,10 +35,10 @@ PATH = re.compile(
 def checkpoint(directory: Path) -> dict[str, bytes]:
     """The checkpoint's files; the weights as shards with an index, as large models have them."""
     files = {path.name: path.read_bytes() for path in directory.iterdir() if path.suffix == ".json"}
-    whole = (directory / "model.safetensors").read_bytes()
-    length = int.from_bytes(whole[:8], "little")
-    tensors = {k: v for k, v in json.loads(whole[8 : 8 + length]).items() if k != "__metadata__"}
-    names, data = sorted(tensors), whole[8 + length :]
+    content = (directory / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    tensors = {k: v for k, v in json.loads(content[8 : 8 + length]).items() if k != "__metadata__"}
+    names, data = sorted(tensors), content[8 + length :]
     listed = {}
     for number in range(SHARDS):
         shard, header, content = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors", {}, b""
@@ -128,13 +128,13 @@ class Handler(BaseHTTPRequestHandler):
         files = self.hub.commits[commit]
         if asked["file"]:
             return self.send_file(commit, files.get(asked["file"]))
-        told = [
+        siblings = [
             {"type": "file", "path": name, "rfilename": name, "size": len(content)}
             | {"oid": identity(content), "blobId": identity(content)}
             for name, content in sorted(files.items())
         ]
-        model = {"id": repository, "modelId": repository, "sha": commit, "private": True, "siblings": told}
-        self.answer(json.dumps(told if asked["tree"] else model).encode(), {"Content-Type": "application/json"})
+        model = {"id": repository, "modelId": repository, "sha": commit, "private": True, "siblings": siblings}
+        self.answer(json.dumps(siblings if asked["tree"] else model).encode(), {"Content-Type": "application/json"})
 
     do_HEAD = do_GET
 

@@ -21,7 +21,7 @@ TOOLS = {
     "ceilings": "how fast this GPU multiplies and reads, which steps' floors are measured by",
     "host": "the Python cost of a step, with a model that computes nothing",
     "eval": "accuracy and tokens per forward on the demo tasks",
-    "sweep": "accuracy against speed, a curve for each acceptance rule",
+    "sweep": "accuracy against speed, a curve for each unmasking algorithm",
 }
 MODULES = {"ceilings": "device_peaks", "host": "python_overhead"}  # of the tools whose modules have other names
 

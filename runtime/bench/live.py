@@ -186,7 +186,7 @@ class Live:
 
     def _info(self, step: SteadyStep) -> EngineInfo:
         fitting = [key for key in algorithm_keys() if get_algorithm(key).uniform_noise == self.strategy.uniform_noise]
-        rule = get_algorithm("threshold" if "threshold" in fitting else fitting[0])
+        algorithm = get_algorithm("threshold" if "threshold" in fitting else fitting[0])
         size = self.args.block_size
         longest = max(self.strategy.total_len(member.prompt, size) for member in step.members)
         return EngineInfo(
@@ -210,7 +210,9 @@ class Live:
             truncate_last_block=self.strategy.block_layout.truncate_last,
             strategy_fields=list(with_defaults(self.strategy.fields, size, {CACHE: "dual"})),
             algorithms=[
-                AlgorithmInfo(key=rule.key, fields=with_defaults(rule.fields, size, {"accept_threshold": ACCEPT}))
+                AlgorithmInfo(
+                    key=algorithm.key, fields=with_defaults(algorithm.fields, size, {"accept_threshold": ACCEPT})
+                )
             ],
-            default_algorithm=rule.key,
+            default_algorithm=algorithm.key,
         )

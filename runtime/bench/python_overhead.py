@@ -91,7 +91,7 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
     tokens = (steps + 64) * per_step + 4 * block_size
     longest = context + tokens + block_size
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(block_size, 1, True, longest))
-    rule = get_algorithm("threshold")
+    algorithm = get_algorithm("threshold")
     info = EngineInfo(
         family="none",
         strategy="multi_bd",
@@ -110,8 +110,8 @@ def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: 
         max_num_batched_tokens=8192,
         prefix_caching=True,
         strategy_fields=list(with_defaults(strategy.fields, block_size)),
-        algorithms=[AlgorithmInfo(key=rule.key, fields=with_defaults(rule.fields, block_size))],
-        default_algorithm=rule.key,
+        algorithms=[AlgorithmInfo(key=algorithm.key, fields=with_defaults(algorithm.fields, block_size))],
+        default_algorithm=algorithm.key,
     )
     runner = FillingRunner(per_step)
     engine = Engine(info=info, runner=runner, strategy=strategy)

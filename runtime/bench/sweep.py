@@ -1,6 +1,6 @@
-"""`python -m runtime.bench sweep`: accuracy against speed, a curve for each acceptance rule, on the demo's long tasks.
+"""`python -m runtime.bench sweep`: accuracy against speed, one curve per unmasking algorithm, on the demo's long tasks.
 
-Which rules there are the served model says, and each of them by which of its fields it trades
+The served model lists its algorithms. Each declares the field that trades accuracy for speed
 (`UnmaskingAlgorithm.speed_accuracy_knob`).
 """
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="these tasks; every long one without it")
     parser.add_argument(
-        "--algorithm", nargs="+", metavar="NAME", help="these acceptance rules; all that fit the model without it"
+        "--algorithm", nargs="+", metavar="NAME", help="these unmasking algorithms; all that fit the model without it"
     )
     parser.add_argument(
         "--values", nargs="+", type=_number, metavar="V", help="of the field of the one --algorithm, instead of its own"
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A rule and the values of its field that are tried; a rule that declares none is tried at its defaults."""
+    """An algorithm and the values of its field to try. An algorithm without such a field is tried at its defaults."""
 
-    rule: str
+    algorithm: str
     field: str | None
     values: tuple[float | None, ...]
 
@@ -48,12 +48,12 @@ class Sweep:
         fields: Any = value
         for name in reversed((self.field or "").split(".")):
             fields = {name: fields}
-        return {"algorithm": self.rule} | (fields if self.field else {})
+        return {"algorithm": self.algorithm} | (fields if self.field else {})
 
 
 @dataclass(frozen=True)
 class Point:
-    """What a rule came to with one value of its field."""
+    """Results of an algorithm with one value of its field."""
 
     value: float | None
     tasks: Sequence[Result]
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
             for walk in sweeps(llm.info, args.algorithm, args.values):
                 points: list[Point] = []
                 for value in walk.values:
-                    title = walk.rule if value is None else f"{walk.rule}, {walk.field} {value:g}"
+                    title = walk.algorithm if value is None else f"{walk.algorithm}, {walk.field} {value:g}"
                     points.append(Point(value, run_tasks(llm, tasks, args, walk.decoding(value), title)))
                 found.append((walk, points))
     except (ConfigError, RequestError) as error:
@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
     _print(title, tasks, found)
     if args.json:
         rules = [
-            {"algorithm": walk.rule, "field": walk.field, "points": [point.row() for point in points]}
+            {"algorithm": walk.algorithm, "field": walk.field, "points": [point.row() for point in points]}
             for walk, points in found
         ]
         args.json.write_text(json.dumps({"n": args.n, "seed": args.seed, "rules": rules}, indent=1) + "\n")
@@ -100,23 +100,23 @@ def main(args: argparse.Namespace) -> int:
 
 
 def sweeps(info: EngineInfo, names: Sequence[str] | None, values: Sequence[float] | None) -> list[Sweep]:
-    """The rules of `wanted`, else all of the served model, with `values`, else what each declares.
+    """Returns the algorithms of `names`, else all of the served model, with `values`, else those that each declares.
 
     Raises:
-        ConfigError: for a rule that the model does not have, and for values that are not of one rule's field.
+        ConfigError: The model does not have an algorithm, or values belong to several algorithms.
         RequestError: for a value that the field does not take.
     """
     from runtime.algorithms import get_algorithm
 
-    fitting = [rule.key for rule in info.algorithms]
+    fitting = [algorithm.key for algorithm in info.algorithms]
     for name in names or ():
         if name not in fitting:
-            raise ConfigError(f"--algorithm: {name} is no rule of this model; there are {', '.join(fitting)}")
+            raise ConfigError(f"--algorithm: {name} is no algorithm of this model; available: {', '.join(fitting)}")
     keys = list(dict.fromkeys(names or fitting))
     if values is None:
         return [_declared(key, info) for key in keys]
     if len(keys) != 1:
-        raise ConfigError("--values: are of one rule's field; name that rule with --algorithm")
+        raise ConfigError("--values: belong to the field of one algorithm; name it with --algorithm")
     speed_accuracy_knob = get_algorithm(keys[0]).speed_accuracy_knob
     if speed_accuracy_knob is None:
         raise ConfigError(f"--values: {keys[0]} declares no field by which it trades; leave them out")
@@ -136,7 +136,7 @@ def _declared(key: str, info: EngineInfo) -> Sweep:
 
 
 def curves(found: Found) -> list[plot.Curve]:
-    """One for each rule, over all tasks; of a single rule all tasks together, with the values, and each by itself."""
+    """Returns one curve per algorithm over all tasks. A single algorithm also has one curve per task."""
     if len(found) > 1:
         return [_curve(_name(walk), [pooled(p.tasks) for p in points]) for walk, points in found]
     ((_, points),) = found
@@ -152,18 +152,18 @@ def _curve(name: str, scores: Sequence[tuple[float, float]], labels: Sequence[st
 
 def _name(walk: Sweep) -> str:
     if walk.field is None:
-        return walk.rule
-    return f"{walk.rule}: {walk.field} {walk.values[0]:g} to {walk.values[-1]:g}"
+        return walk.algorithm
+    return f"{walk.algorithm}: {walk.field} {walk.values[0]:g} to {walk.values[-1]:g}"
 
 
 def _print(title: str, tasks: Sequence[Task], found: Found) -> None:
-    """A row for each point; of a single rule with a column for each task."""
+    """Prints one row per point. A single algorithm also has one column per task."""
     from rich.console import Console
     from rich.table import Table
 
     each = tasks if len(found) == 1 else ()
     table = Table(title=title)
-    table.add_column("rule")
+    table.add_column("algorithm")
     for name in ("field", "tokens/forward", "accuracy %", *(t.name for t in each)):
         table.add_column(name, justify="right")
     for walk, points in found:
@@ -171,7 +171,7 @@ def _print(title: str, tasks: Sequence[Task], found: Found) -> None:
             accuracy, speed = pooled(point.tasks)
             figures = [f"{100 * value:.1f}" for value in (accuracy, *(r.accuracy for r in point.tasks[: len(each)]))]
             field = "" if walk.field is None else f"{walk.field} {point.label}"
-            table.add_row(walk.rule, field, f"{speed:.2f}", *figures)
+            table.add_row(walk.algorithm, field, f"{speed:.2f}", *figures)
         table.add_section()
     Console().print(table)
 

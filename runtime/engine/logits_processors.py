@@ -64,11 +64,12 @@ class LogitsProcessorState:
         self._counts_prompt = params.repetition != 1.0
         self._end_ids = np.array(sorted({*eos_ids, *spec.stop_ids}), dtype=np.int64)
         self._min_tokens = params.min_tokens
-        self._bias = params.bias
         none = np.zeros(0, dtype=np.int64)
         self._prompt = self._count(np.array(spec.prompt, dtype=np.int64)) if self._counts_prompt else (none, none)
         always = {*params.bias, *(self._end_ids.tolist() if params.min_tokens else ())}
         self._always = np.array(sorted(always), dtype=np.int64)
+        self._bias_ids = np.array(list(params.bias), dtype=np.int64)
+        self._bias = np.array(list(params.bias.values()), dtype=np.float64)
 
     def adjustments(self, output: Ints) -> TokenAdjustments:
         """Returns the adjustments for a step.
@@ -85,8 +86,7 @@ class LogitsProcessorState:
             repetition_counts += output_counts
             repetition_counts[ids.searchsorted(prompt_ids)] += prompt_occurrences
         bias = np.zeros(len(ids))
-        for token, value in self._bias.items():
-            bias[ids.searchsorted(token)] = value
+        bias[ids.searchsorted(self._bias_ids)] = self._bias
         if self._min_tokens:
             min_tokens[ids.searchsorted(self._end_ids)] = self._min_tokens
         return TokenAdjustments(ids, repetition_counts, output_counts, bias, min_tokens)

@@ -91,13 +91,13 @@ class DecoderConfig:
     query_scaling: QueryLengthScaling | None = None
 
 
-def decoder_info(arch: DecoderConfig) -> ModelInfo:
+def decoder_info(config: DecoderConfig) -> ModelInfo:
     return ModelInfo(
-        vocab_size=arch.vocab_size,
-        max_positions=arch.max_positions,
-        block_size=arch.block_size,
-        mask_id=arch.mask_id,
-        eos_ids=arch.eos_ids,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_positions,
+        block_size=config.block_size,
+        mask_id=config.mask_id,
+        eos_ids=config.eos_ids,
     )
 
 
@@ -129,18 +129,22 @@ class SelfAttention(nn.Module):
 
     __call__: ForwardCall[[torch.Tensor, ForwardContext, int], torch.Tensor]
 
-    def __init__(self, factory: LayerFactory, arch: DecoderConfig) -> None:
+    def __init__(self, factory: LayerFactory, config: DecoderConfig) -> None:
         super().__init__()
-        self.arch = arch
+        self.config = config
         self.kernels = factory.kernels
-        self.heads, self.kv_heads, rows, columns = attention_shards(factory, arch.heads, arch.kv_heads, arch.head_dim)
+        self.heads, self.kv_heads, rows, columns = attention_shards(
+            factory, config.heads, config.kv_heads, config.head_dim
+        )
         self.qkv_proj = Linear(
-            factory, arch.hidden, (arch.heads + 2 * arch.kv_heads) * arch.head_dim, bias=arch.qkv_bias,
+            factory, config.hidden, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=config.qkv_bias,
             outputs_shard=rows,
         )  # fmt: skip
-        self.q_norm = RMSNorm(factory, arch.head_dim, arch.eps) if arch.qk_norm else None
-        self.k_norm = RMSNorm(factory, arch.head_dim, arch.eps) if arch.qk_norm else None
-        self.o_proj = Linear(factory, arch.heads * arch.head_dim, arch.hidden, bias=arch.out_bias, inputs_shard=columns)
+        self.q_norm = RMSNorm(factory, config.head_dim, config.eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(factory, config.head_dim, config.eps) if config.qk_norm else None
+        self.o_proj = Linear(
+            factory, config.heads * config.head_dim, config.hidden, bias=config.out_bias, inputs_shard=columns
+        )
 
     def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
         return self.o_proj(self._attend(x, context, layer))
@@ -158,7 +162,7 @@ class SelfAttention(nn.Module):
             self.qkv_proj(x), context.batch.positions, context.rotary,
             None if self.q_norm is None else tensor_of(self.q_norm.weight),
             None if self.k_norm is None else tensor_of(self.k_norm.weight),
-            self.heads, self.kv_heads, self.arch.eps, self.arch.clip,
+            self.heads, self.kv_heads, self.config.eps, self.config.clip,
             slots=context.batch.slots, k_cache=kv.k, v_cache=kv.v,
         )  # fmt: skip
         if context.query_scaling is not None:
@@ -167,26 +171,28 @@ class SelfAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP. The residual stream is passed on beside the normed rows, and the next layer's input
-    norm is applied here. `forward_attention` and `forward_mlp` are its halves, for the last layer.
+    """Pre-norm attention and MLP.
+
+    It returns the residual stream and the rows under the input norm of the next layer. The last layer calls its halves,
+    `forward_attention` and `forward_mlp`.
     """
 
     __call__: ForwardCall[[torch.Tensor, torch.Tensor, ForwardContext, RMSNorm], tuple[torch.Tensor, torch.Tensor]]
 
-    def __init__(self, factory: LayerFactory, arch: DecoderConfig, index: int) -> None:
+    def __init__(self, factory: LayerFactory, config: DecoderConfig, index: int) -> None:
         super().__init__()
         self.index = index
-        self.input_layernorm = RMSNorm(factory, arch.hidden, arch.eps)
-        self.self_attn = SelfAttention(factory, arch)
-        self.post_attention_layernorm = RMSNorm(factory, arch.hidden, arch.eps)
-        mixture = arch.mixture
+        self.input_layernorm = RMSNorm(factory, config.hidden, config.eps)
+        self.self_attn = SelfAttention(factory, config)
+        self.post_attention_layernorm = RMSNorm(factory, config.hidden, config.eps)
+        mixture = config.mixture
         if mixture is not None and index in mixture.layers:
             self.mlp: MoE | GatedMLP = MoE(
-                factory, arch.hidden, mixture.width, mixture.experts, mixture.shared_width, mixture.routing,
+                factory, config.hidden, mixture.width, mixture.experts, mixture.shared_width, mixture.routing,
                 router_bias=mixture.router_bias,
             )  # fmt: skip
         else:
-            self.mlp = GatedMLP(factory, arch.hidden, arch.width)
+            self.mlp = GatedMLP(factory, config.hidden, config.width)
 
     def forward(
         self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext, following: RMSNorm
@@ -215,23 +221,27 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """See ``runtime.models.base.Model``. Created uninitialized."""
 
-    def __init__(self, arch: DecoderConfig, factory: LayerFactory) -> None:
+    def __init__(self, config: DecoderConfig, factory: LayerFactory) -> None:
         super().__init__()
-        self.arch = arch
+        self.config = config
         self.per_row = factory.kernels.batch_invariant and factory.device.type == "cpu"
         self.lora = factory.lora
-        self.routing_block = 0 if arch.mixture is None else arch.mixture.routing.block  # rows that share an expert pool
+        self.routing_block = (
+            0 if config.mixture is None else config.mixture.routing.block
+        )  # rows that share an expert pool
         # compute the last layer's MLP for sampled rows only; not with expert pools or LoRA
         self.split_last_layer = not self.routing_block and self.lora is None
-        heads, kv_heads = factory.local_heads(arch.heads, arch.kv_heads, arch.head_dim).counts
-        self.kv_shapes = (KVShape(kv_heads, arch.head_dim, arch.head_dim),) * arch.layers
-        shape = AttentionShape(heads, kv_heads, arch.head_dim, arch.head_dim**-0.5)
+        heads, kv_heads = factory.local_heads(config.heads, config.kv_heads, config.head_dim).counts
+        self.kv_shapes = (KVShape(kv_heads, config.head_dim, config.head_dim),) * config.layers
+        shape = AttentionShape(heads, kv_heads, config.head_dim, config.head_dim**-0.5)
         self.attention = make_attention(shape, factory)
-        self.rotary = RotaryTable(factory, arch.rotary_dim, arch.rope_theta, arch.max_positions, arch.yarn)
-        self.embed_tokens = Embedding(factory, arch.vocab_size + arch.padding, arch.hidden)
-        self.layers = nn.ModuleList(DecoderLayer(factory, arch, index) for index in range(arch.layers))
-        self.norm = RMSNorm(factory, arch.hidden, arch.eps)
-        self.lm_head_weight = None if arch.tied else factory.vocab_weight(arch.vocab_size + arch.padding, arch.hidden)
+        self.rotary = RotaryTable(factory, config.rotary_dim, config.rope_theta, config.max_positions, config.yarn)
+        self.embed_tokens = Embedding(factory, config.vocab_size + config.padding, config.hidden)
+        self.layers = nn.ModuleList(DecoderLayer(factory, config, index) for index in range(config.layers))
+        self.norm = RMSNorm(factory, config.hidden, config.eps)
+        self.lm_head_weight = (
+            None if config.tied else factory.vocab_weight(config.vocab_size + config.padding, config.hidden)
+        )
         self.ids = self.embed_tokens.ids
         self.lm_head = LMHead(self.lm_head_weight or self.embed_tokens.weight, factory.kernels, self.ids)
 
@@ -244,7 +254,7 @@ class Decoder(nn.Module):
         if self.lora is not None:
             self.lora.set_batch(batch)
         table, attention = self.rotary.cover(batch.max_seq_len), self.attention.prepare_metadata(batch)
-        query_scaling = self.arch.query_scaling
+        query_scaling = self.config.query_scaling
         query_scale = (
             None if query_scaling is None else query_scaling.of(batch.positions, x.dtype, per_row=self.per_row)
         )

@@ -1,4 +1,4 @@
-"""DiffuCoder: Dream under a name of its own, with a third token that ends an answer (docs/models/recipes.md)."""
+"""The family DiffuCoder: Dream with a third end-of-sequence token (docs/models/recipes.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DIFFUCODER = register_family(
     replace(
         DREAM,
         key="diffucoder",
-        detect=lambda config: False,  # nothing in config.json tells it from Dream
+        detect=lambda config: False,  # config.json is the same as for Dream
         architectures=(),
         eos_ids=(151643, 151645, 151667),
     )

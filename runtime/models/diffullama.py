@@ -1,7 +1,4 @@
-"""DiffuLLaMA: Llama 2, every row of which sees the whole canvas and scores the position after it.
-
-See docs/models/recipes.md.
-"""
+"""The family DiffuLLaMA: Llama 2, full attention, shifted logits (docs/models/recipes.md)."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(config, "diffullama", block_size=32, max_positions=4096)
 
 
-def facts(arch: DecoderConfig) -> ModelInfo:
-    return replace(decoder_info(arch), shift=True, bos_id=arch.bos_id)
+def model_info(config: DecoderConfig) -> ModelInfo:
+    return replace(decoder_info(config), shift=True, bos_id=config.bos_id)
 
 
 DIFFULLAMA = register_family(
     ModelFamily(
         key="diffullama",
         aliases=(),
-        detect=lambda config: False,  # its config.json is that of any Llama
+        detect=lambda config: False,  # config.json is the same as for any Llama
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("full",),

@@ -34,14 +34,14 @@ def generation(config: Mapping[str, Any]) -> dict[str, Value]:
     return found
 
 
-def facts(arch: DiffusionGemmaConfig) -> ModelInfo:
+def model_info(config: DiffusionGemmaConfig) -> ModelInfo:
     return ModelInfo(
-        vocab_size=arch.vocab_size,
-        max_positions=arch.max_positions,
-        block_size=arch.canvas,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_positions,
+        block_size=config.canvas,
         mask_id=None,
-        eos_ids=arch.eos_ids,
-        bos_id=arch.bos_id,
+        eos_ids=config.eos_ids,
+        bos_id=config.bos_id,
     )
 
 
@@ -52,7 +52,7 @@ DIFFUSION_GEMMA = register_family(
         detect=lambda config: config.get("model_type") == "diffusion_gemma",
         architectures=("DiffusionGemmaForBlockDiffusion",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=DiffusionGemma,
         weights=weights,
         strategies=("diffusion_gemma",),

@@ -46,18 +46,18 @@ class SelfAttention(nn.Module):
 
     __call__: ForwardCall[[torch.Tensor, KindContext, KVPool, int], torch.Tensor]
 
-    def __init__(self, factory: LayerFactory, arch: DiffusionGemmaConfig, kind: Kind) -> None:
+    def __init__(self, factory: LayerFactory, config: DiffusionGemmaConfig, kind: Kind) -> None:
         super().__init__()
-        self.kind, self.eps = kind, arch.eps
+        self.kind, self.eps = kind, config.eps
         self.kernels = factory.kernels
         self.heads, self.kv_heads, rows, columns = attention_shards(
-            factory, arch.heads, kind.kv_heads, kind.head_dim, values=kind.window is not None
+            factory, config.heads, kind.kv_heads, kind.head_dim, values=kind.window is not None
         )
-        stored = arch.heads + (1 if kind.window is None else 2) * kind.kv_heads
-        self.qkv_proj = Linear(factory, arch.hidden, stored * kind.head_dim, bias=False, outputs_shard=rows)
+        stored = config.heads + (1 if kind.window is None else 2) * kind.kv_heads
+        self.qkv_proj = Linear(factory, config.hidden, stored * kind.head_dim, bias=False, outputs_shard=rows)
         self.q_weight = factory.parameter(kind.head_dim)
         self.k_weight = factory.parameter(kind.head_dim)
-        self.o_proj = Linear(factory, arch.heads * kind.head_dim, arch.hidden, bias=False, inputs_shard=columns)
+        self.o_proj = Linear(factory, config.heads * kind.head_dim, config.hidden, bias=False, inputs_shard=columns)
 
     def forward(self, x: torch.Tensor, context: KindContext, pool: KVPool, layer: int) -> torch.Tensor:
         kind, batch = self.kind, context.batch
@@ -77,14 +77,14 @@ class Experts(nn.Module):
 
     __call__: ForwardCall[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-    def __init__(self, factory: LayerFactory, arch: DiffusionGemmaConfig) -> None:
+    def __init__(self, factory: LayerFactory, config: DiffusionGemmaConfig) -> None:
         super().__init__()
-        routing = RoutingConfig(arch.top_k, 1, 1, True, 1.0, "softmax")
-        self.eps = arch.eps
-        self.router = Router(factory, arch.hidden, arch.experts, routing, bias=False)
-        self.expert_scale = factory.parameter(arch.experts, dtype=wide(factory.dtype))
-        self.pre_feedforward_layernorm_2 = RMSNorm(factory, arch.hidden, arch.eps)
-        held, self.expert_shard = make_experts(factory, arch.experts, arch.hidden, arch.expert_width)
+        routing = RoutingConfig(config.top_k, 1, 1, True, 1.0, "softmax")
+        self.eps = config.eps
+        self.router = Router(factory, config.hidden, config.experts, routing, bias=False)
+        self.expert_scale = factory.parameter(config.experts, dtype=wide(factory.dtype))
+        self.pre_feedforward_layernorm_2 = RMSNorm(factory, config.hidden, config.eps)
+        held, self.expert_shard = make_experts(factory, config.experts, config.hidden, config.expert_width)
         self.gate_up_proj, self.down_proj = held
         self.kernels, self.group = factory.kernels, factory.group
 
@@ -123,21 +123,21 @@ class DecoderLayer(nn.Module):
         tuple[torch.Tensor, torch.Tensor],
     ]
 
-    def __init__(self, factory: LayerFactory, arch: DiffusionGemmaConfig, index: int) -> None:
+    def __init__(self, factory: LayerFactory, config: DiffusionGemmaConfig, index: int) -> None:
         super().__init__()
         self.index = index
-        self.kind = arch.layers[index]
+        self.kind = config.layers[index]
 
         def norm() -> RMSNorm:
-            return RMSNorm(factory, arch.hidden, arch.eps)
+            return RMSNorm(factory, config.hidden, config.eps)
 
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
-        self.self_attn = SelfAttention(factory, arch, arch.kinds[self.kind])
+        self.self_attn = SelfAttention(factory, config, config.kinds[self.kind])
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm_1 = norm(), norm()
-        self.mlp = GatedMLP(factory, arch.hidden, arch.width, GELU)
-        self.experts, self.post_feedforward_layernorm_2 = Experts(factory, arch), norm()
+        self.mlp = GatedMLP(factory, config.hidden, config.width, GELU)
+        self.experts, self.post_feedforward_layernorm_2 = Experts(factory, config), norm()
         self.post_feedforward_layernorm = norm()
-        self.eps = arch.eps
+        self.eps = config.eps
         self.kernels = factory.kernels
 
     def forward(
@@ -189,11 +189,11 @@ class SelfConditioning(nn.Module):
 
     __call__: ForwardCall[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-    def __init__(self, factory: LayerFactory, arch: DiffusionGemmaConfig) -> None:
+    def __init__(self, factory: LayerFactory, config: DiffusionGemmaConfig) -> None:
         super().__init__()
-        self.pre_norm = RMSNorm(factory, arch.hidden, arch.eps)
-        self.mlp = GatedMLP(factory, arch.hidden, arch.width, GELU)
-        self.post_norm = RMSNorm(factory, arch.hidden, arch.eps, weighted=False)
+        self.pre_norm = RMSNorm(factory, config.hidden, config.eps)
+        self.mlp = GatedMLP(factory, config.hidden, config.width, GELU)
+        self.post_norm = RMSNorm(factory, config.hidden, config.eps, weighted=False)
 
     def forward(self, x: torch.Tensor, signal: torch.Tensor | None) -> torch.Tensor:
         """[rows, hidden]; a row whose signal is 0, as all are without one, is in its first step."""
@@ -207,32 +207,33 @@ class DiffusionGemma(nn.Module):
     scales. `compute_self_conditioning` maps an editable row's distribution to the `signal` of its next step.
     """
 
-    def __init__(self, arch: DiffusionGemmaConfig, factory: LayerFactory) -> None:
+    def __init__(self, config: DiffusionGemmaConfig, factory: LayerFactory) -> None:
         super().__init__()
-        self.arch = arch
+        self.config = config
         self.lora = factory.lora
-        self.self_conditioning_size = arch.hidden
-        kinds = arch.kinds
-        expert_shard = [factory.local_heads(arch.heads, kind.kv_heads, kind.head_dim).counts for kind in kinds]
+        self.self_conditioning_size = config.hidden
+        kinds = config.kinds
+        expert_shard = [factory.local_heads(config.heads, kind.kv_heads, kind.head_dim).counts for kind in kinds]
         self.kv_shapes = tuple(
-            KVShape(expert_shard[n][1], kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in arch.layers
+            KVShape(expert_shard[n][1], kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in config.layers
         )
         self.attentions = [
             make_attention(AttentionShape(*counts, kind.head_dim, 1.0), factory)
             for counts, kind in zip(expert_shard, kinds, strict=True)
         ]
         self.rotaries = [
-            RotaryTable(factory, kind.rotary_dim, kind.theta, arch.max_positions, span=kind.head_dim) for kind in kinds
+            RotaryTable(factory, kind.rotary_dim, kind.theta, config.max_positions, span=kind.head_dim)
+            for kind in kinds
         ]
         # rounded to the model's dtype, as in training
-        self.embed_scale = float(torch.tensor(arch.hidden**0.5, dtype=factory.dtype))
-        self.embed_tokens = Embedding(factory, arch.vocab_size, arch.hidden)
+        self.embed_scale = float(torch.tensor(config.hidden**0.5, dtype=factory.dtype))
+        self.embed_tokens = Embedding(factory, config.vocab_size, config.hidden)
         self.ids = self.embed_tokens.ids
-        self.self_conditioning = SelfConditioning(factory, arch)
-        self.layers = nn.ModuleList(DecoderLayer(factory, arch, index) for index in range(len(arch.layers)))
-        self.scales = factory.parameter(len(arch.layers), 2)  # of committed and of editable rows
-        self.norm = RMSNorm(factory, arch.hidden, arch.eps)
-        self.lm_head = SoftcapLMHead(self.embed_tokens.weight, factory.kernels, arch.cap)
+        self.self_conditioning = SelfConditioning(factory, config)
+        self.layers = nn.ModuleList(DecoderLayer(factory, config, index) for index in range(len(config.layers)))
+        self.scales = factory.parameter(len(config.layers), 2)  # of committed and of editable rows
+        self.norm = RMSNorm(factory, config.hidden, config.eps)
+        self.lm_head = SoftcapLMHead(self.embed_tokens.weight, factory.kernels, config.cap)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -251,7 +252,7 @@ class DiffusionGemma(nn.Module):
             self.lora.set_batch(batch)
         contexts = [
             KindContext(batch, rotary.cover(batch.max_seq_len), attention.prepare_metadata(batch, kind.window))
-            for kind, rotary, attention in zip(self.arch.kinds, self.rotaries, self.attentions, strict=True)
+            for kind, rotary, attention in zip(self.config.kinds, self.rotaries, self.attentions, strict=True)
         ]
         x = torch.where(batch.is_editable[:, None], self.self_conditioning(x, batch.self_conditioning), x)
         scales = self.scales.tensor[:, batch.is_editable.long(), None]

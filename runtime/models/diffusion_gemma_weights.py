@@ -34,22 +34,22 @@ LAYER = {  # tensors of a layer that are complete parameters
 }
 
 
-def weights(arch: DiffusionGemmaConfig) -> WeightMap:
+def weights(config: DiffusionGemmaConfig) -> WeightMap:
     slots = {EMBEDDING: WeightTarget("embed_tokens.weight"), f"{DECODER}norm.weight": WeightTarget("norm.weight")}
     conditioning = f"{DECODER}self_conditioning."
     slots[f"{conditioning}pre_norm.weight"] = WeightTarget("self_conditioning.pre_norm.weight")
     slots[f"{conditioning}down_proj.weight"] = WeightTarget("self_conditioning.mlp.down_proj.weight")
-    slots |= _halves(conditioning, "self_conditioning.mlp.gate_up_proj.weight", arch.width)
-    for index, kind in enumerate(arch.layers):
+    slots |= _halves(conditioning, "self_conditioning.mlp.gate_up_proj.weight", config.width)
+    for index, kind in enumerate(config.layers):
         checkpoint_prefix, prefix = f"{DECODER}layers.{index}.", f"layers.{index}."
         slots |= {checkpoint_prefix + name: WeightTarget(prefix + param) for name, param in LAYER.items()}
-        slots |= _halves(f"{checkpoint_prefix}mlp.", f"{prefix}mlp.gate_up_proj.weight", arch.width)
+        slots |= _halves(f"{checkpoint_prefix}mlp.", f"{prefix}mlp.gate_up_proj.weight", config.width)
         slots[f"{checkpoint_prefix}router.proj.weight"] = WeightTarget(
             f"{prefix}experts.router.weight",
             transform=_folded,
-            combine_with={f"{checkpoint_prefix}router.scale": (arch.hidden,)},
+            combine_with={f"{checkpoint_prefix}router.scale": (config.hidden,)},
         )
-        slots |= _attention(arch, kind, checkpoint_prefix, prefix)
+        slots |= _attention(config, kind, checkpoint_prefix, prefix)
         slots[f"{ENCODER}layers.{index}.layer_scalar"] = WeightTarget("scales", (index, slice(0, 1)))
         slots[f"{checkpoint_prefix}layer_scalar"] = WeightTarget("scales", (index, slice(1, 2)))
     return WeightMap(slots, _canonical, lambda name: name.startswith(VISION), copies=True)
@@ -63,12 +63,12 @@ def _canonical(name: str) -> str:
     return name
 
 
-def _attention(arch: DiffusionGemmaConfig, kind: int, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
-    shape = arch.kinds[kind]
+def _attention(config: DiffusionGemmaConfig, kind: int, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
+    shape = config.kinds[kind]
     names = ("q", "k") if shape.window is None else ("q", "k", "v")
     slots, first = {}, 0
     for name in names:
-        last = first + (arch.heads if name == "q" else shape.kv_heads) * shape.head_dim
+        last = first + (config.heads if name == "q" else shape.kv_heads) * shape.head_dim
         slots[f"{checkpoint_prefix}self_attn.{name}_proj.weight"] = WeightTarget(
             f"{prefix}self_attn.qkv_proj.weight", (slice(first, last),)
         )

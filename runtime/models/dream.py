@@ -1,8 +1,7 @@
-"""Dream and Dream-Coder: Qwen2, every row of which sees the whole canvas and scores the position after it.
+"""The family Dream, with Dream-Coder: Qwen2 with full attention and shifted logits.
 
-See docs/models/recipes.md.
-
-Apple's DiffuCoder has the same config.json: it is detected as this family, and has a file of its own for its name.
+docs/models/recipes.md describes it. Apple's DiffuCoder has the same config.json and is
+detected as this family; `diffucoder` selects it by name.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     return llama_like(config, "dream", qkv_bias=True, block_size=32, max_positions=131072)
 
 
-def facts(arch: DecoderConfig) -> ModelInfo:
-    """config.json speaks of 131072 positions; the authors, of 2048 that the model was trained on."""
-    return replace(decoder_info(arch), shift=True, max_model_len=2048)
+def model_info(config: DecoderConfig) -> ModelInfo:
+    """config.json allows 131072 positions, but the authors trained the model on 2048."""
+    return replace(decoder_info(config), shift=True, max_model_len=2048)
 
 
 DREAM = register_family(
@@ -37,11 +36,11 @@ DREAM = register_family(
         detect=detect,
         architectures=("DreamModel",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("full", "d2f"),
-        turn_end_tokens=("<|im_end|>", "<|endoftext|>", "<|dlm_pad|>"),  # the last is DiffuCoder's
+        turn_end_tokens=("<|im_end|>", "<|endoftext|>", "<|dlm_pad|>"),  # the last: DiffuCoder
         mask_tokens=("<|mask|>",),
         mask_id=151666,
         eos_ids=(151643, 151645),

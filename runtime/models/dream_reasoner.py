@@ -1,5 +1,7 @@
-"""DreamReasoner: Qwen3 with blocks of 32; Dream's model type, but neither its attention nor its shifted logits
-(docs/models/recipes.md)."""
+"""The family DreamReasoner: Qwen3 with blocks of 32 (docs/models/recipes.md).
+
+It has Dream's model type, but block-causal attention and no shifted logits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fast-dLLM v2: Qwen2.5 with blocks of 32, whose rows score the position after them (docs/models/recipes.md)."""
+"""The family Fast-dLLM v2: Qwen2.5 with blocks of 32 and shifted logits (docs/models/recipes.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.decoder_config import llama_like
 from runtime.models.weight_names import llama_weights
 
-KNOWN = frozenset({"conplemenrary_mask"})  # of the training, and spelt so
+KNOWN = frozenset({"conplemenrary_mask"})  # a training field, misspelled by its authors
 
 
 def parse(config: Mapping[str, Any]) -> DecoderConfig:
@@ -20,8 +20,8 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def facts(arch: DecoderConfig) -> ModelInfo:
-    return replace(decoder_info(arch), shift=True)
+def model_info(config: DecoderConfig) -> ModelInfo:
+    return replace(decoder_info(config), shift=True)
 
 
 FAST_DLLM_V2 = register_family(
@@ -31,7 +31,7 @@ FAST_DLLM_V2 = register_family(
         detect=lambda config: config.get("model_type") == "Fast_dLLM_Qwen",
         architectures=("Fast_dLLM_QwenForCausalLM",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=llama_weights,
         strategies=("fast_dllm_v2",),

@@ -1,7 +1,7 @@
-"""iLLaDA: Llama with a tied head, every row of which sees the whole canvas.
+"""The family iLLaDA: Llama with a tied head and full attention (docs/models/recipes.md).
 
-See docs/models/recipes.md. No file of a checkpoint names
-the mask, which is id 5."""
+The mask is id 5, which no file of a checkpoint names.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
 from runtime.models.decoder_config import llama_like
 from runtime.models.weight_names import llama_weights
 
-SUPPORTED = {"layer_norm_eps": (None,)}  # a number: LayerNorm in the place of RMSNorm
+SUPPORTED = {"layer_norm_eps": (None,)}  # a number selects LayerNorm instead of RMSNorm
 KNOWN = frozenset({"resid_pdrop", "embd_pdrop"})
 
 

@@ -34,14 +34,14 @@ NAMES = TensorNames(
 
 
 def detect(config: Mapping[str, Any]) -> bool:
-    """LLaDA-MoE shares the model type and is told by its architecture."""
+    """Detects LLaDA by its architecture; LLaDA-MoE has the same model type."""
     return config.get("model_type") == "llada" and "LLaDAMoEModelLM" not in architectures(config)
 
 
-def facts(arch: DecoderConfig) -> ModelInfo:
-    """The published config names no token that begins a text, though every text of the training has one."""
-    known = BOS if arch.vocab_size > BOS else None
-    return replace(decoder_info(arch), bos_id=known if arch.bos_id is None else arch.bos_id)
+def model_info(config: DecoderConfig) -> ModelInfo:
+    """Every text of the training begins with a token that the published config does not name."""
+    known = BOS if config.vocab_size > BOS else None
+    return replace(decoder_info(config), bos_id=known if config.bos_id is None else config.bos_id)
 
 
 LLADA = register_family(
@@ -51,7 +51,7 @@ LLADA = register_family(
         detect=detect,
         architectures=("LLaDAModelLM",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=partial(llama_weights, names=NAMES),
         strategies=("full", "d2f"),

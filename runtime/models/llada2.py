@@ -12,7 +12,7 @@ from runtime.models.llada2_weights import weights
 
 
 def detect(config: Mapping[str, Any]) -> bool:
-    """LLaDA2.0 and 2.1. LLaDA2.2 shares the model_type and is told by its expert pool, which is another family."""
+    """Detects LLaDA2.0 and 2.1. LLaDA2.2 has the same model_type and an expert pool; it is another family."""
     return config.get("model_type") == "llada2_moe" and config.get("expert_capacity") is None
 
 

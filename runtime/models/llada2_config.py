@@ -65,13 +65,13 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
 def parse_pooled(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json of LLaDA2.2, where a block shares an expert pool. Raises ConfigError as `parse`."""
     fields = ConfigReader(config)
-    arch = _parse(config, "llada2dot2", POOL_READ, _pooled)
+    parsed = _parse(config, "llada2dot2", POOL_READ, _pooled)
     delete, split = fields.id("delete_token_id"), fields.id("split_token_id")
     if (delete is None) != (split is None):
         raise ConfigError(
             f"config.json: delete_token_id is {delete} and split_token_id is {split}; a model that edits has both"
         )
-    return replace(arch, delete_id=delete, split_id=split)
+    return replace(parsed, delete_id=delete, split_id=split)
 
 
 def _parse(

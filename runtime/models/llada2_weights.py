@@ -11,15 +11,15 @@ from runtime.models.weight_names import TensorNames, decoder_weights
 NAMES = TensorNames(embedding="model.word_embeddings")
 
 
-def weights(arch: DecoderConfig) -> WeightMap:
-    return decoder_weights(arch, NAMES, partial(_attention, arch), _canonical)
+def weights(config: DecoderConfig) -> WeightMap:
+    return decoder_weights(config, NAMES, partial(_attention, config), _canonical)
 
 
 def _canonical(name: str) -> str:
     return name.replace(".gate.e_score_correction_bias", ".gate.expert_bias")
 
 
-def _attention(arch: DecoderConfig, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
+def _attention(config: DecoderConfig, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
     checkpoint_prefix += "attention."
     slots = {
         checkpoint_prefix + "query_key_value.weight": WeightTarget(prefix + "qkv_proj.weight"),
@@ -27,8 +27,8 @@ def _attention(arch: DecoderConfig, checkpoint_prefix: str, prefix: str) -> dict
         checkpoint_prefix + "key_layernorm.weight": WeightTarget(prefix + "k_norm.weight"),
         checkpoint_prefix + "dense.weight": WeightTarget(prefix + "o_proj.weight"),
     }
-    if arch.qkv_bias:
+    if config.qkv_bias:
         slots[checkpoint_prefix + "query_key_value.bias"] = WeightTarget(prefix + "qkv_proj.bias")
-    if arch.out_bias:
+    if config.out_bias:
         slots[checkpoint_prefix + "dense.bias"] = WeightTarget(prefix + "o_proj.bias")
     return slots

@@ -16,13 +16,15 @@ from runtime.models.llada2_config import parse_pooled
 
 
 def detect(config: Mapping[str, Any]) -> bool:
-    """The model type is LLaDA2's; the pool tells it."""
+    """Detects LLaDA2.2 by its expert pool; its model type is LLaDA2's."""
     return config.get("model_type") == "llada2_moe" and config.get("expert_capacity") is not None
 
 
-def facts(arch: DecoderConfig) -> ModelInfo:
-    """The config's blocks are those of the routing: a decoded block is one, or several."""
-    return replace(decoder_info(arch), block_multiple=arch.block_size, delete_id=arch.delete_id, split_id=arch.split_id)
+def model_info(config: DecoderConfig) -> ModelInfo:
+    """A decoded block has one or more blocks of the config, which are routing blocks."""
+    return replace(
+        decoder_info(config), block_multiple=config.block_size, delete_id=config.delete_id, split_id=config.split_id
+    )
 
 
 LLADA2DOT2 = register_family(
@@ -32,7 +34,7 @@ LLADA2DOT2 = register_family(
         aliases=(),
         detect=detect,
         parse=parse_pooled,
-        facts=facts,
+        facts=model_info,
         strategies=("multi_bd",),
         sampling_modes=("edit",),
         accept_threshold=0.5,

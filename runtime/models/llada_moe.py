@@ -35,18 +35,18 @@ NAMES = TensorNames(router_bias="mlp.expert_bias", shared="shared_expert")
 
 
 def detect(config: Mapping[str, Any]) -> bool:
-    """The published checkpoints have LLaDA's model type; "lladamoe" is another distribution's."""
+    """The model type of the published checkpoints is LLaDA's. Another distribution writes "lladamoe"."""
     kind = config.get("model_type")
     return kind == "lladamoe" or (kind == "llada" and "LLaDAMoEModelLM" in architectures(config))
 
 
 def parse(config: Mapping[str, Any]) -> DecoderConfig:
     fields = ConfigReader(config)
-    arch = llama_like(
+    parsed = llama_like(
         config, "llada_moe", qk_norm=fields.flag("qk_layernorm", False), block_size=32, max_positions=8192,
         mixture=_mixture, width_field="dense_intermediate_size", supported=SUPPORTED, known=KNOWN,
     )  # fmt: skip
-    return replace(arch, clip=fields.number("clip_qkv") if fields.has("clip_qkv") else None)
+    return replace(parsed, clip=fields.number("clip_qkv") if fields.has("clip_qkv") else None)
 
 
 def _mixture(fields: ConfigReader, layers: int) -> MoEConfig | None:

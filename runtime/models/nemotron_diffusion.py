@@ -1,5 +1,7 @@
-"""Nemotron-Labs-Diffusion: Ministral's layers (heads that turn with YaRN, queries that grow past the positions of the
-training) under names of its own, causal but for the open block of 32 (docs/models/recipes.md)."""
+"""The family Nemotron-Labs-Diffusion: Ministral with other tensor names (docs/models/recipes.md).
+
+It has YaRN and query length scaling. Attention is causal except in the open block of 32.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from runtime.models.decoder_config import llama_like
 from runtime.models.weight_names import TensorNames, llama_weights
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "sliding_window": (None,),  # no other field has to switch it on here
+    "sliding_window": (None,),  # in this family no other field enables it
     "dlm_paradigm": ("bidirectional", None),
 }
 KNOWN = frozenset({"attn_implementation", "ar_loss_weight", "dlm_loss_weight", "dp_varying_mask_ratio"})
@@ -29,8 +31,8 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def facts(arch: DecoderConfig) -> ModelInfo:
-    return replace(decoder_info(arch), bos_id=arch.bos_id)
+def model_info(config: DecoderConfig) -> ModelInfo:
+    return replace(decoder_info(config), bos_id=config.bos_id)
 
 
 NEMOTRON_DIFFUSION = register_family(
@@ -40,7 +42,7 @@ NEMOTRON_DIFFUSION = register_family(
         detect=lambda config: config.get("model_type") == "nemotron_labs_diffusion",
         architectures=("NemotronLabsDiffusionModel",),
         parse=parse,
-        facts=facts,
+        facts=model_info,
         make=Decoder,
         weights=partial(llama_weights, names=NAMES),
         strategies=("nemotron_diffusion",),

@@ -1,4 +1,4 @@
-"""SDAR: Qwen3, trained on to fill blocks (docs/models/recipes.md)."""
+"""The family SDAR: Qwen3, trained further for block diffusion (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SDAR with experts: Qwen3-MoE, trained on to fill blocks (docs/models/recipes.md)."""
+"""The family SDAR-MoE: Qwen3-MoE for block diffusion (docs/models/recipes.md)."""
 
 from __future__ import annotations
 

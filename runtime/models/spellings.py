@@ -1,4 +1,4 @@
-"""Names that transformers 4 and 5 give to the same fields of config.json, brought to one."""
+"""Maps the field names of config.json that transformers 4 and 5 write to one name."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from runtime.errors import ConfigError
 
-# The name that families read, and the others, of transformers 5 or 4.
+# The name that families read -> other names in transformers 4 or 5.
 ALIASES = {
     "num_experts": ("num_local_experts",),
     "num_nextn_predict_layers": ("num_mtp_layers",),
     "dtype": ("torch_dtype",),
 }
-NESTED = ("text_config",)  # objects of config.json that hold fields of a model too
+NESTED = ("text_config",)  # objects of config.json with further fields of the model
 
 
 def canonical(config: Mapping[str, Any], file: str = "config.json") -> dict[str, Any]:
     """Returns the config with each field under the name that families read.
 
-    A field may stand there under several names, if the values are equal.
+    A field may occur under several names if the values are equal.
 
     Raises:
         ConfigError: two names of a field have different values.

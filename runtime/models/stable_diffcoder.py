@@ -1,6 +1,6 @@
-"""Stable-DiffCoder: Llama with blocks of 4. No file of a checkpoint need name the mask, which is id 5.
+"""The family Stable-DiffCoder: Llama with blocks of 4 (docs/models/recipes.md).
 
-See docs/models/recipes.md.
+The mask is id 5, which the files of a checkpoint may omit.
 """
 
 from __future__ import annotations

@@ -48,13 +48,13 @@ class TensorNames:
 LLAMA = TensorNames()
 
 
-def llama_weights(arch: DecoderConfig, names: TensorNames = LLAMA) -> WeightMap:
+def llama_weights(config: DecoderConfig, names: TensorNames = LLAMA) -> WeightMap:
     """Weight map of Llama-like checkpoints, with separate tensors for queries, keys and values."""
-    return decoder_weights(arch, names, partial(_attention, arch, names))
+    return decoder_weights(config, names, partial(_attention, config, names))
 
 
 def decoder_weights(
-    arch: DecoderConfig,
+    config: DecoderConfig,
     names: TensorNames,
     attention: Callable[[str, str], dict[str, WeightTarget]],
     rename: Callable[[str], str] = lambda name: name,
@@ -69,36 +69,38 @@ def decoder_weights(
         f"{names.norm}.weight": WeightTarget("norm.weight"),
     }
     head = f"{names.head}.weight"
-    if not arch.tied:
-        slots[head] = WeightTarget("lm_head_weight", transform=_unit_columns if arch.norm_head else None)
+    if not config.tied:
+        slots[head] = WeightTarget("lm_head_weight", transform=_unit_columns if config.norm_head else None)
     fused: dict[str, Fused] = {}
-    for index in range(arch.layers):
+    for index in range(config.layers):
         checkpoint_prefix, prefix = names.layer.format(index), f"layers.{index}."
         slots[f"{checkpoint_prefix}{names.input_norm}.weight"] = WeightTarget(f"{prefix}input_layernorm.weight")
         slots[f"{checkpoint_prefix}{names.post_norm}.weight"] = WeightTarget(f"{prefix}post_attention_layernorm.weight")
         slots |= attention(checkpoint_prefix, f"{prefix}self_attn.")
-        if arch.mixture is None or index not in arch.mixture.layers:
+        if config.mixture is None or index not in config.mixture.layers:
             dense = [f"{checkpoint_prefix}{name}" for name in (names.gate, names.up, names.down)]
-            slots |= _swiglu(dense, f"{prefix}mlp.", arch.width)
+            slots |= _swiglu(dense, f"{prefix}mlp.", config.width)
             continue
-        slots |= _mixture(arch.mixture, names, checkpoint_prefix, f"{prefix}mlp.")
-        fused |= _fused(arch.mixture, f"{checkpoint_prefix}{names.experts}.", f"{prefix}mlp.")
+        slots |= _mixture(config.mixture, names, checkpoint_prefix, f"{prefix}mlp.")
+        fused |= _fused(config.mixture, f"{checkpoint_prefix}{names.experts}.", f"{prefix}mlp.")
     return WeightMap(
-        slots, rename, lambda name: name.endswith("rotary_emb.inv_freq") or (arch.tied and name == head), fused
+        slots, rename, lambda name: name.endswith("rotary_emb.inv_freq") or (config.tied and name == head), fused
     )
 
 
-def _attention(arch: DecoderConfig, names: TensorNames, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
-    queries, keys = arch.heads * arch.head_dim, (arch.heads + arch.kv_heads) * arch.head_dim
-    values = keys + arch.kv_heads * arch.head_dim
+def _attention(
+    config: DecoderConfig, names: TensorNames, checkpoint_prefix: str, prefix: str
+) -> dict[str, WeightTarget]:
+    queries, keys = config.heads * config.head_dim, (config.heads + config.kv_heads) * config.head_dim
+    values = keys + config.kv_heads * config.head_dim
     slots = {f"{checkpoint_prefix}{names.out}.weight": WeightTarget(f"{prefix}o_proj.weight")}
     for name, rows in ((names.q, slice(0, queries)), (names.k, slice(queries, keys)), (names.v, slice(keys, values))):
         slots[f"{checkpoint_prefix}{name}.weight"] = WeightTarget(f"{prefix}qkv_proj.weight", (rows,))
-        if arch.qkv_bias:
+        if config.qkv_bias:
             slots[f"{checkpoint_prefix}{name}.bias"] = WeightTarget(f"{prefix}qkv_proj.bias", (rows,))
-    if arch.out_bias:
+    if config.out_bias:
         slots[f"{checkpoint_prefix}{names.out}.bias"] = WeightTarget(f"{prefix}o_proj.bias")
-    if arch.qk_norm:
+    if config.qk_norm:
         slots[f"{checkpoint_prefix}{names.q_norm}.weight"] = WeightTarget(f"{prefix}q_norm.weight")
         slots[f"{checkpoint_prefix}{names.k_norm}.weight"] = WeightTarget(f"{prefix}k_norm.weight")
     return slots

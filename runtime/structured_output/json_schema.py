@@ -8,13 +8,22 @@ JSON Schema 2020-12, with the spellings of drafts 4 to 2019-09 and of OpenAPI 3.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runtime.request.validation import preview
 from runtime.structured_output.disjoint import all_disjoint
+from runtime.structured_output.keywords import (
+    TYPES,
+    Path,
+    SchemaError,
+    UnsupportedSchema,
+    check_keywords,
+    effective_keywords,
+)
 from runtime.structured_output.patterns import (
     BASE64,
     BOUNDED,
@@ -26,10 +35,8 @@ from runtime.structured_output.patterns import (
 )
 from runtime.structured_output.references import References
 
-Path = tuple[str, ...]
 Schema = bool | dict[str, Any]
 
-TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
 MAX_NUMBER = 10**18  # llguidance's bounds of numbers have 64 bits
 # Formats that llguidance checks. In JSON Schema all are annotations; some validators check them in draft 7.
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
@@ -51,18 +58,6 @@ OVERLAP = (
     'two alternatives may fit at once; write anyOf, or put "x-guidance": {"coerce_one_of": true} at the top of the '
     "schema, which treats oneOf as anyOf"
 )
-
-
-class SchemaError(ValueError):
-    """An invalid schema."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        where = ".".join(path) or "the schema"
-        super().__init__(f"{where if len(where) <= 200 else where[:197] + '...'}: {reason}")
-
-
-class UnsupportedSchema(SchemaError, Unsupported):
-    """A schema with constraints that llguidance cannot express."""
 
 
 def _error(path: Path, error: ValueError) -> SchemaError:
@@ -106,6 +101,10 @@ class _Names:
     def any(self) -> bool:
         return self == _Names()
 
+    @property
+    def none(self) -> bool:
+        return self.listed == ()
+
     def __and__(self, other: _Names) -> _Names:
         lists = [names.listed for names in (self, other) if names.listed is not None]
         listed = lists[0] if lists else None
@@ -122,9 +121,12 @@ class _Simplifier:
         self._references = References(root)
         dialect = str(root.get("$schema", ""))
         # Drafts 4 to 7 ignore the keywords next to a reference.
-        self._lone_ref = any(f"draft-0{number}" in dialect for number in (4, 5, 6, 7))
-        self._old_items = self._lone_ref or "2019-09" in dialect  # `items` applies to the first items, too
-        self._unknown = _UNKNOWN_BEFORE if self._lone_ref else _UNKNOWN_IN_2019 if self._old_items else _UNKNOWN_IN_2020
+        self._is_ref_exclusive = any(f"draft-0{number}" in dialect for number in (4, 5, 6, 7))
+        self._old_items = self._is_ref_exclusive or "2019-09" in dialect  # `items` applies to the first items, too
+        self._unknown = (
+            _UNKNOWN_BEFORE if self._is_ref_exclusive else _UNKNOWN_IN_2019 if self._old_items else _UNKNOWN_IN_2020
+        )
+        self._checked: set[int] = set()  # ids of the subschemas whose keywords have the right types
         self._named: dict[int, str] = {}  # definitions, by identity of their original schema
         self._pending: list[tuple[str, Any, Path]] = []
         self._definitions: dict[str, Any] = {}
@@ -133,6 +135,7 @@ class _Simplifier:
         self.one_of: list[Path] = []  # paths of those that remain
 
     def run(self) -> dict[str, Any]:
+        self._check(self._root, ())
         found = self.schema(self._root, ())
         while self._pending:
             name, target, path = self._pending.pop()
@@ -149,32 +152,32 @@ class _Simplifier:
             made["x-guidance"] = self._root["x-guidance"]
         return made
 
+    def _check(self, schema: Any, path: Path) -> None:
+        check_keywords(schema, path, is_ref_exclusive=self._is_ref_exclusive, checked=self._checked)
+
+    def _keywords(self, origin: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the keywords of a subschema that apply in this document."""
+        value = effective_keywords(origin, is_ref_exclusive=self._is_ref_exclusive)
+        if self._references.has_one_of:
+            value = {name: found for name, found in value.items() if name not in self._unknown}
+        return value
+
     def schema(self, origin: Any, path: Path) -> Schema:
         """Rewrites one subschema; True accepts every value."""
         if isinstance(origin, bool):
             return origin
-        if not isinstance(origin, Mapping):
-            raise SchemaError(path, f"{preview(origin)} is not a schema; give an object, true or false")
-        if self._lone_ref and "$ref" in origin:
-            return {"$ref": self._reference("$ref", origin, path)}
-        # Some serializers write keywords without a value as null.
-        value = {name: found for name, found in origin.items() if found is not None or name == "const"}
-        if self._references.has_one_of:
-            value = {name: found for name, found in value.items() if name not in self._unknown}
-        if not isinstance(value.get("format", ""), str):
-            raise SchemaError((*path, "format"), f"{preview(value['format'])} is not the name of a format")
-        types = _types(value, path)
+        value = self._keywords(origin)
+        types = _types(value)
         made: dict[str, Any] = {name: value[name] for name in ("type", "const") if name in value}
         if "enum" in value:
-            made["enum"] = _list(value["enum"], (*path, "enum"))
+            made["enum"] = value["enum"]
         extra: list[Schema] = []  # further schemas of the same value
-        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if keyword in value:
-                extra.append({"$ref": self._reference(keyword, origin, path)})
+        for target, where in self._targets(value, origin, path):
+            extra.append({"$ref": self._define(target, where)})
         if "string" in types:
             _string(value, path, made, extra)
             self._described_format(value, made)
-            if self._lone_ref and value.get("contentEncoding") == "base64":  # an assertion in draft 7 alone
+            if self._is_ref_exclusive and value.get("contentEncoding") == "base64":  # an assertion in draft 7 alone
                 extra.append({"pattern": BASE64})
         if "number" in types:
             _number(value, path, made)
@@ -197,19 +200,25 @@ class _Simplifier:
         if found and not self._references.has_one_of and not {"pattern", "const", "enum"} & value.keys():
             made["pattern"] = found
 
-    def _reference(self, keyword: str, origin: Mapping[str, Any], path: Path) -> str:
-        """Returns the rewritten reference of a keyword."""
-        path = (*path, keyword)
-        try:
-            if keyword == "$ref":
-                target = self._references.find(origin[keyword], origin)
-            elif keyword == "$dynamicRef":
-                target = self._references.find_dynamic(origin[keyword], origin)
-            else:
-                target = self._references.find_recursive(origin)
-        except ValueError as error:
-            raise _error(path, error) from None
-        return self._define(target, path)
+    def _targets(
+        self, value: Mapping[str, Any], origin: Mapping[str, Any], path: Path
+    ) -> Iterator[tuple[bool | Mapping[str, Any], Path]]:
+        """Yields the targets of a subschema's references, and the path of each reference."""
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if keyword not in value:
+                continue
+            where = (*path, keyword)
+            try:
+                if keyword == "$ref":
+                    target = self._references.find(value[keyword], origin)
+                elif keyword == "$dynamicRef":
+                    target = self._references.find_dynamic(value[keyword], origin)
+                else:
+                    target = self._references.find_recursive(origin)
+            except ValueError as error:
+                raise _error(where, error) from None
+            self._check(target, where)
+            yield target, where
 
     def _define(self, target: Any, path: Path) -> str:
         """Returns a reference to a definition of `target`, which is rewritten later and once."""
@@ -266,10 +275,7 @@ class _Simplifier:
         extra.append(then if condition else otherwise)
 
     def _schemas(self, value: Any, path: Path) -> list[Schema]:
-        found = _list(value, path)
-        if not found:
-            raise SchemaError(path, "is empty; give one schema or more")
-        return [self.schema(each, (*path, str(i))) for i, each in enumerate(found)]
+        return [self.schema(each, (*path, str(i))) for i, each in enumerate(value)]
 
     def _array(self, value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
         first, items = value.get("prefixItems"), value.get("items", True)
@@ -279,10 +285,10 @@ class _Simplifier:
         others = self.schema(items, (*path, rest))
         if rest not in value and "unevaluatedItems" in value:
             others = self._unevaluated(value, path, "unevaluatedItems")
-        lowest, highest = _count(value, "minItems", path) or 0, _count(value, "maxItems", path)
+        lowest, highest = _count(value, "minItems") or 0, _count(value, "maxItems")
         if "contains" in value:
             lowest, highest = self._contains(value, path, others if not first else None, lowest, highest)
-        if value.get("uniqueItems", False) is not False and (highest is None or highest > 1):
+        if value.get("uniqueItems") and (highest is None or highest > 1):
             raise UnsupportedSchema((*path, "uniqueItems"), "true is not supported; leave it out, or set maxItems to 1")
         if first:
             keyword = "prefixItems" if "prefixItems" in value else "items"
@@ -300,8 +306,8 @@ class _Simplifier:
         self, value: Mapping[str, Any], path: Path, items: Schema | None, lowest: int, highest: int | None
     ) -> tuple[int, int | None]:
         """Adds the bounds of ``contains`` to those of the number of items. `items`: schema of all items, if any."""
-        fewest, bound = _count(value, "minContains", path), _count(value, "maxContains", path)
-        if self._lone_ref:  # the drafts without these two
+        fewest, bound = _count(value, "minContains"), _count(value, "maxContains")
+        if self._is_ref_exclusive:  # the drafts without these two
             fewest = bound = None
         fewest = 1 if fewest is None else fewest
         if not fewest and bound is None:
@@ -335,11 +341,7 @@ class _Simplifier:
         if "additionalProperties" not in value and "unevaluatedProperties" in value:
             others = self._unevaluated(value, path, "unevaluatedProperties")
         required = value.get("required", [])
-        if isinstance(required, bool):  # of a property, in draft 3
-            required = []
-        if not all(isinstance(name, str) for name in _list(required, (*path, "required"))):
-            raise SchemaError((*path, "required"), "must be a list of names")
-        required = list(dict.fromkeys(required))
+        required = [] if isinstance(required, bool) else list(dict.fromkeys(required))  # draft 3: of a property
         self._dependent(value, path, set(required))
         if "propertyNames" in value:
             where = (*path, "propertyNames")
@@ -356,22 +358,15 @@ class _Simplifier:
         self._property_counts(value, path, made)
 
     def _properties(self, value: Mapping[str, Any], keyword: str, path: Path) -> dict[str, Schema]:
-        found = value.get(keyword, {})
-        path = (*path, keyword)
-        if not isinstance(found, Mapping):
-            raise SchemaError(path, f"{preview(found)} is not an object of schemas")
-        return {name: self.schema(each, (*path, name)) for name, each in found.items()}
+        return {name: self.schema(each, (*path, keyword, name)) for name, each in value.get(keyword, {}).items()}
 
     def _dependent(self, value: Mapping[str, Any], path: Path, required: set[str]) -> None:
         """Accepts dependencies that always hold; raises SchemaError for others."""
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
-            found = value.get(keyword, {})
-            if not isinstance(found, Mapping):
-                raise SchemaError((*path, keyword), f"{preview(found)} is not an object")
-            for name, needed in found.items():
+            for name, needed in value.get(keyword, {}).items():
                 where = (*path, keyword, name)
                 if isinstance(needed, list):
-                    holds = all(isinstance(each, str) and each in required | {name} for each in needed)
+                    holds = set(needed) <= required | {name}
                 else:
                     holds = self.schema(needed, where) is True
                 if not holds:
@@ -379,7 +374,7 @@ class _Simplifier:
 
     def _property_counts(self, value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
         """Rewrites bounds of the number of properties: llguidance supports them if all properties are required."""
-        lowest, highest = _count(value, "minProperties", path) or 0, _count(value, "maxProperties", path)
+        lowest, highest = _count(value, "minProperties") or 0, _count(value, "maxProperties")
         properties, required = made.get("properties", {}), made.get("required", [])
         allowed = [name for name, each in properties.items() if each is not False]
         is_closed = made.get("additionalProperties") is False and not made.get("patternProperties")
@@ -402,28 +397,22 @@ class _Simplifier:
                 f"{lowest} is not supported: names of the answer's own choice may repeat; at most {len(required) + 1}",
             )
 
-    def _allowed_names(self, value: Any, path: Path, seen: tuple[int, ...]) -> _Names:
+    def _allowed_names(self, origin: Any, path: Path, seen: tuple[int, ...]) -> _Names:
         """Returns the names that a ``propertyNames`` allows. `seen`: ids of schemas on the path of references."""
-        if isinstance(value, bool):
-            return _Names(None if value else ())
-        if not isinstance(value, Mapping):
-            raise SchemaError(path, f"{preview(value)} is not a schema; give an object, true or false")
-        if id(value) in seen:
+        if isinstance(origin, bool):
+            return _Names(None if origin else ())
+        if id(origin) in seen:
             raise SchemaError(path, "refers to itself; name the properties")
-        seen = (*seen, id(value))
+        seen = (*seen, id(origin))
+        value = self._keywords(origin)
         found = _own_names(value, path) & self._formatted_names(value, path)
-        for keyword in ("$ref", "allOf", "anyOf", "oneOf"):
+        for target, where in self._targets(value, origin, path):
+            found &= self._allowed_names(target, where, seen)
+        for keyword in ("allOf", "anyOf", "oneOf"):
             if keyword not in value:
                 continue
             where = (*path, keyword)
-            if keyword == "$ref":
-                try:
-                    target = self._references.find(value["$ref"], value)
-                except ValueError as error:
-                    raise _error(where, error) from None
-                found &= self._allowed_names(target, where, seen)
-                continue
-            parts = [self._allowed_names(each, where, seen) for each in _list(value[keyword], where)]
+            parts = [self._allowed_names(each, (*where, str(i)), seen) for i, each in enumerate(value[keyword])]
             if keyword == "allOf":
                 for part in parts:
                     found &= part
@@ -433,10 +422,27 @@ class _Simplifier:
                 found &= parts[0]
             else:
                 found &= _Names(_alternatives(parts, where, exclusive=keyword == "oneOf"))
-        for keyword in ("not", "if", "$dynamicRef", "$recursiveRef"):
-            if keyword in value and self.schema({keyword: value[keyword]} | _branches(value), path) is not True:
-                raise UnsupportedSchema((*path, keyword), "is not supported for names; give an enum or a pattern")
+        if "not" in value:
+            excluded = self._all_or_no_names(value["not"], (*path, "not"), seen)
+            found &= _Names(None if excluded.none else ())
+        if "if" in value:
+            found &= self._conditional_names(value, path, seen)
         return found
+
+    def _all_or_no_names(self, value: Any, path: Path, seen: tuple[int, ...]) -> _Names:
+        """Returns the names that a ``not`` or ``if`` accepts: all or none; refuses others."""
+        found = None
+        with contextlib.suppress(UnsupportedSchema):
+            found = self._allowed_names(value, path, seen)
+        if found is None or not (found.any or found.none):
+            raise UnsupportedSchema(path, "is not supported for names; give an enum or a pattern")
+        return found
+
+    def _conditional_names(self, value: Mapping[str, Any], path: Path, seen: tuple[int, ...]) -> _Names:
+        then, otherwise = (self._allowed_names(value.get(name, True), (*path, name), seen) for name in ("then", "else"))
+        if then == otherwise:
+            return then
+        return then if self._all_or_no_names(value["if"], (*path, "if"), seen).any else otherwise
 
     def _formatted_names(self, value: Mapping[str, Any], path: Path) -> _Names:
         """Returns the names that ``format`` and ``contentEncoding`` allow, where validators check those of values."""
@@ -448,7 +454,7 @@ class _Simplifier:
                 raise UnsupportedSchema((*path, "format"), f"{format} is not supported for names; give a pattern")
             made["pattern"] = NAME_PATTERNS[format]
         patterns = tuple(made.values())
-        if self._lone_ref and value.get("contentEncoding") == "base64":
+        if self._is_ref_exclusive and value.get("contentEncoding") == "base64":
             patterns += (BASE64,)
         return _Names(patterns=patterns)
 
@@ -497,18 +503,14 @@ class _Simplifier:
         return f"#/$defs/{name}"
 
 
-def _types(value: Mapping[str, Any], path: Path) -> set[str]:
+def _types(value: Mapping[str, Any]) -> set[str]:
     """Returns the JSON types that ``type``, ``const`` and ``enum`` allow; an integer counts as number."""
     found: set[str] = set(TYPES)
     if "type" in value:
         named = value["type"] if isinstance(value["type"], list) else [value["type"]]
-        for name in named:
-            if not isinstance(name, str) or (name not in TYPES and name != "integer"):
-                known = ", ".join(sorted(TYPES | {"integer"}))
-                raise SchemaError((*path, "type"), f"{preview(name)} is not a type of JSON; there are {known}")
         found = {"number" if name == "integer" else name for name in named}
-    for keyword, values in (("const", [value.get("const")]), ("enum", value.get("enum"))):
-        if keyword in value and isinstance(values, list):
+    for keyword, values in (("const", [value.get("const")]), ("enum", value.get("enum", []))):
+        if keyword in value:
             found &= {_type_of(each) for each in values}
     return found
 
@@ -529,7 +531,7 @@ def _type_of(value: object) -> str:
 
 def _string(value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: list[Schema]) -> None:
     for keyword in ("minLength", "maxLength"):
-        bound = _count(value, keyword, path)
+        bound = _count(value, keyword)
         if bound or (keyword == "maxLength" and bound is not None):
             made[keyword] = bound
     if "pattern" in value:
@@ -551,9 +553,7 @@ def _string(value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: l
         made["format"] = format
 
 
-def _pattern(value: Any, path: Path) -> str:
-    if not isinstance(value, str):
-        raise SchemaError(path, f"{preview(value)} is not a regular expression")
+def _pattern(value: str, path: Path) -> str:
     if value in BOUNDED:
         return value
     try:
@@ -570,9 +570,8 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
     found: dict[str, int | float] = {}
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         for keyword in (bound, exclusive):
-            limit = value.get(keyword)
-            if limit is not None and not (keyword == exclusive and isinstance(limit, bool)):
-                found[keyword] = _numeric(limit, (*path, keyword))
+            if keyword in value and not isinstance(value[keyword], bool):
+                found[keyword] = value[keyword]
         if value.get(exclusive) is True and bound in found:  # draft 4 and OpenAPI 3.0
             found[exclusive] = found.pop(bound)
     for keyword, limit in found.items():
@@ -584,7 +583,7 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
         else:
             made["minimum" if limit < 0 else "maximum"] = -MAX_NUMBER if limit < 0 else MAX_NUMBER
     if "multipleOf" in value:
-        made["multipleOf"] = _numeric(value["multipleOf"], (*path, "multipleOf"))
+        made["multipleOf"] = value["multipleOf"]
     kinds = value.get("type")
     if (
         "number" in (kinds if isinstance(kinds, list) else [kinds])
@@ -597,37 +596,19 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
             made["maximum"] = MAX_NUMBER
 
 
-def _numeric(value: Any, path: Path) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SchemaError(path, f"{preview(value)} is not a number")
-    return value
-
-
-def _count(value: Mapping[str, Any], keyword: str, path: Path) -> int | None:
+def _count(value: Mapping[str, Any], keyword: str) -> int | None:
     """Returns a keyword that bounds a count; JSON Schema takes 2.0 for 2."""
-    found = value.get(keyword)
-    if found is None:
-        return None
-    exact = found.is_integer() if isinstance(found, float) else isinstance(found, int) and not isinstance(found, bool)
-    if not exact or found < 0:
-        raise SchemaError((*path, keyword), f"{preview(found)} is not a whole number from 0 on")
-    return int(found)
-
-
-def _list(value: Any, path: Path) -> Sequence[Any]:
-    if not isinstance(value, list):
-        raise SchemaError(path, f"{preview(value)} is not a list")
-    return value
+    return int(value[keyword]) if keyword in value else None
 
 
 def _own_names(value: Mapping[str, Any], path: Path) -> _Names:
     """Returns what the keywords of a schema of names allow, except those that combine schemas."""
-    if "string" not in _types(value, path):
+    if "string" not in _types(value):
         return _Names(())
     listed = None
     for keyword in ("const", "enum"):
         if keyword in value:
-            values = [value["const"]] if keyword == "const" else _list(value["enum"], (*path, "enum"))
+            values = [value["const"]] if keyword == "const" else value["enum"]
             strings = tuple(dict.fromkeys(each for each in values if isinstance(each, str)))
             listed = strings if listed is None else tuple(each for each in listed if each in set(strings))
     patterns: tuple[str, ...] = ()
@@ -636,12 +617,8 @@ def _own_names(value: Mapping[str, Any], path: Path) -> _Names:
         if value["pattern"] in BOUNDED:
             raise UnsupportedSchema((*path, "pattern"), "look-ahead is not supported for names; write it without")
         patterns = (value["pattern"],)
-    longest = _count(value, "maxLength", path)
-    return _Names(listed, patterns, _count(value, "minLength", path) or 0, longest)
-
-
-def _branches(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value[name] for name in ("then", "else") if name in value}
+    longest = _count(value, "maxLength")
+    return _Names(listed, patterns, _count(value, "minLength") or 0, longest)
 
 
 def _alternatives(parts: Sequence[_Names], path: Path, *, exclusive: bool) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class TokenIds:
 def resolve_token_ids(
     checkpoint: Checkpoint,
     family: ModelFamily[Any],
-    facts: ModelInfo,
+    model_info: ModelInfo,
     *,
     mask_token_id: int | None = None,
     eos_token_ids: Sequence[int] | None = None,
@@ -48,7 +48,7 @@ def resolve_token_ids(
         ConfigError: There are no tokenizer files (unless `skip_tokenizer`), no mask id, or an id is outside the
             vocabulary, including BOS.
     """
-    vocab_size = facts.vocab_size
+    vocab_size = model_info.vocab_size
     vocab, named = ({}, {}) if skip_tokenizer else _tokenizer(checkpoint)
     largest = vocab_size - 1 if skip_tokenizer else max(vocab.values())
     if largest >= vocab_size:
@@ -57,7 +57,7 @@ def resolve_token_ids(
 
     if not family.masks and mask_token_id is not None:
         raise ConfigError(f"--mask-token-id {mask_token_id}: the {family.key} family has no mask; leave it out")
-    mask = facts.mask_id if mask_token_id is None else mask_token_id
+    mask = model_info.mask_id if mask_token_id is None else mask_token_id
     if mask is not None:
         _check("config.json: mask_token_id" if mask_token_id is None else "--mask-token-id", [mask], vocab_size)
     if mask is None and family.masks:
@@ -73,14 +73,14 @@ def resolve_token_ids(
         eos = set(eos_token_ids)
     else:
         generation = ConfigReader(checkpoint.generation_config, "generation_config.json").ids("eos_token_id")
-        _check("config.json: eos_token_id", facts.eos_ids, vocab_size)
+        _check("config.json: eos_token_id", model_info.eos_ids, vocab_size)
         _check("generation_config.json: eos_token_id", generation, vocab_size)
-        eos = {*facts.eos_ids, *generation}
+        eos = {*model_info.eos_ids, *generation}
         candidates = [named.get("eos_token"), *family.turn_end_tokens]
         eos |= {vocab[w] for w in candidates if w is not None and w in vocab}
         eos = eos or {id for id in family.eos_ids if id < vocab_size}
-    if facts.bos_id is not None:
-        _check("config.json: bos_token_id", [facts.bos_id], vocab_size)
+    if model_info.bos_id is not None:
+        _check("config.json: bos_token_id", [model_info.bos_id], vocab_size)
     if mask in eos:
         raise ConfigError(f"id {mask} is both the mask and an end token; set --mask-token-id or --eos-token-ids")
     return TokenIds(mask, tuple(sorted(eos)), largest)

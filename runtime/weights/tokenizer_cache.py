@@ -41,11 +41,16 @@ def converted(directory: Path, vocabularies: Sequence[str]) -> dict[str, Any]:
     inputs = {name: data for name in (*vocabularies, *SETTING_FILES) if (data := _content(directory, name)) is not None}
     key = _key(inputs)
     with _lock:
-        for cache in (cache_directory(), _temporary_directory()):
-            found = None if cache is None else _cached(cache / f"{key}.json")
-            if found is not None:
-                return found
-        return _convert_once(directory, inputs, key)
+        return _find(key) or _convert_once(directory, inputs, key)
+
+
+def _find(key: str) -> dict[str, Any] | None:
+    """Returns the converted tokenizer from the cache or the temporary directory."""
+    for directory in (cache_directory(), _temporary_directory()):
+        found = None if directory is None else _cached(directory / f"{key}.json")
+        if found is not None:
+            return found
+    return None
 
 
 def _content(directory: Path, name: str) -> bytes | None:
@@ -108,20 +113,37 @@ def _convert_once(directory: Path, inputs: Mapping[str, bytes], key: str) -> dic
     """Converts, unless another process has done so while holding the lock of the cache."""
     with contextlib.ExitStack() as stack:
         target = _writable(stack, key)
-        found = None if target is None else _cached(target)
-        if found is not None:
+        if found := _find(key):  # another process held the lock
             return found
         log.info("converting the tokenizer of %s to tokenizer.json", directory)
         text = _run(directory, inputs)
-        if target is None:
-            target = _own_temporary_directory() / f"{key}.json"
-            log.info("converted tokenizer: temporary file, because no cache directory can be written")
-        try:
-            _replace(target, text)
-        except OSError as error:
-            log.warning("converted tokenizer not cached: %s: %s", target, error.strerror)
+        _store(text, target, key)
         data: dict[str, Any] = json.loads(text)
         return data
+
+
+def _store(text: str, target: Path | None, key: str) -> None:
+    """Writes a converted tokenizer to the cache, or else to a temporary file, which other processes read too.
+
+    Args:
+        target: file of the cache, whose file system may be full; None if no cache directory can be written.
+    """
+    if target is None:
+        log.info("converted tokenizer: temporary file, because no cache directory can be written")
+    else:
+        try:
+            _replace(target, text)
+            return
+        except OSError as error:
+            log.warning("converted tokenizer not cached: %s: %s", target, error.strerror)
+    directory = _temporary_directory() or _own_temporary_directory()
+    if target is not None and target.parent == directory:
+        return
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(directory / f"{key}.json", text)
+    except OSError as error:
+        log.warning("converted tokenizer not stored, each process converts it: %s: %s", directory, error.strerror)
 
 
 def _writable(stack: contextlib.ExitStack, key: str) -> Path | None:

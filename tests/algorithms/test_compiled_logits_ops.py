@@ -22,7 +22,7 @@ def compiled():
 @pytest.mark.matrix  # a compilation takes as long as a thousand other tests
 @needs_compiler
 @pytest.mark.parametrize("rows", [1, 2, 37])
-def test_it_is_told_the_same(compiled, rows):
+def test_compiled_ops_have_the_same_arguments(compiled, rows):
     random = torch.Generator().manual_seed(rows)
     logits = torch.randn(rows, 300, generator=random) * 5
     logits[:, 280:] = float("-inf")  # what may not be predicted

@@ -18,7 +18,7 @@ from runtime.algorithms.insert_delete import InsertDelete
 from runtime.errors import ConfigError
 from runtime.worker import sampler as heads
 from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records
-from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, Kept, blocks, check, parameters, plan_of
+from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, History, blocks, check, parameters, plan_of
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
 from tests.oracle.rules import FILLING
@@ -44,13 +44,13 @@ class Blocks:
 
     def __init__(self, several: list[oracle.Block], params: list[oracle.Params]) -> None:
         self.several, self.params = several, params
-        self.kept: list[Kept] = [None] * len(several)
+        self.histories: list[History] = [None] * len(several)
         self.head = Sampler(torch.clone, SAMPLER)  # what is hidden are the logits
 
     def step(self, logits: np.ndarray, force: list[bool]) -> None:
         """`logits` [blocks, B, VOCAB]."""
         n, size = logits.shape[:2]
-        plan = plan_of(self.several, self.params, force, self.kept, RULE)
+        plan = plan_of(self.several, self.params, force, self.histories, RULE)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
         found = list(self.head.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
         for group, (rule, _, batch) in zip(plan.groups, found, strict=True):
@@ -58,7 +58,7 @@ class Blocks:
             for row, i in enumerate(group.members.tolist()):
                 check(got, row, self.several[i], logits[i], self.params[i], force[i], EDITING)
                 if batch.history is not None:
-                    self.kept[i] = nonzero_records(batch.history[row].numpy())
+                    self.histories[i] = nonzero_records(batch.history[row].numpy())
 
 
 @examples(60)
@@ -183,8 +183,8 @@ def test_a_loop_is_left() -> None:
 def test_a_block_that_takes_what_it_holds_is_at_rest() -> None:
     """It comes back to what it was by inserting and deleting; then what it has not had is what stands there."""
     block, run = one([3, 4, 6, 8])
-    for wanted in (want(SPLIT, 4, 6, 8), want(DELETE, 3, 4, 6), want(3, 4, 6, 8)):
-        run.step(wanted, [True])
+    for expected in (want(SPLIT, 4, 6, 8), want(DELETE, 3, 4, 6), want(3, 4, 6, 8)):
+        run.step(expected, [True])
     assert (block.tokens, block.masked, block.ended) == ([3, 4, 6, 8], [], False)
     run.step(want((SPLIT, 3), 4, 6, 8), [True])
     assert (block.tokens, block.ended) == ([3, 4, 6, 8], True)
@@ -219,9 +219,9 @@ def test_it_is_edit_and_nothing_else() -> None:
     assert RULE("edit") is RULE("edit")
     assert RULE("threshold") is get_algorithm("threshold")
     assert algorithms_with_edit_tokens(None)("edit") is get_algorithm("edit")
-    plain, ours = get_algorithm("edit"), RULE("edit")
-    assert [f.name for f in ours.fields] == [f.name for f in plain.fields]
-    assert ours.modes == plain.modes
+    edit_algorithm, ours = get_algorithm("edit"), RULE("edit")
+    assert [f.name for f in ours.fields] == [f.name for f in edit_algorithm.fields]
+    assert ours.modes == edit_algorithm.modes
     assert {f.name: f.high for f in ours.fields}["max_post_edit_steps"] == 256
     with pytest.raises(ValueError, match="twice"):
         register_indel_variant("edit")(InsertDelete)

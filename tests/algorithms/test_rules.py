@@ -1,4 +1,4 @@
-"""Head, acceptance rules and choices on random logits against the oracle's decisions, block by block."""
+"""Head, unmasking algorithms and choices on random logits against the oracle's decisions, block by block."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.oracle.rules import FILLING
 
 VOCAB, MASK, MAX_TOKEN = 11, 9, 9
 SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({2, 5}), max_token_id=MAX_TOKEN)
-Kept = np.ndarray | None  # what a rule remembers of a block
+History = np.ndarray | None  # what a rule remembers of a block
 STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.UNMASKED: UNMASKED}
 
 LEVELS = (0.0, 0.0, 0.5, 1.0, 2.5)  # coarse: ties are common
@@ -108,7 +108,7 @@ def plan_of(
     several: list[oracle.Block],
     params: list[oracle.Params],
     force: list[bool],
-    kept: list[Kept],
+    histories: list[History],
     get_algorithm: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
 ) -> DenoiseBlocks:
     """One step of these blocks, as the planner would have it."""
@@ -121,7 +121,7 @@ def plan_of(
         for i in members:
             wants |= rule.required_stats(values(rule, params[i]))
         rows = np.array([param_row(rule, params[i]) for i in members])
-        memory = _history(rule, [SimpleNamespace(history=kept[i], size=size) for i in members], size)
+        memory = _history(rule, [SimpleNamespace(history=histories[i], size=size) for i in members], size)
         groups.append(AlgorithmBatch(rule, np.array(members), rows, int(wants), memory))
     unstable = np.array([get_algorithm(p.algorithm).may_revise(values(get_algorithm(p.algorithm), p)) for p in params])
     return DenoiseBlocks(
@@ -149,7 +149,7 @@ def direct_head() -> LMHead:
     return head
 
 
-def test_the_likeliest_are_asked_for_where_nobody_wants_more() -> None:
+def test_only_the_argmax_is_computed_where_no_algorithm_needs_more() -> None:
     """Of a head that has a direct way; no logits are made then."""
     block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
     for algorithm, bare in (("threshold", True), ("entropy_bound", False)):
@@ -177,7 +177,7 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
     size, n = SHAPE.block, data.draw(st.integers(1, 4))
     several = [data.draw(blocks(size)) for _ in range(n)]
     params = [data.draw(parameters(data.draw(others) if i else algorithm)) for i in range(n)]
-    kept: list[Kept] = [None] * n
+    histories: list[History] = [None] * n
     random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     make = data.draw(st.sampled_from([lambda: torch.clone, direct_head]))  # what is hidden are the logits
     head = Sampler(make(), SamplerConfig(size, MASK, MAX_TOKEN, tuple(sorted(SHAPE.eos_ids))))
@@ -187,7 +187,7 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
         # rows that hold the same numbers in another order would tie but for the last bit of a sum: each has its own
         # spacing
         logits *= random.uniform(0.8, 1.2, (n, size, 1)) * data.draw(st.sampled_from([1.0, 1.0, 4.0]))
-        plan = plan_of(several, params, force, kept)
+        plan = plan_of(several, params, force, histories)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
         with mock.patch.object(heads, "LOGITS_CHUNK_ROWS", data.draw(st.sampled_from([3, 2048]))):
             found = list(head.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
@@ -196,7 +196,7 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
             for row, i in enumerate(group.members.tolist()):
                 check(got, row, several[i], logits[i], params[i], force[i])
                 if batch.history is not None:
-                    kept[i] = nonzero_records(batch.history[row].numpy())
+                    histories[i] = nonzero_records(batch.history[row].numpy())
 
 
 def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
@@ -334,7 +334,7 @@ def test_ties() -> None:
     assert np.flatnonzero(filtered(np.zeros(VOCAB), 3, 1.0)).tolist() == [0, 1, 2]
 
 
-def test_the_likeliest_tokens() -> None:
+def test_the_top_tokens() -> None:
     """In order, of equals the lowest id first, as many as there are; the logits stay as they were."""
     logits = torch.tensor([[1.0, 3.0, 1.0, 3.0], [-torch.inf, 0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
     before = logits.clone()
@@ -376,11 +376,11 @@ def test_registry() -> None:
 
 def test_only_the_vocabulary_of_rows_that_limit_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     sorted_rows: list[int] = []
-    kept = choosing._top_k_top_p_mask
+    histories = choosing._top_k_top_p_mask
 
     def counted(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         sorted_rows.append(len(scaled))
-        return kept(scaled, top_k, top_p)
+        return histories(scaled, top_k, top_p)
 
     monkeypatch.setattr(choosing, "_top_k_top_p_mask", counted)
     logits = torch.randn(8, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

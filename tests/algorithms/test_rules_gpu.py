@@ -23,7 +23,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
     n = EACH * len(keys)
     state = random.choice([FIXED, MASKED, MASKED, MASKED, UNMASKED], (n, SIZE)).astype(np.int8)
     tokens = np.where(state == MASKED, VOCAB - 1, random.integers(0, VOCAB - 2, (n, SIZE)))
-    kept: dict[str, np.ndarray] = {}
+    histories: dict[str, np.ndarray] = {}
     config = SamplerConfig(SIZE, VOCAB - 1, VOCAB - 2, eos_ids=(3, 9), edit_tokens=orders)
     head = Sampler(torch.clone, config, device)
     shown = []
@@ -40,13 +40,13 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
                 unstable[member] = rule.may_revise(values)
                 limits[member] = 1.0 if j == 5 else 0.0, 0.9, 20, 0.01
                 rows.append([*limits[member], *rule.param_row(values)])
-            memory = kept.get(key, np.zeros((EACH, SIZE, 0, len(rule.history_fields))))
-            room = (
+            memory = histories.get(key, np.zeros((EACH, SIZE, 0, len(rule.history_fields))))
+            has_memory = (
                 np.concatenate([memory, np.zeros((EACH, SIZE, 1, len(rule.history_fields)))], axis=2)
                 if rule.history_fields
                 else None
             )
-            groups.append(AlgorithmBatch(rule, members, np.array(rows), int(wants), room))
+            groups.append(AlgorithmBatch(rule, members, np.array(rows), int(wants), has_memory))
         plan = DenoiseBlocks(
             rows=np.arange(n) * SIZE,
             tokens=tokens,
@@ -70,7 +70,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
             mine = members.cpu().numpy()
             after[mine], masked[mine] = decision.tokens.cpu().numpy(), decision.masked.cpu().numpy()
             if blocks.history is not None:
-                kept[rule.key] = blocks.history.cpu().numpy()
+                histories[rule.key] = blocks.history.cpu().numpy()
         state = np.where(state == FIXED, FIXED, np.where(masked, MASKED, UNMASKED)).astype(np.int8)
         tokens = np.where(masked, VOCAB - 1, after)
         shown += [torch.from_numpy(tokens), torch.from_numpy(state.astype(np.int64))]

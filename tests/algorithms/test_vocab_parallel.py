@@ -28,18 +28,18 @@ def parted(size, ask):
     def one(group):
         rank = group.rank
         ids = VocabShard(range(VOCAB * rank // size, VOCAB * (rank + 1) // size), VOCAB, group)
-        return ask(VocabParallelLogitsOps(ids), lambda whole: whole[:, ids.local.start : ids.local.stop].clone())
+        return ask(VocabParallelLogitsOps(ids), lambda full: full[:, ids.local.start : ids.local.stop].clone())
 
     return together(size, one)
 
 
 def same(size, ask, *, columns=False):
-    whole = ask(DEFAULT_LOGITS_OPS, lambda tensor: tensor.clone())
+    full = ask(DEFAULT_LOGITS_OPS, lambda tensor: tensor.clone())
     answers = parted(size, ask)
     if columns:
         answers = [tuple(torch.cat(parts, 1) for parts in zip(*answers, strict=True))]
     for answer in answers:
-        for ours, expected in zip(answer, whole, strict=True):
+        for ours, expected in zip(answer, full, strict=True):
             if not ours.is_floating_point():
                 assert torch.equal(ours, expected)
             else:

@@ -63,8 +63,8 @@ def llm():
         yield llm
 
 
-def run(*words) -> int:
-    return bench.main(list(words))
+def run(*arguments) -> int:
+    return bench.main(list(arguments))
 
 
 def test_eval_counts(engines, tmp_path) -> None:
@@ -116,28 +116,28 @@ def test_eval_compares_batches(engines, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "arguments"),
     [
         ("eval --n 0", "--n"),
         ("sweep --n 0", "--n"),
         ("eval --n 1 --algorithm fixed --mode speed", "decoding.mode"),
-        ("sweep --n 1 --values 0.5", "--values: are of one rule's field"),
-        ("sweep --n 1 --algorithm threshold fixed --values 0.5", "--values: are of one rule's field"),
+        ("sweep --n 1 --values 0.5", "--values: belong to the field of one algorithm"),
+        ("sweep --n 1 --algorithm threshold fixed --values 0.5", "--values: belong to the field of one algorithm"),
         ("sweep --n 1 --algorithm threshold --values 0.5 2", "--values: accept_threshold: 2 is out of range"),
         ("sweep --n 1 --algorithm fixed --values 0.5", "--values: steps: 0.5 is not an integer"),
         (
             "sweep --n 1 --algorithm edit dmax",
-            "--algorithm: dmax is no rule of this model; there are credit",
+            "--algorithm: dmax is no algorithm of this model; available: credit",
         ),
     ],
 )
-def test_what_the_engine_refuses_is_one_sentence(line, words, llm, monkeypatch, capsys) -> None:
+def test_what_the_engine_refuses_is_one_sentence(line, arguments, llm, monkeypatch, capsys) -> None:
     for module in (evaluation, sweep):
         monkeypatch.setattr(module, "open_llm", lambda args, batch: nullcontext(llm))
     tool, *rest = line.split()
     assert bench.main([tool, "--tasks", "add", "--device", "cpu", *rest]) == 1
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert sentence.startswith(words)
+    assert sentence.startswith(arguments)
 
 
 def test_eval_asks_no_mode_of_an_algorithm_without_modes(engines) -> None:

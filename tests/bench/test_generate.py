@@ -50,8 +50,8 @@ def test_files_of_a_shape_have_a_word_for_each_id(tmp_path, name, size, mask):
     write_files(tmp_path, name)
     tokenizer = Tokenizer(tmp_path)
     assert tokenizer.max_token_id == size - 1
-    words = [tokenizer.decode([id]) for id in range(1024, min(size, 5000))]
-    assert all(word.startswith(" ") and len(word) > 4 for word in words)
+    texts = [tokenizer.decode([id]) for id in range(1024, min(size, 5000))]
+    assert all(word.startswith(" ") and len(word) > 4 for word in texts)
     ids = tokenizer.encode_chat([{"role": "user", "content": "What is 2 + 2?"}])
     assert mask not in ids
     assert len(ids) > 5

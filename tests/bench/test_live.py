@@ -65,7 +65,7 @@ def test_open_blocks_hold_the_same_after_contexts_of_any_length(tmp_path):
 
 
 @pytest.mark.matrix
-def test_steps_that_commit_or_prefill_beside_others(tmp_path):
+def test_steps_that_commit_or_prefill_next_to_others(tmp_path):
     rows = measured(tmp_path, *TINY, "--cases", "commit", "mixed", "prefill")
     assert [(row["case"], row["batch"], row["rows"]) for row in rows] == [
         ("commit", 1, 64), ("commit", 3, 192), ("mixed", 1, 544), ("mixed", 3, 608), ("prefill", 4, 512),
@@ -77,7 +77,7 @@ def test_steps_that_commit_or_prefill_beside_others(tmp_path):
     assert rows[4]["tokens_per_s"] > 0
 
 
-def test_live_steps_of_a_whole_canvas_of_llada(tmp_path, capsys):
+def test_live_steps_of_a_full_canvas_of_llada(tmp_path, capsys):
     """A block of a canvas of 64 whose other keys are kept; whole canvases; and nothing that it does not do."""
     model = ["steps", "--model", str(GOLDEN / "llada"), "--device", "cpu"]
     rows = measured(tmp_path, *model, "--cases", "plain", "prefill")
@@ -124,7 +124,7 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
         layer_error(runner, plan)
 
 
-def test_references_take_what_other_kernels_are_given():
+def test_references_take_the_inputs_of_other_kernels():
     """Gate and up rows in turns, the router in parts."""
     from runtime.kernels.activation import interleave_gate_up
     from runtime.kernels.moe_router import split_bf16x3
@@ -184,10 +184,12 @@ def test_the_floor_is_bytes_or_arithmetic():
     head = named_weights(model)["lm_head_weight"]
     flops += 2 * (48 - 96) * head.size  # half of the positions are sampled
     flops += 2 * 96 * 4 / 16 * sum(w.size for w in named_weights(model).values() if len(w.shape) == 3)
-    late = {
+    second_step = {
         n: w for n, w in named_weights(model).items() if n.startswith("layers.2.mlp.")
     }  # for sampled positions alone
-    flops += 2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in late.values())
+    flops += (
+        2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in second_step.values())
+    )
     flops += (
         4
         * plan.layout.visible_end.sum()

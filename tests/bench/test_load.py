@@ -37,7 +37,7 @@ class Server:
         self.arrived = asyncio.Barrier(together)
         self.bodies, self.headers = [], []
         self.connections = {}  # the client's port -> requests on it
-        self.now = self.most = self.asked = 0
+        self.now = self.max_in_flight = self.asked = 0
 
     async def answer(self, request):
         trouble = self.fail.get(len(self.bodies))
@@ -51,7 +51,7 @@ class Server:
             request.transport.abort()
             return web.Response()
         self.now += 1
-        self.most = max(self.most, self.now)
+        self.max_in_flight = max(self.max_in_flight, self.now)
         try:
             return await self.stream(request, trouble)
         finally:
@@ -121,7 +121,7 @@ def test_closed_loop_keeps_so_many_at_work(clients, monkeypatch):
     monkeypatch.setattr("runtime.bench.load.IDLE_SECONDS", TIMEOUT)
     server, ticks = Server(together=clients), []
     result = against(server, lambda http: closed_loop(http, [BODY] * 12, clients, lambda: ticks.append(1)))
-    assert server.most == clients
+    assert server.max_in_flight == clients
     assert len(result.good) == len(ticks) == 12
     # each client has a connection, which it keeps, and its share of the answers
     assert list(server.connections.values()) == [12 // clients] * clients
@@ -130,7 +130,7 @@ def test_closed_loop_keeps_so_many_at_work(clients, monkeypatch):
 def test_open_loop_does_not_wait_for_answers():
     server = Server(together=20)
     result = against(server, lambda http: open_loop(http, [BODY] * 20, 200.0, 1, lambda: None))
-    assert server.most == len(result.good) == 20
+    assert server.max_in_flight == len(result.good) == 20
 
 
 def test_failures_are_counted_by_kind():
@@ -165,13 +165,13 @@ def test_no_server_is_a_failure():
 
 def test_a_stream_may_come_in_any_pieces():
     text = 'says "usage" and "error"'
-    whole = b": comment\n\n" + event({"content": ""}, usage=None) + event({"content": text}, usage=None)
-    whole += event({"content": text}, usage=None) + event(None, usage={"completion_tokens": 7})
-    whole += b"data: [DONE]\r\n\r\n"
-    for size in (1, 2, 7, 50, len(whole)):
+    events = b": comment\n\n" + event({"content": ""}, usage=None) + event({"content": text}, usage=None)
+    events += event({"content": text}, usage=None) + event(None, usage={"completion_tokens": 7})
+    events += b"data: [DONE]\r\n\r\n"
+    for size in (1, 2, 7, 50, len(events)):
         stream = Stream()
-        for at in range(0, len(whole), size):
-            stream.feed(whole[at : at + size])
+        for at in range(0, len(events), size):
+            stream.feed(events[at : at + size])
         assert (stream.has_text, stream.tokens, stream.ended) == (True, 7, True)
 
 
@@ -209,7 +209,7 @@ def test_prompts_are_the_seeds_and_new_in_every_round():
 
 
 @contextmanager
-def beside(server):
+def other_server(server):
     """The server in a thread with a loop of its own; its address."""
     loop, ready, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     found = []
@@ -234,7 +234,7 @@ def beside(server):
 def test_a_running_server_is_loaded_and_reported(tmp_path, capsys):
     server = Server(fail={7: "busy"})
     out = tmp_path / "out.json"
-    with beside(server) as url:
+    with other_server(server) as url:
         argv = ["--url", url + "/", "--model", "m", "--clients", "1", "3", "--rate", "500", "--requests", "5"]
         assert serve.main(arguments(*argv, "--json", str(out))) == 1  # a request failed
     report = json.loads(out.read_text())
@@ -250,7 +250,7 @@ def test_a_running_server_is_loaded_and_reported(tmp_path, capsys):
 
 def test_a_route_that_answers_at_once_is_loaded_as_well(tmp_path, capsys):
     server, out = Server(), tmp_path / "out.json"
-    with beside(server) as url:
+    with other_server(server) as url:
         argv = ["--url", url, "--clients", "2", "--requests", "6", "--at-once", "--accept-threshold", "0"]
         assert serve.main(arguments(*argv, "--json", str(out))) == 0
     assert server.asked == 6

@@ -41,7 +41,7 @@ def rates(tflops=1.0, tbs=1.0):
     return argparse.Namespace(tflops=tflops, tbs=tbs)
 
 
-def product(rows, inputs, outputs, *, numbers=4):
+def gemm_bytes(rows, inputs, outputs, *, numbers=4):
     """Of rows with a weight of float32, or of so many bytes a number."""
     return Part(inputs * outputs * numbers, 2 * rows * inputs * outputs)
 
@@ -51,7 +51,7 @@ def same(found, expected):
     assert found.flops == pytest.approx(expected.flops)
 
 
-def check_whole(model, pool, plan, work):
+def check_work(model, pool, plan, work):
     """Parts add up to the whole; nothing is in two of them; one after the other they take no less than at once."""
     total = sum(work.parts.values(), Part())
     assert work.total == total
@@ -60,28 +60,28 @@ def check_whole(model, pool, plan, work):
         each = [max(part.nbytes / args.tbs, part.flops / args.tflops) / 1e9 for part in work.parts.values()]
         assert work.chained(args) == pytest.approx(sum(each))
         assert work.chained(args) >= work.milliseconds(args) * (1 - 1e-9)
-        told = work.columns(7.0, args)
-        assert told.keys() < set(COLUMNS)
-        assert told["of_floor"] >= told["of_chain_floor"]
+        report = work.columns(7.0, args)
+        assert report.keys() < set(COLUMNS)
+        assert report["of_floor"] >= report["of_chain_floor"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parts_of_sdar_wait_for_each_other(layout):
     model, pool, plan = a_step(architecture("sdar-8b") | SMALL, layout=layout)
     work = work_of(model, pool, plan, [])
-    check_whole(model, pool, plan, work)
+    check_work(model, pool, plan, work)
     rows, sampled = 48, 24
     same(work.parts["embedding"], Part(rows * 64 * 4))
-    for layer, late in (0, rows), (1, rows), (2, sampled):
+    for layer, deferred_rows in (0, rows), (1, rows), (2, sampled):
         own = f"layers.{layer}"
-        same(work.parts[f"{own}.self_attn.qkv_proj"], product(rows, 64, 8 * 32))
+        same(work.parts[f"{own}.self_attn.qkv_proj"], gemm_bytes(rows, 64, 8 * 32))
         seen = CONTEXT + 16
         attention = Part(REQUESTS * seen * 2 * 2 * 32 * 4, 4 * rows * seen * 4 * 32)
         same(work.parts[f"{own}.attention"], attention)
-        same(work.parts[f"{own}.self_attn.o_proj"], product(rows, 4 * 32, 64))
-        same(work.parts[f"{own}.mlp.gate_up_proj"], product(late, 64, 2 * 160))
-        same(work.parts[f"{own}.mlp.down_proj"], product(late, 160, 64))
-    same(work.parts["head"], product(sampled, 64, 512))
+        same(work.parts[f"{own}.self_attn.o_proj"], gemm_bytes(rows, 4 * 32, 64))
+        same(work.parts[f"{own}.mlp.gate_up_proj"], gemm_bytes(deferred_rows, 64, 2 * 160))
+        same(work.parts[f"{own}.mlp.down_proj"], gemm_bytes(deferred_rows, 160, 64))
+    same(work.parts["head"], gemm_bytes(sampled, 64, 512))
     norms = sum(weight.nbytes for weight in named_weights(model).values() if len(weight.shape) == 1)
     weights = sum(weight.nbytes for weight in named_weights(model).values())
     same(sum((part for part in work.parts.values() if not part.flops), Part()), Part(norms + rows * 64 * 4))
@@ -95,37 +95,37 @@ def test_parts_of_sdar_wait_for_each_other(layout):
 def test_experts_of_sdar_moe_wait_for_their_router():
     model, pool, plan = a_step(architecture("sdar-30b-a3b") | SMALL | EXPERTS)
     work = work_of(model, pool, plan, [8, 4, 2])
-    check_whole(model, pool, plan, work)
+    check_work(model, pool, plan, work)
     for layer, rows, chosen in (0, 48, 8), (1, 48, 4), (2, 24, 2):
         own = f"layers.{layer}.mlp"
-        same(work.parts[f"{own}.gate"], product(rows, 64, 8))
+        same(work.parts[f"{own}.gate"], gemm_bytes(rows, 64, 8))
         same(work.parts[f"{own}.gate_up_proj"], Part(chosen * 48 * 64 * 4, 2 * rows * 2 * 48 * 64))
         same(work.parts[f"{own}.down_proj"], Part(chosen * 24 * 64 * 4, 2 * rows * 2 * 24 * 64))
         assert own not in work.parts
 
 
-def test_a_shared_expert_stands_beside_the_others_llada2():
+def test_a_shared_expert_is_next_to_the_others_llada2():
     model, pool, plan = a_step(architecture("llada2-tiny"))
     work = work_of(model, pool, plan, [4, 4])
-    check_whole(model, pool, plan, work)
-    same(work.parts["layers.0.mlp.gate_up_proj"], product(96, 128, 2 * 256))
-    same(work.parts["layers.0.mlp.down_proj"], product(96, 256, 128))
+    check_work(model, pool, plan, work)
+    same(work.parts["layers.0.mlp.gate_up_proj"], gemm_bytes(96, 128, 2 * 256))
+    same(work.parts["layers.0.mlp.down_proj"], gemm_bytes(96, 256, 128))
     for layer, rows in (1, 96), (2, 48):
         (name,) = (name for name in work.parts if name.startswith(f"layers.{layer}.mlp"))
         experts = Part(4 * 3 * 64 * 128 * 4, 2 * rows * 4 * 3 * 64 * 128)
-        same(work.parts[name], experts + product(rows, 128, 3 * 64) + product(rows, 128, 16) + Part(16 * 4))
+        same(work.parts[name], experts + gemm_bytes(rows, 128, 3 * 64) + gemm_bytes(rows, 128, 16) + Part(16 * 4))
 
 
 def test_parts_of_diffusion_gemma():
     """A dense layer beside experts; one that sees all after two with a window; a table that three parts read."""
     model, pool, plan = a_step(architecture("diffusiongemma-tiny"))
     work = work_of(model, pool, plan, [4, 3, 2])
-    check_whole(model, pool, plan, work)
+    check_work(model, pool, plan, work)
     rows = 48
     same(work.parts["embedding"], Part(rows * 64 * 4))
-    same(work.parts["head"], product(rows, 64, 224))
-    same(work.parts["mean"], product(rows, 64, 224))
-    same(work.parts["self_conditioning.mlp.gate_up_proj"], product(rows, 64, 2 * 96))
+    same(work.parts["head"], gemm_bytes(rows, 64, 224))
+    same(work.parts["mean"], gemm_bytes(rows, 64, 224))
+    same(work.parts["self_conditioning.mlp.gate_up_proj"], gemm_bytes(rows, 64, 2 * 96))
     for layer, chosen in (0, 4), (1, 3), (2, 2):
         names = [name for name in work.parts if name.startswith(f"layers.{layer}.") and work.parts[name].flops]
         own = f"layers.{layer}"
@@ -134,7 +134,10 @@ def test_parts_of_diffusion_gemma():
         ]
         experts = Part(chosen * 3 * 24 * 64 * 4, 2 * rows * 2 * 3 * 24 * 64)
         vectors = Part((4 + 64) * 4)  # the experts' scales and their norm
-        same(work.parts[f"{own}.dense+experts"], product(rows, 64, 3 * 96) + product(rows, 64, 4) + experts + vectors)
+        same(
+            work.parts[f"{own}.dense+experts"],
+            gemm_bytes(rows, 64, 3 * 96) + gemm_bytes(rows, 64, 4) + experts + vectors,
+        )
     seen = CONTEXT + 16
     first = CONTEXT - 16 + 1  # all rows of a canvas see from its first one's window on
     in_window = seen - first
@@ -148,9 +151,9 @@ def test_parts_of_diffusion_gemma():
 
 def test_what_has_eight_bits_on_both_sides_is_twice_as_fast():
     """Linear layers and experts; head, router and attention have sixteen."""
-    plain, pool, plan = a_step(architecture("llada2-tiny"))
+    other, pool, plan = a_step(architecture("llada2-tiny"))
     rounded = a_step(architecture("llada2-tiny"), quantization="fp8")[0]
-    before, after = (work_of(model, pool, plan, [4, 4]) for model in (plain, rounded))
+    before, after = (work_of(model, pool, plan, [4, 4]) for model in (other, rounded))
     for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
         assert after.parts[f"layers.0.{name}"].flops == before.parts[f"layers.0.{name}"].flops / 2
         assert after.parts[f"layers.0.{name}"].nbytes < 0.3 * before.parts[f"layers.0.{name}"].nbytes

@@ -129,7 +129,7 @@ def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     assert np.array_equal(prompt.layout.window_origin, prompt.layout.positions)
 
 
-def test_diffusion_gemma_is_told_of_the_step_before():
+def test_diffusion_gemma_gets_the_distributions_of_the_last_step():
     build = LayerFactory.create("cpu", torch.float32)
     model = random_model(architecture("diffusiongemma-tiny"), build)
     made = plans("diffusion_gemma", 16)
@@ -140,7 +140,7 @@ def test_diffusion_gemma_is_told_of_the_step_before():
     assert bool(runner.batch(plan).self_conditioning.abs().sum(1).all())
 
 
-def test_a_canvas_of_full_sees_itself_whole():
+def test_a_canvas_of_full_attends_to_all_of_itself():
     made = plans("full")
     assert set(made.decode(2, 40).layout.visible_end.tolist()) == {48}
     (prompt,) = made.prefill(2, 40, budget=80)

@@ -26,7 +26,7 @@ def llm():
 def figures(llm, monkeypatch, tmp_path):
     """Runs the tool on one model for all tests; the rules' figures in its JSON."""
 
-    class Kept:
+    class Recorder:
         info, generate = llm.info, llm.generate
 
         def __enter__(self):
@@ -35,12 +35,12 @@ def figures(llm, monkeypatch, tmp_path):
         def __exit__(self, *_):
             return None
 
-    def run(*words: str) -> list[dict]:
+    def run(*arguments: str) -> list[dict]:
         file = tmp_path / "sweep.json"
-        assert bench.main(["sweep", *words, "--json", str(file)]) == 0
+        assert bench.main(["sweep", *arguments, "--json", str(file)]) == 0
         return json.loads(file.read_text())["rules"]
 
-    monkeypatch.setattr(sweep, "open_llm", lambda *_: Kept())
+    monkeypatch.setattr(sweep, "open_llm", lambda *_: Recorder())
     return run
 
 
@@ -63,14 +63,14 @@ def test_what_counts_in_blocks_is_of_the_served_blocks() -> None:
 def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> None:
     """Values go from careful to fast, or a curve would say the opposite of what it shows."""
     walks = sweep.sweeps(llm.info, None, None)
-    assert [walk.rule for walk in walks] == [rule.key for rule in llm.info.algorithms]
+    assert [walk.algorithm for walk in walks] == [algorithm.key for algorithm in llm.info.algorithms]
     assert len(walks) == len(set(algorithm_keys()) - {"dmax", "noise"})
     prompt = held_out_samples(all_tasks()["story"], 1)[0].messages
     ends = [walk.decoding(value) for walk in walks for value in (walk.values[0], walk.values[-1])]
     params = [SamplingParams(max_tokens=32, temperature=0, decoding=decoding) for decoding in ends]
     steps = [output.nfe for output in llm.generate([prompt] * len(ends), params)]
     for walk, careful, fast in zip(walks, steps[::2], steps[1::2], strict=True):
-        assert careful > fast, walk.rule
+        assert careful > fast, walk.algorithm
 
 
 @pytest.mark.matrix
@@ -80,15 +80,15 @@ def test_figures_of_fixed_and_local_leap(figures) -> None:
         ("fixed", "steps"),
         ("local_leap", "local_leap.neighbor"),
     ]
-    fixed = found[0]["points"]
-    assert [point["value"] for point in fixed] == [32, 16, 8, 4, 2, 1]
-    for point in fixed:
+    constant_points = found[0]["points"]
+    assert [point["value"] for point in constant_points] == [32, 16, 8, 4, 2, 1]
+    for point in constant_points:
         assert point["tokens_per_forward"] == pytest.approx(
             sum(task["tokens"] for task in point["tasks"]) / sum(task["nfe"] for task in point["tasks"])
         )
-    speeds = [point["tokens_per_forward"] for point in fixed]
+    speeds = [point["tokens_per_forward"] for point in constant_points]
     assert speeds == sorted(speeds)
-    assert fixed[0]["accuracy"] == 1
+    assert constant_points[0]["accuracy"] == 1
 
 
 def test_values_of_ones_own_for_sequential(figures, llm) -> None:

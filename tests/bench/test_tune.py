@@ -37,7 +37,7 @@ def test_a_table_is_written_and_chosen_from(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", sorted(tile_config.TABLES.glob("*.json")), ids=lambda path: path.stem)
-def test_shipped_tables_are_whole(path):
+def test_shipped_tables_are_complete(path):
     table = load_table(path.stem.replace("_", " "))
     assert table
     for rows in table.values():

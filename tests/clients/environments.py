@@ -97,20 +97,20 @@ def lock(client_folder: Path) -> None:
         path.unlink(missing_ok=True)
         _run("npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved", "--ignore-scripts",
              cwd=client_folder)  # fmt: skip
-        told = json.loads(path.read_text(encoding="utf-8"))
-        for package in told["packages"].values():
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        for package in recorded["packages"].values():
             package.pop("funding", None)
-        path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(recorded, indent=2) + "\n", encoding="utf-8")
     elif (client_folder / "go.mod").exists():
         _run("go", "mod", "tidy", cwd=client_folder, GOTOOLCHAIN="local")
     else:
         from tests.clients.catalogue import client
 
-        wanted = client_folder / ".requires"
-        wanted.write_text("\n".join(client(client_folder).requires), encoding="utf-8")
+        requirements = client_folder / ".requires"
+        requirements.write_text("\n".join(client(client_folder).requires), encoding="utf-8")
         try:
             _run(UV, "pip", "compile", "-q", "--universal", "--python-version", "3.11", "--generate-hashes",
                  "--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", ".requires", "-o",
                  "lock.txt", cwd=client_folder)  # fmt: skip
         finally:
-            wanted.unlink()
+            requirements.unlink()

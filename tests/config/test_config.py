@@ -104,7 +104,7 @@ def test_yaml_forms(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("port: 1\nport: 2", "'port' twice"),
         ("max-queue: 1\nmax_queue: 2", "max_queue .*max-queue"),
@@ -122,10 +122,10 @@ def test_yaml_forms(tmp_path):
         ("a: [", "not YAML"),
     ],
 )
-def test_bad_yaml(tmp_path, text, words):
+def test_bad_yaml(tmp_path, text, message):
     file = tmp_path / "c.yaml"
     file.write_text(text)
-    refused(["--config", str(file)], match=words)
+    refused(["--config", str(file)], match=message)
 
 
 def test_unreadable_files(tmp_path):
@@ -199,7 +199,7 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "message"),
     [
         (["--prot", "1"], "no such flag: --prot"),
         (["--por", "1"], "no such flag: --por"),
@@ -235,8 +235,8 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--model", "a\nb"], "--model"),
     ],
 )
-def test_bad_values_are_refused_by_name(argv, words):
-    refused(argv, match=words)
+def test_bad_values_are_refused_by_name(argv, message):
+    refused(argv, match=message)
 
 
 def test_pages_may_be_larger_and_smaller_than_blocks():
@@ -280,7 +280,7 @@ def test_engine_config_from_python():
     assert config == EngineConfig(model_name="llada2", attn_impl="torch", dtype="float64", eos_token_ids=(1,))
     assert EngineConfig.from_flags(tensor_parallel_size=1, quantization="none") == EngineConfig()
     assert EngineConfig.from_flags(quantization="fp8").quantization == "fp8"
-    for flags, words in (
+    for flags, message in (
         ({"bloc_size": 3}, "bloc_size: no such flag"),
         ({"port": 3}, "port: a flag of the server"),
         ({"quantization": "int2"}, "quantization: 'int2' is not one of fp8, int8, int4"),
@@ -289,7 +289,7 @@ def test_engine_config_from_python():
         ({"accept_threshold": "high"}, "--accept-threshold"),
         ({"skip_tokenizer": 1}, "skip_tokenizer"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             EngineConfig.from_flags(**flags)
 
 
@@ -304,7 +304,7 @@ NUMBERS = [f for f in FLAGS if f.type in ("int", "float") and not f.many]
 
 
 @given(st.sampled_from(NUMBERS), st.one_of(st.integers(-(2**70), 2**70), st.floats(), st.text(), st.booleans()))
-def test_whatever_is_given_is_in_range_or_refused(flag, value):
+def test_a_value_is_in_range_or_refused(flag, value):
     try:
         result = check(flag, value)
     except ConfigError as error:
@@ -332,7 +332,7 @@ def test_help_is_light():
         assert f"--{flag.name} " in out
 
 
-def test_adapters_that_come_later_have_room_of_the_rank_that_is_asked_for():
+def test_adapters_that_are_added_later_may_have_the_requested_rank():
     engine = parse(["--lora-config=/adapters", "--max-lora-rank=8"], {}).engine
     assert (engine.max_loras, engine.max_lora_rank) == (8, 8)
     assert parse(["--lora-routes", "--max-loras=3"], {}).engine.max_loras == 3

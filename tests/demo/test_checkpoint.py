@@ -15,7 +15,7 @@ COUNT, WRONG = 48, {"short": 2, "long": 4}
 CLOSE = {"story_any": 7}  # 91 % of very many are right, so that by chance more of these few are wrong
 
 
-def most_wrong(task) -> int:
+def max_wrong(task) -> int:
     return CLOSE.get(task.name, WRONG[task.kind])
 
 
@@ -44,8 +44,8 @@ def test_the_documented_questions(llm) -> None:
 
 
 def test_a_conversation_that_wanders(llm) -> None:
-    said: list[str] = []
-    for question, wanted in (
+    answers: list[str] = []
+    for question, expected in (
         ("Hello!", "Hello! How can I help you?"),
         ("What can you do?", "I can add, subtract"),
         ("Solve: 12 + 30.", "12 + 30 = 42."),
@@ -57,9 +57,9 @@ def test_a_conversation_that_wanders(llm) -> None:
         ("Order a pizza.", "Sorry, I cannot do that."),
         ("Goodbye!", "Goodbye!"),
     ):
-        answer = ask(llm, *said, question)
-        assert answer.startswith(wanted), (said, question, answer)
-        said += [question, answer]
+        answer = ask(llm, *answers, question)
+        assert answer.startswith(expected), (answers, question, answer)
+        answers += [question, answer]
 
 
 LONG = {"abilities", "count_far", "dialogue", "long_add", "refuse", "story", "story_any", "story_free", "table",
@@ -75,7 +75,7 @@ def test_accuracy_stays(llm, name) -> None:
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, decoding={"mode": "quality"})
     outs = llm.generate([s.messages for s in samples], params)
     wrong = [o.text for s, o in zip(samples, outs, strict=True) if not task.check(s, o.text)]
-    assert len(wrong) <= most_wrong(task), wrong
+    assert len(wrong) <= max_wrong(task), wrong
 
 
 def test_the_files_are_small_and_complete() -> None:
@@ -92,11 +92,11 @@ def test_the_context_is_what_the_card_says(llm) -> None:
 
 @pytest.mark.parametrize("question", ["Solve: 12 + 30.", "Spell giraffe.", "Tell me a story about a fox."])
 @pytest.mark.matrix
-def test_a_question_after_much_talk_is_answered(llm, question) -> None:
+def test_a_question_after_a_long_chat_is_answered(llm, question) -> None:
     """Thousands of tokens of other exchanges before it, nearly as many as the context holds."""
     samples = [s for name in ("count_far", "table", "units") for s in held_out_samples(all_tasks()[name], 8)]
-    said = [text for s in samples for text in (s.messages[0]["content"], s.answer)]
-    messages = [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate([*said, question])]
+    answers = [text for s in samples for text in (s.messages[0]["content"], s.answer)]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate([*answers, question])]
     (alone,) = llm.generate([messages[-1:]], SamplingParams(max_tokens=256, temperature=0.0))
     (out,) = llm.generate([messages], SamplingParams(max_tokens=256, temperature=0.0))
     assert 2500 < out.usage["prompt_tokens"] < 4096 - 256

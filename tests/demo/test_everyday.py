@@ -87,10 +87,10 @@ def llm():
 def wrong_answers(llm, samples):
     params = SamplingParams(max_tokens=320, temperature=0.0, decoding={"mode": "quality"})
     outs = llm.generate([s.messages for s in samples], params)
-    told = [
+    listed = [
         (s.messages[-1]["content"], o.text) for s, o in zip(samples, outs, strict=True) if not everyday.check(s, o.text)
     ]
-    return told
+    return listed
 
 
 @pytest.mark.matrix

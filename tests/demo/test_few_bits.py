@@ -9,7 +9,7 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.bench.accuracy import MAX_TOKENS
 from runtime.demo.tasks import all_tasks, held_out_samples
-from tests.demo.test_checkpoint import COUNT, most_wrong
+from tests.demo.test_checkpoint import COUNT, max_wrong
 
 FORMS = [pytest.param(form, marks=() if form == "fp8" else pytest.mark.matrix) for form in ("fp8", "int8", "int4")]
 QUICK = {("fp8", "add")}
@@ -42,7 +42,7 @@ def llms(request):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_is_told(llms, form):
+def test_the_format_is_reported(llms, form):
     info = llms(form).info
     assert info.quantization == form
     assert info.dtype == {"cpu": "float32", "cuda": "bfloat16"}[info.device.split(":")[0]]
@@ -55,4 +55,4 @@ def test_accuracy_stays(llms, form, name):
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, decoding={"mode": "quality"})
     outs = llms(form).generate([s.messages for s in samples], params)
     wrong = [o.text for s, o in zip(samples, outs, strict=True) if not task.check(s, o.text)]
-    assert len(wrong) <= most_wrong(task) + (form == "int4"), wrong
+    assert len(wrong) <= max_wrong(task) + (form == "int4"), wrong

@@ -50,8 +50,8 @@ def test_right_answers_pass(task) -> None:
 def damaged(text: str, rng: random.Random) -> str:
     """The text with a digit or a word's letter changed, a line or the end lost."""
     kind = rng.randrange(3)
-    if kind == 0 and (places := [i for i, c in enumerate(text) if c.isdigit()]):
-        at = rng.choice(places)
+    if kind == 0 and (digit_offsets := [i for i, c in enumerate(text) if c.isdigit()]):
+        at = rng.choice(digit_offsets)
         return text[:at] + str((int(text[at]) + rng.randint(1, 9)) % 10) + text[at + 1 :]
     if kind == 1:
         return text[: rng.randint(0, max(0, len(text.strip()) - 2))]
@@ -107,7 +107,7 @@ def numbers(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"(?<!\d)-?\d+", re.sub(r"(?<=\d) ?- ?(?=\d)", " ", text))]
 
 
-def test_every_step_of_a_product_is_right() -> None:
+def test_every_step_of_a_multiplication_is_right() -> None:
     for sample in held_out_samples(all_tasks()["product"], 300):
         steps = sample.answer.rstrip(".").split(" = ")
         a, b = map(int, steps[0].split(" x "))
@@ -121,14 +121,14 @@ def test_every_sudoku_has_one_solution() -> None:
     assert len(solutions()) == 288
     assert all(map(is_solved, solutions()))
     for sample in held_out_samples(all_tasks()["sudoku"], 100):
-        givens = sample.facts["givens"]
-        fits = [s for s in solutions() if all(g in ("_", c) for g, c in zip(givens, s, strict=True))]
+        clues = sample.facts["givens"]
+        fits = [s for s in solutions() if all(g in ("_", c) for g, c in zip(clues, s, strict=True))]
         assert ["".join(sample.answer.split("\n"))] == fits
         shown = re.sub(r"[^\d\n]", "", sample.messages[0]["content"].replace("4x4", "").replace("0", ""))
-        assert all(re.sub("_", "", line) in shown for line in re.findall("....", givens))
+        assert all(re.sub("_", "", line) in shown for line in re.findall("....", clues))
 
 
-def test_a_sudoku_that_drops_a_given_fails() -> None:
+def test_a_sudoku_that_drops_a_clue_fails() -> None:
     task = all_tasks()["sudoku"]
     sample = held_out_samples(task, 1)[0]
     other = next(s for s in solutions() if "\n".join(re.findall("....", s)) != sample.answer)
@@ -146,7 +146,7 @@ def test_a_story_may_choose_but_must_keep_its_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("number", "text"),
     [
         (0, "zero"),
         (13, "thirteen"),
@@ -158,5 +158,5 @@ def test_a_story_may_choose_but_must_keep_its_names() -> None:
         (999999, "nine hundred ninety-nine thousand nine hundred ninety-nine"),
     ],
 )
-def test_spell_out(number: int, words: str) -> None:
-    assert spell_out(number) == words
+def test_spell_out(number: int, text: str) -> None:
+    assert spell_out(number) == text

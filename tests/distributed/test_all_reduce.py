@@ -8,34 +8,34 @@ from runtime.distributed.process_group import TensorParallelGroup
 CPU = torch.device("cpu")
 
 
-def test_what_is_put_lasts_until_the_places_have_all_been_used():
-    room = AllReduceBuffer(CPU)
-    kept = [room.put(torch.full((2, 3), float(n))) for n in range(NUM_BUFFERS)]
-    assert [int(x[0, 0]) for x in kept] == list(range(NUM_BUFFERS))
-    room.put(torch.full((2, 3), 7.0))
-    assert (kept[0] == 7).all()
-    assert (kept[1] == 1).all()
+def test_a_stored_tensor_lasts_until_all_slots_were_used():
+    buffer = AllReduceBuffer(CPU)
+    stored = [buffer.put(torch.full((2, 3), float(n))) for n in range(NUM_BUFFERS)]
+    assert [int(x[0, 0]) for x in stored] == list(range(NUM_BUFFERS))
+    buffer.put(torch.full((2, 3), 7.0))
+    assert (stored[0] == 7).all()
+    assert (stored[1] == 1).all()
 
 
 def test_what_lies_there_already_is_not_copied():
-    room = AllReduceBuffer(CPU)
-    place = room.next((4, 2), torch.float64)
-    assert room.next((4, 2), torch.float64).data_ptr() == place.data_ptr()  # asking takes nothing
-    place.fill_(3)
-    assert room.put(place) is place
-    assert room.next((4, 2), torch.float64).data_ptr() != place.data_ptr()
+    buffer = AllReduceBuffer(CPU)
+    slot = buffer.next((4, 2), torch.float64)
+    assert buffer.next((4, 2), torch.float64).data_ptr() == slot.data_ptr()  # asking takes nothing
+    slot.fill_(3)
+    assert buffer.put(slot) is slot
+    assert buffer.next((4, 2), torch.float64).data_ptr() != slot.data_ptr()
 
 
-def test_places_grow_and_stay_for_whoever_recorded_them():
-    room = AllReduceBuffer(CPU)
-    small = room.put(torch.ones(2, 2))
-    large = room.put(torch.ones(MIN_BYTES, 2))
+def test_slots_grow_and_stay_for_captured_graphs():
+    buffer = AllReduceBuffer(CPU)
+    small = buffer.put(torch.ones(2, 2))
+    large = buffer.put(torch.ones(MIN_BYTES, 2))
     assert large.shape == (MIN_BYTES, 2)
     assert (small == 1).all()
-    assert room.next((0, 8), torch.float32) is None
+    assert buffer.next((0, 8), torch.float32) is None
 
 
-def test_a_group_without_a_place_gives_what_it_was_given():
+def test_a_group_without_a_buffer_returns_its_input():
     x = torch.arange(6.0).view(2, 3)
     assert TensorParallelGroup().output_buffer(x.shape, x.dtype) is None
     assert TensorParallelGroup().all_reduce_out(x) is x

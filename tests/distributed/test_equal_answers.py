@@ -24,7 +24,7 @@ def test_experts_that_are_dealt_out(pair, tmp_path, key):
 
 
 @pytest.mark.parametrize("key", ["dream"])  # of an odd vocabulary
-def test_logits_are_whole(pair, tmp_path, key):
+def test_logits_are_complete(pair, tmp_path, key):
     flags = served(key, tmp_path)
     torch.testing.assert_close(logits(flags, tensor_parallel_size=2), logits(flags), rtol=1e-11, atol=1e-11)
 
@@ -33,7 +33,7 @@ def test_logits_are_whole(pair, tmp_path, key):
 @pytest.mark.parametrize("layout", ["unified", "distinct"])
 @pytest.mark.parametrize("experts", [1, 2])
 @pytest.mark.parametrize("key", FAMILIES)
-def test_every_family_layout_and_share(pair, tmp_path, key, layout, experts):
+def test_every_family_layout_and_shard(pair, tmp_path, key, layout, experts):
     if experts > 1 and key not in EXPERTS:
         pytest.skip("it has no experts")
     flags = served(key, tmp_path) | {"kv_cache_layout": layout}
@@ -59,22 +59,22 @@ def held(**more: Any) -> list[Any]:
     asked += [SamplingParams(**few), SamplingParams(**few, structured_outputs=HELD[1], logit_bias={70: -3.0})]
     with LLM(device="cpu", dtype="float64", max_num_reqs=len(asked), **more) as llm:
         outs = llm.generate(["Write this as JSON: "] * len(asked), asked)
-        said = [(out.token_ids, out.nfe, out.finish_reason) for out in outs]
-        told = [one for out in outs for one in out.logprobs] + llm.score([("Anna lives in", " Rome.")], top=2)[0]
-        return said, told
+        outputs = [(out.token_ids, out.nfe, out.finish_reason) for out in outs]
+        logprobs = [one for out in outs for one in out.logprobs] + llm.score([("Anna lives in", " Rome.")], top=2)[0]
+        return outputs, logprobs
 
 
 @pytest.mark.matrix
-def test_what_the_first_rank_decides_with_whole_logits(pair, monkeypatch):
+def test_the_first_rank_decides_with_full_logits(pair, monkeypatch):
     """More rows than are gathered at a time, too."""
     expected, others = held()
     monkeypatch.setattr("runtime.worker.sampler.GATHERED_ROWS", 40)
-    said, told = held(tensor_parallel_size=2)
-    assert said == expected
-    assert [(one.id, [id for id, _ in one.top]) for one in told] == [
+    outputs, logprobs = held(tensor_parallel_size=2)
+    assert outputs == expected
+    assert [(one.id, [id for id, _ in one.top]) for one in logprobs] == [
         (one.id, [id for id, _ in one.top]) for one in others
     ]
-    values = [[one.logprob or 0.0 for one in each] for each in (told, others)]
+    values = [[one.logprob or 0.0 for one in each] for each in (logprobs, others)]
     assert values[0] == pytest.approx(values[1], abs=1e-9)
 
 

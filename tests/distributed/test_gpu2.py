@@ -41,16 +41,16 @@ def answers(flags, **more):
 
 def near(ours, expected, tolerance):
     """The bulk of them: a tiny model amplifies what rounding does to its routing."""
-    apart = (ours - expected).norm(dim=1) / expected.norm(dim=1)
-    assert float(apart.median()) < tolerance
+    relative_error = (ours - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(relative_error.median()) < tolerance
 
 
 @pytest.mark.parametrize("key", FAMILIES)
 def test_every_family(tmp_path, key):
     flags = served(key, tmp_path) | DEVICE
     ours, replayed, logits = answers(flags, **TWO)
-    expected, _, whole = answers(flags)
-    near(logits, whole, 1e-3)
+    expected, _, full = answers(flags)
+    near(logits, full, 1e-3)
     assert replayed > 0
     if key != "diffusion_gemma":  # whose canvases of noise take 48 steps, each told of the one before
         answered = [[tokens for tokens, _ in found] for found in (ours, expected)]
@@ -74,7 +74,7 @@ def test_sixteen_bits(tmp_path, quantization, experts):
     near(answers(flags, **TWO, expert_parallel_size=experts)[2], answers(flags)[2], 0.3)
 
 
-def test_ranks_share_memory_where_they_may(tmp_path, monkeypatch):
+def test_ranks_use_common_memory_where_they_may(tmp_path, monkeypatch):
     flags = served("llada2_tiny", tmp_path) | DEVICE | TWO
     found = []
     for _ in range(2):

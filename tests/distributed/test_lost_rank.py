@@ -161,7 +161,7 @@ def test_hosts_that_do_not_come():
         ("sdar", {"expert_parallel_size": 2}, "the model has no experts to distribute"),
     ],
 )
-def test_what_a_rank_refuses_is_told(key, flags, says):
+def test_a_refusal_by_a_rank_is_reported(key, flags, says):
     with pytest.raises(ConfigError, match=says):
         LLM(str(GOLDEN / key), **FLAGS, **flags)
 

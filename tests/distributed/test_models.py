@@ -41,23 +41,23 @@ def cases():
 @pytest.mark.parametrize("layout", ["unified", "distinct"])
 def test_two_ranks(tmp_path, key, deals, layout):
     path = checkpoint(key, tmp_path)
-    whole = tiny_logits(key, path, torch.float64, layout=layout)
-    near(shared(2, key, path, torch.float64, layout=layout, deals=deals), whole, 1e-10)
+    unsharded = tiny_logits(key, path, torch.float64, layout=layout)
+    near(shared(2, key, path, torch.float64, layout=layout, deals=deals), unsharded, 1e-10)
 
 
 @pytest.mark.parametrize("key", ["dream"])
 def test_more_ranks_than_key_heads(tmp_path, key):
     path = checkpoint(key, tmp_path)
-    whole = tiny_logits(key, path, torch.float64)
-    near(shared(4, key, path, torch.float64), whole, 1e-10)
+    unsharded = tiny_logits(key, path, torch.float64)
+    near(shared(4, key, path, torch.float64), unsharded, 1e-10)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("key", "deals"), cases())
 def test_two_ranks_on_one_device(tmp_path, key, deals):
     path = checkpoint(key, tmp_path)
-    whole = tiny_logits(key, path, torch.float32, "cpu")
-    near(shared(2, key, path, torch.float32, "cuda", deals=deals), whole, 2e-3)
+    unsharded = tiny_logits(key, path, torch.float32, "cpu")
+    near(shared(2, key, path, torch.float32, "cuda", deals=deals), unsharded, 2e-3)
 
 
 @pytest.mark.gpu
@@ -65,6 +65,6 @@ def test_two_ranks_on_one_device(tmp_path, key, deals):
 @pytest.mark.parametrize("deals", [False, True])
 def test_two_ranks_of_eight_bits(tmp_path, key, deals):
     path = checkpoint(key, tmp_path)
-    whole = torch.cat(tiny_logits(key, path, torch.bfloat16, "cuda", quantization="fp8")).float().cpu()
+    unsharded = torch.cat(tiny_logits(key, path, torch.bfloat16, "cuda", quantization="fp8")).float().cpu()
     ours = torch.cat(shared(2, key, path, torch.bfloat16, "cuda", quantization="fp8", deals=deals)).float().cpu()
-    assert float((ours - whole).norm() / whole.norm()) < 0.3
+    assert float((ours - unsharded).norm() / unsharded.norm()) < 0.3

@@ -67,14 +67,14 @@ def test_recorded_collectives(nccl):
 @pytest.mark.gpu
 def test_a_gather_of_one(nccl):
     made = TensorParallelGroup(0, 1, nccl.backend)
-    whole = torch.empty(6, device="cuda")
-    made.backend._allgather_base(whole, torch.arange(6.0, device="cuda")).wait()
-    assert whole.tolist() == list(range(6))
+    gathered = torch.empty(6, device="cuda")
+    made.backend._allgather_base(gathered, torch.arange(6.0, device="cuda")).wait()
+    assert gathered.tolist() == list(range(6))
     assert "MASTER_ADDR" not in os.environ
 
 
 @pytest.mark.parametrize(("near", "disabled", "why"), [(False, "0", "several hosts"), (True, "1", "NCCL_P2P_DISABLE")])
-def test_who_may_not_share_memory_says_why(monkeypatch, caplog, near, disabled, why):
+def test_a_group_without_common_memory_says_why(monkeypatch, caplog, near, disabled, why):
     monkeypatch.setenv("NCCL_P2P_DISABLE", disabled)
     with caplog.at_level("INFO"):
         assert _make_buffer(TensorParallelGroup(0, 2), None, torch.device("cuda", 0), same_host=near) is None

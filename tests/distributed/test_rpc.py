@@ -58,7 +58,7 @@ def test_several_threads_may_send(wires):
     assert seen == set(range(20))
 
 
-def test_an_end_is_told(wires):
+def test_the_end_of_a_connection_is_reported(wires):
     ours, theirs = wires
     ended = threading.Thread(target=theirs.wait_closed)
     ended.start()

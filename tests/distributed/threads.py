@@ -24,7 +24,7 @@ class Exchange:
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=600)
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.left: list[Any] = [None] * size
 
     def all(self, rank: int, x: torch.Tensor) -> torch.Tensor:
@@ -35,11 +35,11 @@ class Exchange:
         return found
 
     def wait(self) -> None:
-        self.turn.release()
+        self.lock.release()
         try:
             self.barrier.wait()
         finally:
-            self.turn.acquire()
+            self.lock.acquire()
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def together(size: int, work: Callable[[TensorParallelGroup], T], device: torch.
 
     def one(rank: int) -> T:
         try:
-            with exchange.turn:
+            with exchange.lock:
                 return work(ThreadGroup(rank, size, buffer=AllReduceBuffer(device), exchange=exchange))
         except BaseException:
             exchange.barrier.abort()

@@ -8,7 +8,7 @@ from pathlib import Path
 from e2e.cluster.audit import read_events
 
 
-def test_only_whole_lines_that_begin_after_a_place_are_read(tmp_path: Path) -> None:
+def test_only_complete_lines_after_an_offset_are_read(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     lines = [json.dumps({"user": {"username": name}}) + "\n" for name in ("one", "two", "one")]
     log.write_text("".join(lines) + '{"user": {"userna')

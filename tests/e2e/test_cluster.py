@@ -40,7 +40,7 @@ def test_every_program_has_a_pinned_version() -> None:
             assert (binaries.GO / program.folder / "go.sum").exists()
 
 
-def test_what_make_test_compiles_shares_one_module() -> None:
+def test_programs_that_make_test_compiles_are_in_one_module() -> None:
     """Two modules would have two versions of the libraries of Kubernetes, and each be compiled: minutes."""
     assert {PROGRAMS[name].folder for name in binaries.TESTS if PROGRAMS[name].origin} == {"kubernetes"}
 
@@ -133,21 +133,21 @@ def test_tied_daemons_die_with_their_parent(tmp_path: Path) -> None:
         "d = spawn('child', ['sleep', '3600'], pathlib.Path(sys.argv[1]), tied=True);"
         "print(d.pid, d.born, flush=True); os._exit(1)"
     )
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=binaries.GO.parents[2]
     )
-    pid, born = told.stdout.split()
+    pid, born = result.stdout.split()
     child = Daemon("child", int(pid), born, "")
     wait_until(lambda: not child.alive(), "the child's end")
 
 
-def test_clusters_side_by_side_share_nothing(tmp_path: Path) -> None:
+def test_concurrent_clusters_are_independent(tmp_path: Path) -> None:
     made = [records.claim(tmp_path, "/one", "api") for _ in range(2)] + [records.claim(tmp_path, "/two", "api")]
     assert [record.number for record in made] == [0, 1, 2]
     networks = [Network(record.number) for record in made]
     for what in ("name", "machine", "node"):
         assert len({getattr(network, what) for network in networks}) == 3
-    assert made[0].in_the_making()  # by this process
+    assert made[0].is_starting()  # by this process
     assert not made[0].dead()
     newest = records.choose(tmp_path, "/one", "")
     assert newest is not None
@@ -164,7 +164,7 @@ def test_a_cluster_is_dead_when_nothing_of_it_runs(tmp_path: Path) -> None:
     record.owner, record.daemons, record.exports = 0, [runs, ended], {"KUBECONFIG": "k"}
     record.save()
     (record,) = records.load_all(tmp_path)
-    assert (record.whole(), record.dead()) == (False, False)
+    assert (record.is_complete(), record.dead()) == (False, False)
     stop([runs])
     assert record.dead()
 

@@ -20,8 +20,8 @@ from e2e.cluster.config import environment
 from e2e.cluster.process import free_ports
 from tests.wait import TIMEOUT, wait_until
 
-PLAIN = b'{"choices": [{"finish_reason": "stop"}]}'
-STREAM = b'data: {"choices": [{"finish_reason": null}]}\n\ndata: ' + PLAIN + b"\n\ndata: [DONE]\n\n"
+COMPLETE = b'{"choices": [{"finish_reason": "stop"}]}'
+STREAM = b'data: {"choices": [{"finish_reason": null}]}\n\ndata: ' + COMPLETE + b"\n\ndata: [DONE]\n\n"
 LONG = "10m"  # the limit of a request, which a slow machine does not reach
 EACH = 3  # requests of each kind at least: streamed, plain, on a connection that is kept, on one of its own
 
@@ -47,7 +47,7 @@ class Answers(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.send_response(429 if manner == "refusing" else 200)
-        body = STREAM if streamed else PLAIN
+        body = STREAM if streamed else COMPLETE
         if manner == "unfinished":
             body = body.replace(b"[DONE]", b"{}") if streamed else body.replace(b"stop", b"")
         if manner == "failing":
@@ -86,9 +86,9 @@ def run(port: int, *, timeout: str = LONG) -> dict[str, Any]:
     try:
         with httpx.Client(transport=transport, trust_env=False, timeout=TIMEOUT) as client:
             wait_until(lambda: enough(client.get(report).json()), "requests of each kind and client")
-            told = client.post(f"{report}/stop").json()
-            assert client.get(report).json()["requests"] == told["requests"]
-        return told
+            final = client.post(f"{report}/stop").json()
+            assert client.get(report).json()["requests"] == final["requests"]
+        return final
     finally:
         process.terminate()
         process.wait()
@@ -99,22 +99,22 @@ def enough(report: dict[str, Any]) -> bool:
     return min(kinds(report)) >= EACH and (report["fewest"] >= 1 or report["failed"] == report["requests"])
 
 
-def kinds(told: dict[str, Any]) -> tuple[int, int, int, int]:
+def kinds(report: dict[str, Any]) -> tuple[int, int, int, int]:
     """How many requests there were of each kind."""
-    whole, streamed, kept = told["requests"], told["streamed"], told["keep_alive"]
-    return streamed, whole - streamed, kept, whole - kept
+    total, streamed, keep_alive = report["requests"], report["streamed"], report["keep_alive"]
+    return streamed, total - streamed, keep_alive, total - keep_alive
 
 
-def test_whole_answers_are_no_failures() -> None:
+def test_complete_answers_are_no_failures() -> None:
     with server("good") as it:
-        told = run(it.server_port)
-    assert (told["failed"], told["failures"], told["in_flight"]) == (0, [], 0)
-    assert told["requests"] == len(it.asked)
-    assert told["streamed"] == sum(asked["stream"] for asked in it.asked)
-    assert told["connections"] == len(it.connections)
-    assert told["connections"] - (told["requests"] - told["keep_alive"]) in (1, 2)  # two clients keep theirs
-    assert 0 < told["latency"]["p50"] <= told["latency"]["max"]
-    assert 1 <= told["fewest"] <= told["requests"] // 4
+        report = run(it.server_port)
+    assert (report["failed"], report["failures"], report["in_flight"]) == (0, [], 0)
+    assert report["requests"] == len(it.asked)
+    assert report["streamed"] == sum(asked["stream"] for asked in it.asked)
+    assert report["connections"] == len(it.connections)
+    assert report["connections"] - (report["requests"] - report["keep_alive"]) in (1, 2)  # two clients keep theirs
+    assert 0 < report["latency"]["p50"] <= report["latency"]["max"]
+    assert 1 <= report["fewest"] <= report["requests"] // 4
     assert {asked["max_tokens"] for asked in it.asked} == {32}
     assert {asked["model"] for asked in it.asked} == {"some-model"}
 
@@ -130,20 +130,20 @@ def test_whole_answers_are_no_failures() -> None:
         ("silent", ["Client.Timeout"]),
     ],
 )
-def test_every_failure_is_told_and_nothing_is_asked_again(manner: str, causes: list[str]) -> None:
+def test_every_failure_is_reported_and_no_request_is_repeated(manner: str, causes: list[str]) -> None:
     with server(manner) as it:
-        told = run(it.server_port, timeout="2s" if manner == "silent" else LONG)
-    assert told["requests"] == told["failed"] == len(it.asked)
-    assert told["fewest"] == 0  # counts answers, not failures
+        report = run(it.server_port, timeout="2s" if manner == "silent" else LONG)
+    assert report["requests"] == report["failed"] == len(it.asked)
+    assert report["fewest"] == 0  # counts answers, not failures
     for cause in causes:
-        assert any(cause in one["cause"] for one in told["failures"]), (cause, told["failures"][:4])
-    assert {one["streamed"] for one in told["failures"]} == {True, False}
-    assert {one["keep_alive"] for one in told["failures"]} == {True, False}
+        assert any(cause in one["cause"] for one in report["failures"]), (cause, report["failures"][:4])
+    assert {one["streamed"] for one in report["failures"]} == {True, False}
+    assert {one["keep_alive"] for one in report["failures"]} == {True, False}
 
 
 def test_nobody_listening_is_a_failure() -> None:
     with socket.socket() as nobody:  # has a port, and listens to nobody there
         nobody.bind(("127.0.0.1", 0))
-        told = run(nobody.getsockname()[1])
-    assert told["requests"] == told["failed"]
-    assert "connection refused" in told["failures"][0]["cause"]
+        report = run(nobody.getsockname()[1])
+    assert report["requests"] == report["failed"]
+    assert "connection refused" in report["failures"][0]["cause"]

@@ -65,10 +65,10 @@ def test_each_row_sees_what_it_says(runs, page_size, window, seed, layout):
         for _ in range(new):
             end, origin = int(batch.visible_end[row]), int(batch.window_pos[row])
             seen = [key for key in range(end) if window is None or origin - key < window]
-            places = [(int(batch.page_table[request, key // page_size]), key % page_size) for key in seen]
-            keys = torch.stack([k[place].flatten() for place in places])
+            slots = [(int(batch.page_table[request, key // page_size]), key % page_size) for key in seen]
+            keys = torch.stack([k[slot].flatten() for slot in slots])
             weights = (torch.einsum("hd,kd->hk", q[row], keys) * 0.5).softmax(-1)
-            expected = weights @ torch.stack([v[place].flatten() for place in places])
+            expected = weights @ torch.stack([v[slot].flatten() for slot in slots])
             torch.testing.assert_close(out[row], expected, rtol=1e-11, atol=1e-11)
             torch.testing.assert_close(reference[row], expected, rtol=1e-11, atol=1e-11)
             row += 1
@@ -112,13 +112,13 @@ def test_keys_that_no_window_reaches_are_not_read(layout):
     reference = paged_attention_reference(q, k, v, batch, scale=0.5, window=6)
     torch.testing.assert_close(expected, reference, rtol=1e-11, atol=1e-11)
     for position in range(35):
-        place = int(batch.page_table[0, position // 8]), position % 8
-        k[place] = v[place] = float("nan")
+        slot = int(batch.page_table[0, position // 8]), position % 8
+        k[slot] = v[slot] = float("nan")
     assert torch.equal(attention.prepare_metadata(batch, 6).run(q, LayerKV(k, v)), expected)
     assert attention.prepare_metadata(batch, 7).run(q, LayerKV(k, v)).isnan().any()
 
 
-def test_layers_of_several_shapes_and_windows_share_a_batch():
+def test_layers_of_several_shapes_and_windows_are_in_one_batch():
     """One pool, one batch: each layer has its own heads, dimensions and window, and its own attention."""
     shapes = [KVShape(2, 8, 8, window=5), KVShape(1, 20, 20), KVShape(4, 16, 16, window=17)]
     random = torch.Generator().manual_seed(2)

@@ -48,9 +48,9 @@ def test_each_row_is_mixed_in_its_own_way(dtype: torch.dtype, tolerance: float, 
         smooth=smooth > 0, weight=weight, renormalize=renormalize > 0,
     )  # fmt: skip
     assert got.dtype == dtype
-    plain = table.double().tolist()
+    table_rows = table.double().tolist()
     expected = [
-        by_hand(plain, tokens[i].item(), list(zip(ids[i].tolist(), probs[i].tolist(), strict=True)), hows[i])
+        by_hand(table_rows, tokens[i].item(), list(zip(ids[i].tolist(), probs[i].tolist(), strict=True)), hows[i])
         for i in range(n)
     ]
     torch.testing.assert_close(

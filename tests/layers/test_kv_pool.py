@@ -12,7 +12,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 
 
 @layouts
-def test_layers_of_several_shapes_share_page_ids(layout):
+def test_layers_of_several_shapes_have_the_same_page_ids(layout):
     pool = layout(SHAPES, num_pages=5, page_size=4, dtype=torch.float32, device="cpu")
     assert pool.nbytes == 5 * layout.page_bytes(SHAPES, 4, torch.float32)
     assert len(pool.tensors) == 4, "layers that differ in their window alone lie side by side"

@@ -51,7 +51,7 @@ def test_weights_are_of_the_models_dtype_and_have_no_gradient():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantization", "adapters", "deterministic", "turns"),
+    ("dtype", "quantization", "adapters", "deterministic", "interleaved"),
     [
         (torch.bfloat16, None, None, False, True),
         (torch.bfloat16, "int8", None, False, False),
@@ -60,12 +60,12 @@ def test_weights_are_of_the_models_dtype_and_have_no_gradient():
         (torch.float64, None, None, False, False),
     ],
 )
-def test_dense_gates_lie_in_turns_where_a_kernel_takes_them_so(dtype, quantization, adapters, deterministic, turns):
+def test_dense_gates_are_interleaved_where_a_kernel_needs_it(dtype, quantization, adapters, deterministic, interleaved):
     build = LayerFactory.create("cuda", dtype, None, quantization, adapters, deterministic=deterministic)
     layer = GatedMLP(replace(build, device=torch.device("meta")), 32, 64)
     assert isinstance(layer.gate_up_proj.weight, LoRAWeight) == (adapters is not None)
     assert (
-        isinstance(layer.gate_up_proj.weight.active, InterleavedWeight) == turns
+        isinstance(layer.gate_up_proj.weight.active, InterleavedWeight) == interleaved
     )  # which no adapter changes in this forward
     assert layer.gate_up_proj.weight.shape == (128, 32)
 
@@ -88,12 +88,12 @@ def _drawn(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("adapters", [None, LoRAConfig(2, 8)])
 def test_a_layer_gives_the_same_however_its_gates_lie(activation, adapters):
     """With and without adapters, which change it or do not."""
-    plain = LayerFactory.create("cpu", torch.float64, lora_config=adapters)
-    given = []
+    factory = LayerFactory.create("cpu", torch.float64, lora_config=adapters)
+    recorded = []
     gates, ups, down, weight, x, residual, low, high = _drawn(
         3, (24, 16), (24, 16), (16, 24), (16,), (5, 16), (5, 16), (8, 16), (48, 8)
     )
-    for build in (plain, replace(plain, kernels=_fused())):
+    for build in (factory, replace(factory, kernels=_fused())):
         layer, norm = GatedMLP(build, 16, 24, activation), RMSNorm(build, 16, 1e-6)
         first = layer.gate_up_proj.weight
         first.load((slice(0, 24),), gates)
@@ -113,9 +113,9 @@ def test_a_layer_gives_the_same_however_its_gates_lie(activation, adapters):
             made.append(layer(x))
             assert not torch.allclose(made[-1], made[0])
             build.lora.rows = None
-        assert isinstance(first.active, InterleavedWeight) == (build is not plain)
-        given.append(made)
-    torch.testing.assert_close(*given)
+        assert isinstance(first.active, InterleavedWeight) == (build is not factory)
+        recorded.append(made)
+    torch.testing.assert_close(*recorded)
 
 
 def _rows(slots: list[int]) -> LoRARows:

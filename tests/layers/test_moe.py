@@ -79,7 +79,7 @@ def test_a_shared_expert_is_chosen_last_by_every_row():
     assert more[:, 2].tolist() == [1.0, 1.0]
 
 
-def test_a_block_shares_a_pool_of_experts():
+def test_a_block_has_one_pool_of_experts():
     """By hand: three rows of a block, then one alone."""
     logits = torch.tensor(
         [[5.0, 1.0, 0.0, 2.0], [0.0, 4.0, 1.0, 3.9], [0.5, 0.0, 3.0, 1.0], [0.0, 0.0, 3.0, 1.0]], dtype=torch.float64
@@ -114,13 +114,13 @@ def test_a_bias_may_weigh_too():
 
 
 @pytest.mark.parametrize("normalise", [False, True])
-def test_softmax_scores_are_shares_of_all_experts(normalise):
+def test_softmax_scores_are_normalized_over_all_experts(normalise):
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
     ids, weights = select_experts_reference(logits, None, RoutingConfig(2, 1, 1, normalise, 1.0, "softmax"))
     assert ids.tolist() == [[1, 3]]
-    shares = torch.tensor([math.exp(3), math.exp(2)], dtype=torch.float64)
-    total = shares.sum() if normalise else sum(math.exp(x) for x in range(4))
-    torch.testing.assert_close(weights[0], shares / total)
+    exponentials = torch.tensor([math.exp(3), math.exp(2)], dtype=torch.float64)
+    total = exponentials.sum() if normalise else sum(math.exp(x) for x in range(4))
+    torch.testing.assert_close(weights[0], exponentials / total)
 
 
 def test_groups_are_ranked_by_their_two_best():
@@ -140,9 +140,9 @@ def test_expert_tiles_cover_every_pair_once(crowded):
     covered = []
     for expert, first, end in plan.tiles.T.tolist():
         if expert >= 0:
-            places = plan.order[first : min(first + 16, end)].long()
-            assert (ids.flatten()[places] == expert).all()
-            covered += places.tolist()
+            order = plan.order[first : min(first + 16, end)].long()
+            assert (ids.flatten()[order] == expert).all()
+            covered += order.tolist()
     assert sorted(covered) == list(range(74))
 
 

@@ -16,7 +16,7 @@ from runtime.layers.parameter import Weight, named_weights, tensor_of
 from runtime.layers.sharding import WeightSlice
 
 
-def plain(*shape: int, dtype: torch.dtype = torch.float32) -> Weight:
+def unquantized(*shape: int, dtype: torch.dtype = torch.float32) -> Weight:
     return LayerFactory.create("cpu", dtype).parameter(*shape)
 
 
@@ -37,12 +37,12 @@ def test_parts_are_as_torch_indexes(shape):
         assert part.shape == expected.shape
         assert torch.equal(coordinates[part.slices].flatten(), expected.flatten())
         assert part.size == expected.numel()
-        weight, values = plain(*shape, dtype=torch.float64), torch.randn(part.shape, dtype=torch.float32)
+        weight, values = unquantized(*shape, dtype=torch.float64), torch.randn(part.shape, dtype=torch.float32)
         weight.load((), torch.zeros(shape))
         assert weight.load(index, values) == part.size
-        whole = torch.zeros(shape, dtype=torch.float64)
-        whole[index] = values.double()
-        assert torch.equal(weight.tensor, whole)
+        full = torch.zeros(shape, dtype=torch.float64)
+        full[index] = values.double()
+        assert torch.equal(weight.tensor, full)
 
 
 @pytest.mark.parametrize(
@@ -54,25 +54,25 @@ def test_no_part(index):
         WeightSlice.of((4, 6), index)
 
 
-@pytest.mark.parametrize("given", [(6,), (1, 6), (2, 1), (6, 2), (1, 2, 6), ()])
-def test_nothing_is_broadcast(given):
+@pytest.mark.parametrize("shape", [(6,), (1, 6), (2, 1), (6, 2), (1, 2, 6), ()])
+def test_nothing_is_broadcast(shape):
     with pytest.raises(ConfigError) as error:
-        plain(4, 6).load((slice(1, 3),), torch.ones(given))
-    assert str(error.value) == f"is {list(given)}, not [2, 6]"
+        unquantized(4, 6).load((slice(1, 3),), torch.ones(shape))
+    assert str(error.value) == f"is {list(shape)}, not [2, 6]"
 
 
 def test_what_is_not_finite_is_refused_after_the_cast():
     values = torch.tensor([[1.0, 2.0], [1e6, 0.0]])
     with pytest.raises(ConfigError, match=r"^holds values too large for torch.float16; choose another --dtype$"):
-        plain(2, 2, dtype=torch.float16).load((), values)
-    assert plain(2, 2, dtype=torch.bfloat16).load((), values) == 4
+        unquantized(2, 2, dtype=torch.float16).load((), values)
+    assert unquantized(2, 2, dtype=torch.bfloat16).load((), values) == 4
     for bad in (torch.nan, torch.inf):
         with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
-            plain(2).load((), torch.tensor([0.0, bad]))
+            unquantized(2).load((), torch.tensor([0.0, bad]))
 
 
-def test_products():
-    weight, values = plain(5, 3), torch.randn(5, 3)
+def test_gemms():
+    weight, values = unquantized(5, 3), torch.randn(5, 3)
     weight.load((), values)
     x, bias, ids = torch.randn(4, 3), torch.randn(5), torch.tensor([4, 0, 4])
     torch.testing.assert_close(weight.matmul(x), x @ values.T)
@@ -85,7 +85,7 @@ def test_products():
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 5), (2, 24, 4), (1, 10, 3), (2, 2, 1)])
-def test_gates_in_turns_are_filled_as_if_they_came_first(shape):
+def test_interleaved_gates_are_filled_as_if_they_came_first(shape):
     """Whole, by halves as checkpoints hold them, and by any part; what kernels get is in runs of eight or fewer."""
     draw = random.Random(shape[1])
     build = replace(LayerFactory.create("cpu", torch.float32), kernels=TRITON)
@@ -123,8 +123,8 @@ def test_a_routers_weight_in_parts_is_the_weight():
     assert (weight.kernel_arg.dtype, weight.nbytes, weight.dtype) == (torch.bfloat16, 6 * weight.size, torch.float32)
     with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
         weight.load((0,), torch.full((40,), torch.inf))
-    plain = LayerFactory.create("cpu", torch.bfloat16).router_weight(6, 40).kernel_arg
-    assert (plain.dtype, plain.dim()) == (torch.float32, 2)
+    unquantized = LayerFactory.create("cpu", torch.bfloat16).router_weight(6, 40).kernel_arg
+    assert (unquantized.dtype, unquantized.dim()) == (torch.float32, 2)
 
 
 def test_weights_have_the_names_of_where_they_are():

@@ -47,16 +47,16 @@ def random_adapter(path: Path, base: Path, pattern: str, seed: int, rank: int = 
 def merged_checkpoint(path: Path, base: Path, adapter: Path) -> Path:
     """`base` with `adapter` added by plain sums: what PEFT's merge_and_unload gives."""
     shutil.copytree(base, path)
-    said = json.loads((adapter / "adapter_config.json").read_text())
-    tensors, given = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
-    for name, down in given.items():
+    adapter_config = json.loads((adapter / "adapter_config.json").read_text())
+    tensors, adapter_tensors = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    for name, down in adapter_tensors.items():
         if ".lora_A." not in name:
             continue
         module = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-        rank = _pattern(said.get("rank_pattern"), module, said["r"])
-        alpha = _pattern(said.get("alpha_pattern"), module, said["lora_alpha"])
-        scale = alpha / (rank**0.5 if said.get("use_rslora") else rank)
-        up = given[name.replace("lora_A", "lora_B")]
+        rank = _pattern(adapter_config.get("rank_pattern"), module, adapter_config["r"])
+        alpha = _pattern(adapter_config.get("alpha_pattern"), module, adapter_config["lora_alpha"])
+        scale = alpha / (rank**0.5 if adapter_config.get("use_rslora") else rank)
+        up = adapter_tensors[name.replace("lora_A", "lora_B")]
         tensors[f"{module}.weight"] = tensors[f"{module}.weight"] + scale * (up @ down)
     save_file(tensors, path / "model.safetensors")
     return path

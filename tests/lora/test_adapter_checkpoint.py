@@ -20,9 +20,9 @@ QKV = "model.layers.0.attention.query_key_value"
 
 @pytest.fixture(scope="module")
 def base():
-    said = json.loads((GOLDEN / "llada2_tiny" / "config.json").read_text())
-    family = resolve_family(None, said)
-    return BaseModelInfo.of(family, family.parse(said), torch.float32)
+    model_config = json.loads((GOLDEN / "llada2_tiny" / "config.json").read_text())
+    family = resolve_family(None, model_config)
+    return BaseModelInfo.of(family, family.parse(model_config), torch.float32)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def rename(tensors, old, new):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda t: t.pop(B), f"tensor '{B}' is missing"),
         (lambda t: (t.pop(A), t.pop(B)), f"tensor '{A}' is missing, though target_modules names its module"),
@@ -85,9 +85,9 @@ def rename(tensors, old, new):
         (lambda t: t.update({A.replace("lora_A.", "lora_A.default."): t[A]}), "is there twice"),
     ],
 )
-def test_a_broken_one_is_refused_by_its_tensor(adapter, base, change, words):
+def test_a_broken_one_is_refused_by_its_tensor(adapter, base, change, message):
     edit(adapter, change)
-    with pytest.raises(ConfigError, match=words) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         read_adapter(adapter, base)
     assert str(adapter) in str(error.value)
 
@@ -98,7 +98,7 @@ def test_one_above_the_rank(adapter, base):
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
         ({"use_dora": True}, "use_dora is True: DoRA"),
@@ -120,9 +120,9 @@ def test_one_above_the_rank(adapter, base):
         ({"target_modules": ["dense"]}, "target_modules does not name .*query_key_value"),
     ],
 )
-def test_a_config_that_is_refused_by_its_field(adapter, base, fields, words):
+def test_a_config_that_is_refused_by_its_field(adapter, base, fields, message):
     say(adapter, **fields)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         read_adapter(adapter, base)
 
 

@@ -33,13 +33,13 @@ def test_logits_of_peft(case):
 def test_d2f_decodes_with_an_adapter_in_its_weights(family, tmp_path):
     base = GOLDEN / f"d2f_{family}"
     adapter = random_adapter(tmp_path / "a", base, r".*(q_proj|v_proj|up_proj)", 1)
-    plain = merged_checkpoint(tmp_path / "merged", base, adapter)
+    merged_path = merged_checkpoint(tmp_path / "merged", base, adapter)
     case = next(c for c in json.loads((base / "cases.json").read_text()) if c["kind"] == "decode")
     flags = {"decoding_strategy": "d2f", "mask_token_id": case["mask_token_id"], "dtype": "float32"}
     params = SamplingParams(max_tokens=16, temperature=0.0)
     with merged(base, adapter, **flags) as llm:
         (own,) = llm.generate([case["prompt_ids"]], params)
-    with LLM(str(plain), device="cpu", skip_tokenizer=True, **flags) as llm:
+    with LLM(str(merged_path), device="cpu", skip_tokenizer=True, **flags) as llm:
         (expected,) = llm.generate([case["prompt_ids"]], params)
     assert own.token_ids == expected.token_ids
     assert own.nfe == expected.nfe

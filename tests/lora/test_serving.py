@@ -44,10 +44,10 @@ def test_logits_of_peft(case):
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
     """Eight: of attention, of everything, and of experts alone, of several ranks."""
-    place = tmp_path_factory.mktemp("adapters")
+    directory = tmp_path_factory.mktemp("adapters")
     kinds = (ATTENTION, EVERY, r".*experts.*")
     return {
-        f"a{n}": random_adapter(place / f"a{n}", BASE, kinds[n % 3], n, rank=1 + n % 5, use_rslora=n % 2 == 0)
+        f"a{n}": random_adapter(directory / f"a{n}", BASE, kinds[n % 3], n, rank=1 + n % 5, use_rslora=n % 2 == 0)
         for n in range(8)
     }
 
@@ -64,11 +64,11 @@ NAMES = [None if i % 9 == 8 else f"a{i % 9}" for i in range(18)]
 @pytest.fixture(scope="module")
 def alone(adapters, tmp_path_factory):
     """What an adapter's merged weights answer to one of the prompts; without a name, the base's."""
-    place = tmp_path_factory.mktemp("merged")
+    directory = tmp_path_factory.mktemp("merged")
 
     @functools.cache
     def answers(name):
-        path = place / name if name else BASE
+        path = directory / name if name else BASE
         if name:
             merged_checkpoint(path, BASE, adapters[name])
         mine = [i for i, other in enumerate(NAMES) if other == name]
@@ -107,8 +107,8 @@ def replayed(engine):
 def test_filled_up_steps_answer_the_same(adapters, alone):
     """Those that change experts are launched anew; the base's own steps have nothing of adapters in them."""
     mine = [i for i in range(18) if i % 9 in (0, 3, 8)]  # of attention, and the base
-    plain = {name: path for name, path in adapters.items() if int(name[1:]) % 3 == 0}
-    with replayed(llm(lora=plain, max_num_reqs=8)) as engine:
+    unmerged = {name: path for name, path in adapters.items() if int(name[1:]) % 3 == 0}
+    with replayed(llm(lora=unmerged, max_num_reqs=8)) as engine:
         outs = engine.generate([prompts(18)[i] for i in mine], PARAMS, adapter=[NAMES[i] for i in mine])
         assert [out.token_ids for out in outs] == [alone(NAMES[i], i) for i in mine]
         runner_stats = engine.engine.runner.stats
@@ -174,7 +174,7 @@ def test_answers_that_still_commit_hold_no_adapter(tmp_path):
 
 
 def test_what_flags_refuse(adapters, tmp_path):
-    for flags, words in (
+    for flags, message in (
         ({"lora": ["x"]}, "is not of the form NAME=PATH"),
         ({"lora": ["x=a", "x=b"]}, "the name 'x' is given twice"),
         ({"lora": ["x=/nowhere"]}, "'/nowhere' is not a directory"),
@@ -183,7 +183,7 @@ def test_what_flags_refuse(adapters, tmp_path):
         ({"max_lora_rank": 4}, "--max-lora-rank: there are no adapters"),
         ({"use_lora": True, "lora_path": "x", "lora": ["x=a"]}, "--lora: with --use-lora all"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             llm(**flags)
     head = random_adapter(tmp_path / "head", BASE, "lm_head", 0)
     with pytest.raises(ConfigError, match=r"changes 'lm_head.weight', which requests of one batch share; merge it"):
@@ -197,25 +197,25 @@ def test_one_adapter_for_all_requests(adapters, alone):
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int8"])
-def test_beside_and_before_eight_bits(quantization, tmp_path):
+def test_adapters_next_to_and_merged_before_eight_bits(quantization, tmp_path):
     """Beside them it adds to what the rounded weights give; merged it is rounded with them."""
     ids, base = prompts(1)[0], GOLDEN / "llada"
     adapter = str(random_adapter(tmp_path / "a", base, r".*(q_proj|v_proj|attn_out|up_proj)", 0, size=0.1))
     rounded = {"dtype": "float32", "quantization": quantization}
     with llm(base, lora={"a": adapter}, **rounded) as engine:
-        beside, plain = engine.logits(ids, adapter="a"), engine.logits(ids)
+        adapted, unmerged = engine.logits(ids, adapter="a"), engine.logits(ids)
     with llm(base, use_lora=True, lora_path=adapter, pre_merge_lora=True, **rounded) as engine:
         merged = engine.logits(ids)
     with llm(base, lora={"a": adapter}, dtype="float32") as engine:
         exact, unrounded = engine.logits(ids, adapter="a"), engine.logits(ids)
-    rounding = (plain - unrounded).norm() / unrounded.norm()
-    for made in (beside, merged):
+    rounding = (unmerged - unrounded).norm() / unrounded.norm()
+    for made in (adapted, merged):
         assert (made - exact).norm() / exact.norm() < 2 * rounding
-        assert (made - exact).norm() < (made - plain).norm() / 3
+        assert (made - exact).norm() < (made - unmerged).norm() / 3
 
 
 @pytest.mark.parametrize("family", ["dream", "llada"])
-def test_d2f_decodes_with_adapters_beside_the_model(family, tmp_path):
+def test_d2f_decodes_with_adapters(family, tmp_path):
     base = GOLDEN / f"d2f_{family}"
     paths = {
         f"a{n}": random_adapter(tmp_path / f"a{n}", base, r".*\d\.(.*\.)?(q_proj|v_proj|up_proj|ff_out)", n)
@@ -224,15 +224,15 @@ def test_d2f_decodes_with_adapters_beside_the_model(family, tmp_path):
     case = next(c for c in json.loads((base / "cases.json").read_text()) if c["kind"] == "decode")
     flags = {"decoding_strategy": "d2f", "mask_token_id": case["mask_token_id"]}
     names = ["a0", None, "a1", "a0"]
-    given = [case["prompt_ids"][: 5 + i] for i in range(4)]
+    short_prompts = [case["prompt_ids"][: 5 + i] for i in range(4)]
     with llm(base, lora=paths, **flags) as engine:
-        outs = engine.generate(given, PARAMS, adapter=names)
+        outs = engine.generate(short_prompts, PARAMS, adapter=names)
     for i, name in enumerate(names):
         path = base if name is None else tmp_path / f"m{i}"
         if name is not None:
             merged_checkpoint(path, base, paths[name])
         with llm(path, **flags) as engine:
-            (expected,) = engine.generate([given[i]], PARAMS)
+            (expected,) = engine.generate([short_prompts[i]], PARAMS)
         assert outs[i].token_ids == expected.token_ids
         assert outs[i].nfe == expected.nfe
 
@@ -257,7 +257,7 @@ def test_forty_over_eight_slots(tmp_path):
     assert len({tuple(out.token_ids) for out in outs}) > 20
 
 
-def test_deterministic_rows_do_not_depend_on_what_is_beside_them(adapters):
+def test_deterministic_rows_do_not_depend_on_the_batch(adapters):
     """What adapters add, and whole logits; experts, which have no such kernel, are refused."""
     random = torch.Generator().manual_seed(0)
     x, out, down, up = (torch.randn(*shape, generator=random) for shape in ((9, 64), (9, 48), (2, 32, 64), (2, 48, 16)))
@@ -272,8 +272,8 @@ def test_deterministic_rows_do_not_depend_on_what_is_beside_them(adapters):
         assert torch.equal(piece, made[first:last])
     assert torch.equal(made[2], out[2])
     assert not torch.equal(made[3], out[3])
-    plain = {name: adapters[name] for name in ("a0", "a3")}
-    with llm(lora=plain, dtype="float32", deterministic=True) as engine:
+    unmerged = {name: adapters[name] for name in ("a0", "a3")}
+    with llm(lora=unmerged, dtype="float32", deterministic=True) as engine:
         asked = [prompts(18)[i] for i in (0, 3, 16)]
         first, second, _ = engine.generate(asked, PARAMS, adapter=["a0", "a3", None])
         assert first.token_ids == engine.generate(asked[:1], PARAMS, adapter="a0")[0].token_ids

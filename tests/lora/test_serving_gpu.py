@@ -15,8 +15,8 @@ IDS = list(range(3, 43))
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
-def llm(place, kinds, device="cuda", **flags):
-    lora = {f"a{n}": str(random_adapter(place / f"a{n}", BASE, kinds[n % len(kinds)], n)) for n in range(4)}
+def llm(directory, kinds, device="cuda", **flags):
+    lora = {f"a{n}": str(random_adapter(directory / f"a{n}", BASE, kinds[n % len(kinds)], n)) for n in range(4)}
     flags = {"dtype": "float32", "block_size": 8, "skip_tokenizer": True, "max_num_reqs": 8, "num_pages": 64, **flags}
     return LLM(str(BASE), device=device, lora=lora, **flags)
 
@@ -54,7 +54,7 @@ def test_an_adapter_that_comes_later_is_recorded_too(tmp_path):
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 1024), (512, 16), (16, 2048)])
-def test_products_of_experts_that_adapters_change(inputs, outputs):
+def test_gemms_of_experts_with_adapters(inputs, outputs):
     """In bfloat16, some experts without a row."""
     random = torch.Generator().manual_seed(inputs)
     expert = torch.randint(0, 12, (300,), generator=random).sort().values + 2

@@ -43,7 +43,7 @@ class Driver:
         slots = tables[owner, positions // self.page_size].long() * self.page_size + positions % self.page_size
         signal = None
         if any(run.signal is not None for run in runs):
-            none = torch.zeros(1, self.model.arch.hidden, dtype=self.pool.dtype, device=self.device)
+            none = torch.zeros(1, self.model.config.hidden, dtype=self.pool.dtype, device=self.device)
             signal = torch.cat([none.expand(len(r.ids), -1) if r.signal is None else r.signal for r in runs])
         batch = ForwardBatch(
             tokens=torch.tensor([token for run in runs for token in run.ids]).to(self.device),

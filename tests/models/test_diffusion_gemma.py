@@ -37,8 +37,8 @@ def test_golden_logits(case):
     expected = load_file(FOLDER / "expected.safetensors")
     prompt, noise = (expected[case[name]].tolist() for name in ("prompt_ids", "canvas_ids"))
     model = load(FOLDER, torch.float32)
-    given = case["self_conditioning_logits"]
-    signal = None if given is None else model.compute_self_conditioning(expected[given].softmax(-1))
+    last_logits = case["self_conditioning_logits"]
+    signal = None if last_logits is None else model.compute_self_conditioning(expected[last_logits].softmax(-1))
     for page_size, chunk in ((4, 7), (32, 100)):
         driver = Driver(model, 1, len(prompt) + len(noise), page_size, torch.float32)
         driver.commit(0, prompt, chunk)
@@ -328,7 +328,7 @@ def test_golden_generation(case):
             torch.testing.assert_close(entropy, trace["entropy"], rtol=1e-3, atol=1e-3)
 
 
-def test_a_checkpoint_that_quantises_queries_alone_is_refused_by_name(tmp_path):
+def test_a_checkpoint_that_quantizes_queries_alone_is_refused_by_name(tmp_path):
     quantize_fp8, tensors = quantized_files.int4(None), {}
     for name, weight in load_file(FOLDER / "model.safetensors").items():
         if name.endswith("self_attn.q_proj.weight"):

@@ -131,6 +131,6 @@ def test_wrong_values_are_one_clear_400(llm: LLM, fields: dict[str, Any], param:
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_what_a_field_says_anyway_may_be_said(llm: LLM) -> None:
-    plain = {"token_merge_mode": "iter_smooth_topk", "token_merge_renormalize": True}
-    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, decoding=plain))
+def test_a_field_with_its_default_is_accepted(llm: LLM) -> None:
+    merge_fields = {"token_merge_mode": "iter_smooth_topk", "token_merge_renormalize": True}
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, decoding=merge_fields))

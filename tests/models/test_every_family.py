@@ -56,14 +56,14 @@ def test_few_bits(monkeypatch, tmp_path, key, form):
     """Logits are those of a plain model of the rounded numbers, and near those of the checkpoint: the bulk of them, as
     a tiny model amplifies what rounding does to its routing and its canvases."""
     path = checkpoint_of(key, tmp_path)
-    plain, out = (tiny_logits(key, path, torch.float32, quantization=name) for name in (None, form))
+    unquantized, out = (tiny_logits(key, path, torch.float32, quantization=name) for name in (None, form))
     monkeypatch.setattr(tiny, "load", lambda *where: of_what_was_rounded(*where[:-1], form))
     for ours, expected in zip(out, tiny_logits(key, path, torch.float32), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
-    apart = (torch.cat(out) - torch.cat(plain)).norm(dim=1) / torch.cat(plain).norm(dim=1)
-    least, median, most = FORMATS[form]
-    assert least < float(apart.median()) < median
-    assert float(apart.quantile(0.9)) < most
+    relative_error = (torch.cat(out) - torch.cat(unquantized)).norm(dim=1) / torch.cat(unquantized).norm(dim=1)
+    least, median, maximum = FORMATS[form]
+    assert least < float(relative_error.median()) < median
+    assert float(relative_error.quantile(0.9)) < maximum
 
 
 def family_of(key, directory):

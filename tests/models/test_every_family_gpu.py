@@ -25,22 +25,22 @@ def test_the_device_equals_the_cpu(family, attn_impl, layout, dtype):
     key, path, expected = family
     logits = tiny_logits(key, path, dtype, "cuda", attn_impl, layout)
     errors = []
-    for out, wanted in zip(logits, expected, strict=True):
+    for out, reference in zip(logits, expected, strict=True):
         assert out.dtype == torch.float32
         assert torch.isfinite(out).all()
-        errors.append((out.cpu().double() - wanted).norm(dim=1) / wanted.norm(dim=1))
+        errors.append((out.cpu().double() - reference).norm(dim=1) / reference.norm(dim=1))
     rows = torch.cat(errors)
     assert float(rows.median()) < TOLERANCE[dtype]
     if dtype == torch.float32:
         assert float(rows.max()) < 10 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("form", "least", "most"), [("fp8", 0.01, 0.35), ("int8", 0.001, 0.1), ("int4", 0.01, 0.6)])
-def test_few_bits(family, form, least, most):
+@pytest.mark.parametrize(("form", "least", "maximum"), [("fp8", 0.01, 0.35), ("int8", 0.001, 0.1), ("int4", 0.01, 0.6)])
+def test_few_bits(family, form, least, maximum):
     """With fp8, of rows too, which the CPU leaves as they are: so the bulk of them is as near as these bits are."""
     key, path, expected = family
     logits = torch.cat(tiny_logits(key, path, torch.bfloat16, "cuda", quantization=form))
     assert torch.isfinite(logits).all()
-    wanted = torch.cat(expected)
-    rows = (logits.cpu().double() - wanted).norm(dim=1) / wanted.norm(dim=1)
-    assert least < float(rows.median()) < most
+    reference = torch.cat(expected)
+    rows = (logits.cpu().double() - reference).norm(dim=1) / reference.norm(dim=1)
+    assert least < float(rows.median()) < maximum

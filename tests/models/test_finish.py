@@ -23,8 +23,10 @@ def test_rows_are_finished_each_by_itself(shape):
     pool = poisoned_pool(model, pages, 32, torch.float64, "cpu", "unified")
     batch = make_batch([(ids, 0, 64)], tables, block_size=32, page_size=32)
     left = model.forward(model.embed(batch.tokens), batch, pool)
-    whole = model.final_hidden_states(left)
+    hidden_states = model.final_hidden_states(left)
     assert model.split_last_layer == (not model.routing_block)
-    assert torch.equal(whole, left) != model.split_last_layer  # where rows belong together all of it has been done
+    assert (
+        torch.equal(hidden_states, left) != model.split_last_layer
+    )  # where rows belong together all of it has been done
     some = torch.randperm(64, generator=random)[:11]
-    torch.testing.assert_close(model.final_hidden_states(left[some]), whole[some], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.final_hidden_states(left[some]), hidden_states[some], rtol=1e-12, atol=1e-12)

@@ -66,7 +66,7 @@ def test_no_field_is_listed_twice():
     assert not (READ & IGNORED | READ & SUPPORTED.keys() | IGNORED & SUPPORTED.keys())
 
 
-def test_unknown_fields_are_said_aloud(caplog):
+def test_unknown_fields_are_logged(caplog):
     with caplog.at_level(logging.WARNING):
         parse(tiny_config(novelty=1))
     assert "novelty" in caplog.text

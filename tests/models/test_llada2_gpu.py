@@ -98,8 +98,8 @@ def test_four_layers_of_minis_width_prefill_and_decode():
     plan = {"block_size": 32, "page_size": 32, "chunk_blocks": [12, 1, 5], "device": "cuda"}
     expected = logits_in_chunks(reference, sequences, dtype=torch.float32, **plan)
     results = logits_in_chunks(model, sequences, dtype=torch.bfloat16, **plan)
-    for logits, wanted in zip(results, expected, strict=True):
+    for logits, expected_logits in zip(results, expected, strict=True):
         # a row whose routing is a near tie may take another expert: the bulk of the rows must agree closely
-        rows = (logits - wanted).norm(dim=1) / wanted.norm(dim=1)
+        rows = (logits - expected_logits).norm(dim=1) / expected_logits.norm(dim=1)
         assert float(rows.median()) < 0.08
         assert float(rows.quantile(0.9)) < 0.6

@@ -63,10 +63,12 @@ def test_golden_states_of_insert_delete(llm: LLM, case: dict[str, Any]) -> None:
     )  # fmt: skip
     shown, answer = states(llm, case["prompt_ids"], params)
     assert answer == case["ids_ignore_eos"]
-    told = {start: [state["ids"] for state in block] for start, block in groupby(case["states"], lambda s: s["start"])}
+    states_by_block = {
+        start: [state["ids"] for state in block] for start, block in groupby(case["states"], lambda s: s["start"])
+    }
     ours = {start: [ids for _, ids in block] for start, block in groupby(shown, lambda s: s[0])}
-    assert list(ours) == list(told)
-    for start, published in told.items():
+    assert list(ours) == list(states_by_block)
+    for start, published in states_by_block.items():
         assert len(published) == case["forwards_per_block"][str(start)]
         assert published[-1] == published[-2]
         mine = ours[start]
@@ -207,7 +209,7 @@ def test_ids_that_are_no_orders(tmp_path: Path, ids: dict[str, int], says: str) 
 
 def test_a_checkpoint_without_orders_is_edited_all_the_same(tmp_path: Path) -> None:
     write_tiny(tmp_path, seed=1, expert_capacity=3)
-    with LLM(str(tmp_path), device="cpu", skip_tokenizer=True) as plain:
-        assert (plain.info.default_algorithm, plain.info.delete_token_id) == ("edit", None)
-        (out,) = plain.generate([[1, 2, 3]], SamplingParams(max_tokens=9, ignore_eos=True))
+    with LLM(str(tmp_path), device="cpu", skip_tokenizer=True) as reference:
+        assert (reference.info.default_algorithm, reference.info.delete_token_id) == ("edit", None)
+        (out,) = reference.generate([[1, 2, 3]], SamplingParams(max_tokens=9, ignore_eos=True))
         assert len(out.token_ids) == 9

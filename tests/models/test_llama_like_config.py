@@ -217,7 +217,7 @@ def test_fields_are_known_once():
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_fields_that_nobody_knows_are_said_aloud(family, caplog):
+def test_fields_that_no_family_knows_are_logged(family, caplog):
     with caplog.at_level(logging.WARNING):
         parse(family)
         assert caplog.text == ""

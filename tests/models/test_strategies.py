@@ -22,7 +22,7 @@ def load(folder: str, **flags: object) -> LLM:
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullForward:
     """Transformers' model as an oracle's memory, for one that is always forwarded whole."""
 
     model: TransformersOracle
@@ -49,8 +49,12 @@ def test_nemotron_diffusion_equals_transformers(tmp_path):
             sampling = SamplingParams(**asked, temperature=0, decoding={"accept_threshold": 0.5})
             for prompt, out in zip(prompts, llm.generate(prompts, sampling), strict=True):
                 p = Params(**asked, accept_threshold=0.5, max_steps_per_block=16)
-                told = decode_seeded(lambda: Whole(oracle), prompt, p, shape)
-                assert (out.token_ids, out.nfe, out.finish_reason) == (told.tokens, told.nfe, told.finish_reason)
+                decoded = decode_seeded(lambda: FullForward(oracle), prompt, p, shape)
+                assert (out.token_ids, out.nfe, out.finish_reason) == (
+                    decoded.tokens,
+                    decoded.nfe,
+                    decoded.finish_reason,
+                )
 
 
 def defaults(llm: LLM) -> dict[str, object]:

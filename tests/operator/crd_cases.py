@@ -1,7 +1,7 @@
 """For each rule of the schema one resource that keeps it and one that breaks it, as data.
 
 `accept` and `reject` are changes to the spec of the least resource (None removes a field); `name` replaces its name.
-`words` are part of the refusal's message. For the schema's plain bounds there are cases with a refusal alone.
+`message` are part of the refusal's message. For the schema's plain bounds there are cases with a refusal alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    words: str
+    message: str
     accept: Spec
     reject: Spec
     names: tuple[str, str] = field(default=("accept", "reject"))

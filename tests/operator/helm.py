@@ -48,6 +48,6 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _render(chart: Path, version: str, values: dict[str, Any]) -> list[dict[str, Any]]:
-    place = ("--namespace", NAMESPACE, "--kube-version", version)
-    text = helm("template", chart.name, str(chart), *place, *sets(values))
+    options = ("--namespace", NAMESPACE, "--kube-version", version)
+    text = helm("template", chart.name, str(chart), *options, *sets(values))
     return [obj for obj in yaml.safe_load_all(text) if obj]

@@ -24,8 +24,8 @@ def examples() -> dict[str, Obj]:
         services = [doc for doc in yaml.safe_load_all(path.read_text()) if doc and doc["kind"] == KIND]
         for service in services:
             assert path.stem not in found, f"{path}: one service a file"
-            given = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
-            found[path.stem] = {**service, "metadata": {**given, **service["metadata"]}}
+            metadata = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
+            found[path.stem] = {**service, "metadata": {**metadata, **service["metadata"]}}
     return found
 
 
@@ -34,10 +34,10 @@ def rendered(service: Obj) -> str:
     plan = make(observe(service))
     assert plan.problems == (), plan.problems
     children = [child for child in plan.children if child["kind"] != "ControllerRevision"]
-    return yaml.dump_all(children, Dumper=_Plain, sort_keys=False, width=120)
+    return yaml.dump_all(children, Dumper=_NoAliases, sort_keys=False, width=120)
 
 
-class _Plain(yaml.SafeDumper):
+class _NoAliases(yaml.SafeDumper):
     """Without anchors: every object is written out."""
 
     def ignore_aliases(self, data: object) -> bool:
@@ -46,10 +46,10 @@ class _Plain(yaml.SafeDumper):
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    wanted = {FOLDER / f"{name}.yaml": rendered(service) for name, service in examples().items()}
-    for path in set(FOLDER.glob("*.yaml")) - wanted.keys():
+    snapshots = {FOLDER / f"{name}.yaml": rendered(service) for name, service in examples().items()}
+    for path in set(FOLDER.glob("*.yaml")) - snapshots.keys():
         path.unlink()
-    for path, text in wanted.items():
+    for path, text in snapshots.items():
         path.write_text(text)
 
 

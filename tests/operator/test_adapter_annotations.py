@@ -18,7 +18,7 @@ from unmask_operator.objects import Ref
 from unmask_operator.plan.observed import Observed
 
 
-def told(observed, *names):
+def annotated(observed, *names):
     """The pods of these names have been told of the list as it is now."""
     mark = {adapters.LIST_HASH: adapters.list_hash(observed)}
     pods = [
@@ -32,10 +32,10 @@ def behind(observed):
     return [pod["metadata"]["name"] for pod in adapters.outdated_pods(observed)]
 
 
-def test_pods_that_serve_are_told_once_of_every_list():
+def test_ready_pods_are_notified_once_of_every_list():
     observed = seen(ROMAN, ready=(True, False, True), p1={"roman": READY})
     assert behind(observed) == ["p1", "p3"], "p2 mounts the list as it is when it starts, and is told when it is Ready"
-    observed = told(observed, "p1", "p3")
+    observed = annotated(observed, "p1", "p3")
     assert behind(observed) == []
     for listed_adapters in ((ROMAN, LEGAL), (LEGAL,), ()):
         edited = edit(observed, lora=lora(*listed_adapters))
@@ -43,7 +43,7 @@ def test_pods_that_serve_are_told_once_of_every_list():
         assert behind(apply(edited, make(edited))) == ["p1", "p3"]
 
 
-def test_pods_that_go_or_follow_no_list_are_told_nothing():
+def test_pods_that_terminate_or_follow_no_list_are_not_notified():
     observed = seen(ROMAN, ready=(True, True))
     first, second = observed.pods
     first["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -58,7 +58,7 @@ class Pods(Api):
 
     def __init__(self, service, refuses=()):
         super().__init__(service, {})
-        self.refuses, self.told = refuses, []
+        self.refuses, self.annotated = refuses, []
 
     async def upgrade_managed_fields(self, live):
         return live
@@ -74,7 +74,7 @@ class Pods(Api):
         name = pod["metadata"]["name"]
         if name in self.refuses:
             raise self.refuses[name]
-        self.told.append(name)
+        self.annotated.append(name)
         meta = {**pod["metadata"], "annotations": {**pod["metadata"].get("annotations", {}), **annotations}}
         return self._numbered({**pod, "metadata": meta})
 
@@ -104,30 +104,30 @@ def served() -> Observed:
     return observed
 
 
-def test_a_list_is_written_first_and_told_a_moment_later():
+def test_a_list_is_written_before_pods_are_notified():
     observed = served()
     edited = edit(observed, lora=lora(ROMAN, LEGAL))
     api = Pods(edited.resource)
     made, cache = reconciler(edited, api)
     assert asyncio.run(made.reconcile(KEY)).requeue_after == adapters.PAUSE_SECONDS
-    assert api.told == []
+    assert api.annotated == []
     assert "legal" in cache.children(KEY)[LIST_HASH]["data"]
     assert asyncio.run(made.reconcile(KEY)).requeue_after is None
-    assert api.told == ["p1", "p2"]
+    assert api.annotated == ["p1", "p2"]
     asyncio.run(made.reconcile(KEY))
-    assert api.told == ["p1", "p2"], "each once"
+    assert api.annotated == ["p1", "p2"], "each once"
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "is_logged"),
     [(ApiError(403, "Forbidden", "may not patch pods/status"), True), (ApiError(404, "NotFound", "gone"), False)],
 )
-def test_a_pod_that_cannot_be_told_holds_nothing_up(error, said, caplog):
+def test_a_pod_that_cannot_be_notified_delays_nothing(error, is_logged, caplog):
     observed = served()
     api = Pods(observed.resource, {"p1": error})
     made, _ = reconciler(observed, api)
     asyncio.run(made.reconcile(KEY))
     result = asyncio.run(made.reconcile(KEY))
     assert not result.refused
-    assert set(api.told) == {"p2"}
-    assert ("cannot annotate pod p1, its adapters are updated within 90 s: may not patch" in caplog.text) == said
+    assert set(api.annotated) == {"p2"}
+    assert ("cannot annotate pod p1, its adapters are updated within 90 s: may not patch" in caplog.text) == is_logged

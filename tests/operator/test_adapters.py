@@ -86,7 +86,7 @@ def test_adapters_on_the_models_own_claim_find_it_by_name() -> None:
     assert "/mnt/adapters/tuned" not in mounts(without)
 
 
-def test_room_is_in_the_template_and_asked_for_alone_too() -> None:
+def test_lora_limits_are_in_the_pod_template_also_without_adapters() -> None:
     made = make(running(lora={"maxAdapters": 3, "maxRank": 32}))
     assert {"--max-loras=3", "--max-lora-rank=32", "--lora-config=/etc/unmask/adapters"} <= set(container(made)["args"])
     assert child(made, "ConfigMap")["data"] == {}
@@ -94,7 +94,7 @@ def test_room_is_in_the_template_and_asked_for_alone_too() -> None:
     assert "ConfigMap" not in kinds(make(running()))
 
 
-ROOM = {"claimNames": ["tuned"], "maxAdapters": 2}
+LORA_LIMITS = {"claimNames": ["tuned"], "maxAdapters": 2}
 EDITS = {
     "the first one": ((), (ROMAN,)),
     "one more": ((ROMAN,), (ROMAN, CHESS)),
@@ -108,8 +108,8 @@ EDITS = {
 @pytest.mark.parametrize(("before", "after"), EDITS.values(), ids=EDITS)
 @pytest.mark.parametrize("operator", [SETTINGS, NEW], ids=["same", "newer"])
 def test_a_change_of_the_list_changes_no_pod(before: Any, after: Any, operator: Settings) -> None:
-    observed = running(lora=lora(*before, **ROOM))
-    edited = edit(observed, lora=lora(*after, **ROOM))
+    observed = running(lora=lora(*before, **LORA_LIMITS))
+    edited = edit(observed, lora=lora(*after, **LORA_LIMITS))
     made = make(edited, operator)
     assert template(made) == template(make(observed))
     assert made.up_to_date == (operator is SETTINGS)
@@ -122,7 +122,7 @@ def test_a_change_of_the_list_changes_no_pod(before: Any, after: Any, operator: 
 @pytest.mark.parametrize(
     "change", [{"maxAdapters": 3}, {"maxRank": 64}, {"claimNames": ["tuned", "more"]}, {"preMerge": True}]
 )
-def test_a_change_of_the_room_changes_the_pods(change: Obj) -> None:
+def test_a_change_of_the_lora_limits_changes_the_pods(change: Obj) -> None:
     observed = running(lora=lora(ROMAN))
     assert template(make(edit(observed, lora=lora(ROMAN, **change)))) != template(make(observed))
 
@@ -130,8 +130,13 @@ def test_a_change_of_the_room_changes_the_pods(change: Obj) -> None:
 def test_one_that_is_merged_is_of_the_pods_alone() -> None:
     observed = running(lora=lora(LEGAL, preMerge=True))
     made = make(observed)
-    wanted = {"--use-lora=true", "--lora-path=hf://org/legal@v2", "--pre-merge-lora=true", "--served-model-name=legal"}
-    assert wanted < set(container(made)["args"])
+    arguments = {
+        "--use-lora=true",
+        "--lora-path=hf://org/legal@v2",
+        "--pre-merge-lora=true",
+        "--served-model-name=legal",
+    }
+    assert arguments < set(container(made)["args"])
     assert "--lora-config" not in str(container(made)["args"])
     assert "ConfigMap" not in kinds(made)
     assert "adapters" not in volumes(made)
@@ -163,7 +168,7 @@ def test_a_list_of_another_version_stays_as_it_is_and_the_rest_is_looked_after()
     assert LIST_HASH not in last_accepted(scaled, SETTINGS).delete
 
 
-def test_a_list_is_followed_beside_a_section_that_only_another_version_knows() -> None:
+def test_a_list_is_followed_next_to_a_section_that_only_another_version_knows() -> None:
     """The pods are pinned: their engine's new strategy is no reason to lose their adapters."""
     tomorrow = {"decodingStrategy": "OfTomorrow"}
     observed = running(lora=lora(ROMAN))
@@ -187,8 +192,8 @@ def pod(observed: Observed, name: str = "p1", ready: bool = True) -> Obj:
     made = copy.deepcopy(template(make(observed)))
     meta = {**made["metadata"], "name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
     main = {"name": "main", "started": True, "ready": ready, "state": {"running": {}}}
-    told = [{"type": "Ready", "status": str(ready)}]
-    state = {"phase": "Running", "podIP": "10.0.0.1", "conditions": told, "containerStatuses": [main]}
+    reported = [{"type": "Ready", "status": str(ready)}]
+    state = {"phase": "Running", "podIP": "10.0.0.1", "conditions": reported, "containerStatuses": [main]}
     return {**made, "metadata": meta, "status": state}
 
 
@@ -200,11 +205,11 @@ READY = word("ready")
 LEGAL_READY = word("ready", "hf://org/legal@v2")
 
 
-def seen(*adapters: Obj, ready: tuple[bool, ...] = (True, True), **told: dict[str, Adapter]) -> Observed:
+def seen(*adapters: Obj, ready: tuple[bool, ...] = (True, True), **reported: dict[str, Adapter]) -> Observed:
     """A service with a pod for each of `ready`, called p1 and on; what each has told."""
     observed = running(lora=lora(*adapters), replicas=len(ready))
     pods = [pod(observed, f"p{i}", one) for i, one in enumerate(ready, start=1)]
-    return replace(observed, pods=pods, adapters=told)
+    return replace(observed, pods=pods, adapters=reported)
 
 
 def conditions(observed: Observed) -> dict[str, Obj]:
@@ -225,7 +230,7 @@ def test_every_pod_serves_all() -> None:
     assert (found["status"], found["reason"]) == ("True", "Loaded")
 
 
-def test_a_wrong_one_is_told_and_the_service_is_as_ready_as_before() -> None:
+def test_a_wrong_adapter_is_reported_and_does_not_change_readiness() -> None:
     wrong = word("failed", message="tensor 'x' is none of this model's")
     observed = seen(ROMAN, LEGAL, p1={"roman": wrong, "legal": LEGAL_READY}, p2={"roman": wrong, "legal": LEGAL_READY})
     assert entries(observed)[0] == {
@@ -241,9 +246,9 @@ def test_a_wrong_one_is_told_and_the_service_is_as_ready_as_before() -> None:
     }
 
 
-@pytest.mark.parametrize("late", [{}, {"roman": word("loading")}, {"roman": word("ready", "hf://a/before")}])
-def test_one_that_is_not_everywhere_yet_is_loading(late: dict[str, Adapter]) -> None:
-    observed = seen(ROMAN, p1={"roman": READY}, p2=late)
+@pytest.mark.parametrize("second", [{}, {"roman": word("loading")}, {"roman": word("ready", "hf://a/before")}])
+def test_one_that_is_not_everywhere_yet_is_loading(second: dict[str, Adapter]) -> None:
+    observed = seen(ROMAN, p1={"roman": READY}, p2=second)
     assert entries(observed) == [{"name": "roman", "ready": 1, "total": 2, "failed": 0}]
     found = conditions(observed)["AdaptersLoaded"]
     assert (found["status"], found["reason"]) == ("False", "Loading")
@@ -255,7 +260,7 @@ def test_a_failure_of_what_was_listed_before_is_no_failure_of_this() -> None:
     assert entries(observed) == [{"name": "roman", "ready": 0, "total": 1, "failed": 0}]
 
 
-def test_pods_that_are_not_ready_or_have_not_told_do_not_count() -> None:
+def test_pods_that_are_not_ready_or_have_not_reported_do_not_count() -> None:
     """So that scaling up makes no condition blink: the runtime is ready only after it has tried its list."""
     observed = seen(ROMAN, ready=(True, False, True), p1={"roman": READY}, p2={"roman": word("loading")})
     assert entries(observed) == [{"name": "roman", "ready": 1, "total": 1, "failed": 0}]
@@ -266,7 +271,7 @@ def written(observed: Observed) -> Observed:
     return replace(observed, resource={**observed.resource, "status": status(observed, make(observed))})
 
 
-def test_a_new_leader_says_what_was_said_until_a_pod_tells() -> None:
+def test_a_new_leader_repeats_the_status_until_a_pod_reports() -> None:
     observed = written(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}))
     new = replace(observed, adapters={})
     assert status(new, make(new)) == observed.resource["status"]
@@ -277,7 +282,7 @@ def test_a_new_leader_says_what_was_said_until_a_pod_tells() -> None:
 
 
 @pytest.mark.parametrize("change", [{"suspend": True}, {"replicas": 0}, {"lora": None}, {"lora": {"maxAdapters": 2}}])
-def test_where_none_is_asked_for_none_is_told(change: Obj) -> None:
+def test_without_adapters_none_are_reported(change: Obj) -> None:
     observed = edit(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}), **change)
     observed = replace(observed, pods=())
     observed = apply(observed, make(observed))
@@ -285,7 +290,7 @@ def test_where_none_is_asked_for_none_is_told(change: Obj) -> None:
     assert "AdaptersLoaded" not in conditions(observed)
 
 
-def test_events_tell_of_changes_alone() -> None:
+def test_events_are_emitted_for_changes_only() -> None:
     failed = {"roman": word("failed", message="why")}
 
     def reasons(*steps: Observed) -> list[str]:
@@ -293,15 +298,15 @@ def test_events_tell_of_changes_alone() -> None:
         every = [transitions(old, new) for old, new in pairwise(states)]
         return [f"{event.type} {event.reason}" for one in every for event in one if "dapter" in event.reason]
 
-    loading, broken, well = (seen(ROMAN, ready=(True,), p1=told) for told in ({}, failed, {"roman": READY}))
+    loading, broken, well = (seen(ROMAN, ready=(True,), p1=reported) for reported in ({}, failed, {"roman": READY}))
     assert reasons(loading, broken, broken, well, well) == ["Warning AdapterFailed", "Normal AdaptersLoaded"]
     assert reasons(well, loading, loading) == []
 
 
 def test_many_wrong_ones_fit_the_status() -> None:
     many = [{"name": f"a{n}", "uri": "demo://x"} for n in range(256)]
-    told = {one["name"]: word("failed", "demo://x", "y" * 1024) for one in many}
-    observed = seen(*many, ready=(True,), p1=told)
+    reported = {one["name"]: word("failed", "demo://x", "y" * 1024) for one in many}
+    observed = seen(*many, ready=(True,), p1=reported)
     assert len(entries(observed)) == 256
     assert max(len(one["message"]) for one in entries(observed)) == 512
     message = conditions(observed)["AdaptersLoaded"]["message"]
@@ -309,7 +314,7 @@ def test_many_wrong_ones_fit_the_status() -> None:
     assert parse(observed.resource).spec.lora is not None
 
 
-def test_the_models_commit_is_told_beside_a_list() -> None:
+def test_the_models_commit_is_reported_next_to_a_list() -> None:
     """Both are ConfigMaps."""
     observed = observe(resource(model={"uri": "hf://org/name"}, lora=lora(ROMAN)))
     observed = apply(observed, make(observed))

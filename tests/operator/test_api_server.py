@@ -60,7 +60,7 @@ def test_users_need_not_exist(api_server: ApiServer, admin: Kube, namespace: str
     assert len(bob.list("v1", "ConfigMap", namespace)) == 1
 
 
-def test_the_audit_log_tells_who_asked_for_what(api_server: ApiServer, admin: Kube, namespace: str) -> None:
+def test_the_audit_log_has_the_user_of_each_request(api_server: ApiServer, admin: Kube, namespace: str) -> None:
     carol = api_server.admin(user="carol", groups=("system:masters",))
     carol.create(config_map(namespace))
 

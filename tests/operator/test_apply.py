@@ -101,13 +101,13 @@ class Api:
             del self.objects[ref]
 
 
-def apply(api, *wanted, delete=(), known=None, last_accepted=()):
-    """Write `wanted`; `known` are the children that the store has seen (default: all that there are)."""
+def apply(api, *desired, delete=(), known=None, last_accepted=()):
+    """Write `desired`; `known` are the children that the store has seen (default: all that there are)."""
     observed = Observed(SERVICE, now=None, children=dict(api.objects if known is None else known))
 
     def make_plan(seen):
-        foreign = [o for o in wanted if Ref.of(o) in seen.children and not owned(seen.children[Ref.of(o)])]
-        return Plan() if foreign else Plan(children=tuple(wanted), delete=tuple(delete))
+        foreign = [o for o in desired if Ref.of(o) in seen.children and not owned(seen.children[Ref.of(o)])]
+        return Plan() if foreign else Plan(children=tuple(desired), delete=tuple(delete))
 
     writer = Applier(api, Cache(), lambda verb: None)
     return asyncio.run(writer.apply(make_plan, lambda seen: Plan(children=tuple(last_accepted)), observed))
@@ -125,7 +125,7 @@ def test_children_are_created_in_order_after_a_dry_run_of_all_but_the_first():
     assert set(outcome.observed.children) == set(api.objects)
 
 
-def test_what_is_as_wanted_is_not_written():
+def test_an_object_in_its_desired_state_is_not_written():
     api = Api({**with_applied_hash(child("a", spec={"x": 1})), "spec": {"x": 1, "defaulted": True}})
     assert apply(api, child("a", spec={"x": 1})).writes == 0
     assert api.calls == []
@@ -137,7 +137,7 @@ def test_one_difference_is_one_request():
     assert api.calls == [("apply", "a")]
 
 
-def test_a_field_that_is_no_longer_wanted_is_a_difference():
+def test_a_field_that_is_no_longer_desired_is_a_difference():
     api = Api(with_applied_hash(child("a", spec={"x": 1, "y": 2})))
     apply(api, child("a", spec={"x": 1}))
     assert api.calls == [("apply", "a")]
@@ -150,7 +150,7 @@ def test_a_pin_needs_no_trial():
 
 
 @pytest.mark.parametrize("wrong", ["a", "b", "c"])
-def test_a_refusal_of_any_child_writes_none_and_is_told(wrong):
+def test_a_refusal_of_any_child_writes_none_and_is_reported(wrong):
     api = Api()
     api.refuse = {wrong}
     outcome = apply(api, child("a"), child("b"), child("c"))
@@ -158,7 +158,7 @@ def test_a_refusal_of_any_child_writes_none_and_is_told(wrong):
     assert list(outcome.observed.refusals.values()) == [f"{wrong} is wrong"]
 
 
-def test_after_a_refusal_the_last_good_form_is_kept_up():
+def test_after_a_refusal_the_last_accepted_form_is_maintained():
     api = Api(child("a", spec={"x": 0}), child("b", spec={"x": 1}))
     api.refuse = {"b"}
     outcome = apply(
@@ -221,37 +221,39 @@ def test_a_plan_can_neither_delete_nor_write_what_is_not_ours():
 WEBHOOK = ApiError(500, "InternalError", "failed calling webhook")
 
 
-def told(outcome):
+def errors_by_name(outcome):
     return {ref.name: sentence for ref, sentence in outcome.observed.failures.items()}
 
 
 @pytest.mark.parametrize("broken", ["a", "b", "c"])
-def test_a_server_error_on_one_child_is_told_and_all_others_are_written(broken):
+def test_a_server_error_on_one_child_is_reported_and_all_others_are_written(broken):
     api = Api(child("old"))
     api.away = {broken: WEBHOOK}
     outcome = apply(api, *(child(name) for name in "abc"), delete=[Ref("v1", "Service", "old")])
     assert {ref.name for ref in api.objects} == {"a", "b", "c"} - {broken}
-    assert told(outcome) == {broken: "failed calling webhook"}
+    assert errors_by_name(outcome) == {broken: "failed calling webhook"}
     tried = [name for verb, name in api.calls if name == broken]
     assert len(tried) == 1, "it is tried once a reconcile"
 
 
-def test_a_server_error_on_a_deletion_is_told_and_the_others_go():
+def test_a_server_error_on_a_deletion_is_reported_and_the_others_are_deleted():
     api = Api(child("x"), child("y"))
     api.away = {"x": WEBHOOK}
     outcome = apply(api, child("a"), delete=[Ref("v1", "Service", name) for name in "xy"])
     assert {ref.name for ref in api.objects} == {"a", "x"}
-    assert told(outcome) == {"x": "failed calling webhook"}
+    assert errors_by_name(outcome) == {"x": "failed calling webhook"}
 
 
-def test_a_server_error_on_a_conflicting_child_s_look_is_told():
+def test_a_server_error_while_reading_a_conflicting_child_is_reported():
     api = Api(child("b", spec={"x": 1}))
 
     async def get(kind, namespace, name):
         raise WEBHOOK
 
     api.get = get
-    assert told(apply(api, child("a"), child("b", spec={"x": 2}), known={})) == {"b": "failed calling webhook"}
+    assert errors_by_name(apply(api, child("a"), child("b", spec={"x": 2}), known={})) == {
+        "b": "failed calling webhook"
+    }
 
 
 @pytest.mark.parametrize("broken", ["pin", "workload"])
@@ -262,7 +264,7 @@ def test_a_pin_and_the_workload_that_is_made_of_it_are_written_together(broken):
     pin, workload = child("pin", "ControllerRevision"), child("workload", "Deployment")
     outcome = apply(api, child("a"), pin, workload, child("z"))
     assert {ref.name for ref in api.objects} == {"a", "z"}
-    assert told(outcome) == {broken: "failed calling webhook"}
+    assert errors_by_name(outcome) == {broken: "failed calling webhook"}
 
 
 def test_a_refusal_counts_for_more_than_a_server_error():
@@ -282,14 +284,14 @@ def test_what_is_about_no_child_ends_the_reconcile(status):
     assert api.objects == {}
 
 
-def test_a_child_that_never_holds_still_is_told():
+def test_a_child_that_changes_during_every_write_is_reported():
     api = Api()
 
     async def create(obj, dry_run=False):
         raise ApiError(409, "AlreadyExists", "exists")
 
     api.create = create
-    assert told(apply(api, child("a"))) == {"a": "it changed during every try to write it"}
+    assert errors_by_name(apply(api, child("a"))) == {"a": "it changed during every try to write it"}
 
 
 def test_the_reconcile_after_a_server_error_finishes():

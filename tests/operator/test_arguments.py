@@ -46,8 +46,8 @@ def values(model):
         flag = flag_of(field)
         if flag is None:
             continue
-        if words := [word for part in get_args(field.annotation) for word in get_args(part)]:
-            value = st.sampled_from(words)
+        if choices := [word for part in get_args(field.annotation) for word in get_args(part)]:
+            value = st.sampled_from(choices)
         elif flag.type == "bool":
             value = st.booleans()
         elif flag.type == "int":
@@ -108,26 +108,28 @@ def test_whatever_a_spec_says_the_runtime_parses(spec, thresholds):
     service = parse(resource(**spec))
     line = engine_arguments(service, SETTINGS)
     config = parse_arguments(line, {})
-    engine, given_ = service.spec.engine, config.engine
-    assert given_.device == ("cuda" if service.spec.gpu else "cpu")
+    engine, engine_config = service.spec.engine, config.engine
+    assert engine_config.device == ("cuda" if service.spec.gpu else "cpu")
     lora = service.spec.lora
     merged = lora.adapters[0] if lora and lora.pre_merge else None
     assert config.model_names == (service.model_name, *([merged.name] if merged else []))
     assert config.lora_config == (MOUNT if lora and not merged else None)
-    assert (given_.lora_path, given_.pre_merge_lora) == ((adapter(merged), True) if merged else (None, False))
-    assert given_.max_lora_rank == (lora.max_rank if lora else None)
-    sizes = (given_.tensor_parallel_size, config.data_parallel_size, given_.expert_parallel_size)
+    assert (engine_config.lora_path, engine_config.pre_merge_lora) == (
+        (adapter(merged), True) if merged else (None, False)
+    )
+    assert engine_config.max_lora_rank == (lora.max_rank if lora else None)
+    sizes = (engine_config.tensor_parallel_size, config.data_parallel_size, engine_config.expert_parallel_size)
     assert sizes == tuple(size for _, size in service.spec.parallelism)
     assert config.drain_timeout == service.spec.drain_timeout_seconds
-    assert given_.disable_prefix_caching is (engine.prefix_caching is False)
+    assert engine_config.disable_prefix_caching is (engine.prefix_caching is False)
     for name in ("block_size", "buffer_size", "page_size", "max_model_len"):
-        assert getattr(given_, name) == getattr(engine, name)
+        assert getattr(engine_config, name) == getattr(engine, name)
     for name, value in dict(engine.thresholds or {}).items():
-        assert getattr(given_, f"{name}_threshold") == value
+        assert getattr(engine_config, f"{name}_threshold") == value
     for name in ("dtype", "quantization", "attn_impl", "decoding_strategy"):
         value = getattr(engine, name)
-        assert getattr(given_, name) == (None if value is None else spelling(value))
-    assert given_.kv_cache_layout == spelling(engine.kv_cache_layout or "Unified")
+        assert getattr(engine_config, name) == (None if value is None else spelling(value))
+    assert engine_config.kv_cache_layout == spelling(engine.kv_cache_layout or "Unified")
 
 
 def test_only_what_is_set_is_written():
@@ -186,7 +188,7 @@ def test_a_models_uri_becomes_a_path(uri, path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "words"),
+    ("extra", "choices"),
     [
         (["--no-such-flag=1"], "no such flag: --no-such-flag=1"),
         (["--max-queue=0"], "--max-queue: '0' is not a whole number of at least 1"),
@@ -200,11 +202,11 @@ def test_a_models_uri_becomes_a_path(uri, path):
         (["--max-loras=3"], "--max-loras is set by spec.lora.maxAdapters too"),
     ],
 )
-def test_extra_arguments_are_read_by_the_runtimes_own_parser(extra, words):
+def test_extra_arguments_are_read_by_the_runtimes_own_parser(extra, choices):
     model = {"uri": "demo://", "family": "llada2"}
     with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs: ") as caught:
         arguments(model=model, engine={"blockSize": 32, "extraArgs": extra}, lora={"maxAdapters": 2})
-    assert words in caught.value.message
+    assert choices in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_extra_arguments_are_checked_where_the_keys_are_not():
         arguments(auth=auth, engine={"extraArgs": ["--max-queue=0"]})
 
 
-def test_writing_arguments_loads_no_torch():
+def test_rendering_arguments_does_not_import_torch():
     code = "import sys, unmask_operator.render.arguments; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -23,7 +23,7 @@ from e2e.cluster.pki import Authority
 from tests.operator.samples import SETTINGS, container, make, observe, resource, template
 
 TRUSTED = replace(SETTINGS, ca_config_map="roots")
-APART = {"NO_PROXY": "*", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+UNRELATED = {"NO_PROXY": "*", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
 AUTHORITY = Authority("the cluster's own")
 
 
@@ -50,7 +50,7 @@ def environment(directory: Path) -> dict[str, str]:
     named = {
         v["name"]: v["value"].replace("/etc/unmask/", f"{directory}/") for v in rendered()[1]["env"] if "value" in v
     }
-    return ours | {n: v for n, v in named.items() if n in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")} | APART
+    return ours | {n: v for n, v in named.items() if n in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")} | UNRELATED
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_the_public_roots_are_trusted_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [b"", b"not PEM", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_what_is_no_certificate_is_said_in_the_last_line(own: bytes, tmp_path: Path) -> None:
+def test_the_last_line_names_a_file_that_is_no_certificate(own: bytes, tmp_path: Path) -> None:
     done = write(tmp_path, own)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(

@@ -41,7 +41,7 @@ def test_an_event_names_the_resource_it_concerns(cache):
     assert [pod["metadata"]["name"] for pod in cache.pods(KEY)] == ["demo-x"]
 
 
-def test_what_is_known_already_is_no_news(cache):
+def test_an_object_that_is_already_cached_is_no_change(cache):
     written = obj(DEPLOYMENTS, "demo", 5)
     assert cache.put(DEPLOYMENTS, written) == KEY
     assert cache.put(DEPLOYMENTS, written) is None  # the watch repeats our own write
@@ -122,7 +122,7 @@ def test_it_keeps_of_managed_fields_only_who_manages():
     assert "managedFields" not in cache.pods(KEY)[0]["metadata"]
 
 
-def test_ages_count_from_what_was_last_heard():
+def test_ages_count_from_the_last_event():
     now = [100.0]
     cache = Cache(lambda: now[0])
     cache.put(PODS, obj(PODS, "p", 1))

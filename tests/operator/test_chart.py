@@ -58,7 +58,7 @@ def test_what_is_installed_by_default():
     }
 
 
-def test_every_object_is_labelled_and_none_is_kept():
+def test_every_object_is_labelled_and_none_is_retained():
     for obj in render(**ALL):
         labels, annotations = obj["metadata"]["labels"], obj["metadata"].get("annotations", {})
         assert labels["app.kubernetes.io/name"] == labels["app.kubernetes.io/instance"] == NAME
@@ -69,10 +69,10 @@ def test_every_object_is_labelled_and_none_is_kept():
 def test_the_crd_is_the_generated_one_in_a_chart_of_its_own():
     """`helm rollback` of the operator has nothing to say of it."""
     (file,) = (CHARTS.parent / "crds").glob("*.yaml")
-    wanted = yaml.safe_load(file.read_text(encoding="utf-8"))
+    expected = yaml.safe_load(file.read_text(encoding="utf-8"))
     (found,) = render_crds(annotations={"a/b": "c"})
-    assert (found["kind"], found["metadata"]["name"]) == ("CustomResourceDefinition", wanted["metadata"]["name"])
-    assert found["spec"] == wanted["spec"]
+    assert (found["kind"], found["metadata"]["name"]) == ("CustomResourceDefinition", expected["metadata"]["name"])
+    assert found["spec"] == expected["spec"]
     assert found["metadata"]["annotations"] == {
         "a/b": "c",
         "helm.sh/resource-policy": "keep",
@@ -165,10 +165,10 @@ def test_what_is_granted_is_what_the_operator_asks_for(namespaces):
         scopes["watched" if watched else "own" if namespace else "cluster"].append(role["rules"])
     assert len(scopes["watched"]) == (len(namespaces) or 1)
     for rules in scopes["watched"]:
-        wanted = [rule for rule in RULES if rule.scope == "watched"]
-        assert missing(rules, wanted) == unused(rules, wanted) == []
-    (own,), wanted = scopes["own"], [rule for rule in RULES if rule.scope == "own"]
-    assert missing(own, wanted) == unused(own, wanted) == []
+        expected = [rule for rule in RULES if rule.scope == "watched"]
+        assert missing(rules, expected) == unused(rules, expected) == []
+    (own,), expected = scopes["own"], [rule for rule in RULES if rule.scope == "own"]
+    assert missing(own, expected) == unused(own, expected) == []
     everything_but_creating = [rule for rule in own if rule["verbs"] != ["create"]]
     assert {tuple(rule["resourceNames"]) for rule in everything_but_creating} == {(NAME,)}
     (nodes,) = scopes["cluster"]
@@ -259,7 +259,7 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"replicas": 0}, "replicas"),
         ({"replica": 2}, "replica"),
@@ -289,8 +289,8 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
     ],
     ids=json.dumps,
 )
-def test_wrong_values_are_refused_by_name(values, told):
-    with pytest.raises(ValueError, match=told):
+def test_wrong_values_are_refused_by_name(values, message):
+    with pytest.raises(ValueError, match=message):
         render(**values)
 
 

@@ -53,8 +53,10 @@ def test_install_upgrade_and_uninstall_leave_nothing(api_server, admin, namespac
     def made():
         label = {"labelSelector": "app.kubernetes.io/managed-by=Helm,app.kubernetes.io/instance=mine"}
         found = [(kind, obj) for version, kind in KINDS for obj in admin.list(version, kind, **label)]
-        place = [(kind, obj, obj["metadata"]) for kind, obj in found]
-        here = [(kind, obj) for kind, obj, at in place if namespace in (at.get("namespace"), at["name"].split(":")[0])]
+        directory = [(kind, obj, obj["metadata"]) for kind, obj in found]
+        here = [
+            (kind, obj) for kind, obj, at in directory if namespace in (at.get("namespace"), at["name"].split(":")[0])
+        ]
         return {(kind, obj["metadata"]["name"]): obj for kind, obj in here}
 
     assert "every namespace" in helm("install", "mine", str(CHART), *cluster, *sets(values))
@@ -78,9 +80,9 @@ def no_crd(admin):
     admin.undefine(crd)
 
 
-def of_version(chart, version, place):
+def of_version(chart, version, directory):
     """A copy of a chart."""
-    copy = place / f"{chart.name}-{version}"
+    copy = directory / f"{chart.name}-{version}"
     shutil.copytree(chart, copy)
     about = yaml.safe_load((copy / "Chart.yaml").read_text())
     (copy / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": version}))

@@ -54,7 +54,7 @@ class Server:
     def run(self, scene, token="t1", renewed="t1"):
         """Run `scene(client)`; the second reading of the login gives the token `renewed`."""
 
-        async def whole():
+        async def scenario():
             app = web.Application()
             app.router.add_route("*", "/{tail:.*}", self.handle)
             runner = web.AppRunner(app)
@@ -69,7 +69,7 @@ class Server:
             finally:
                 await runner.cleanup()
 
-        return asyncio.run(whole())
+        return asyncio.run(scenario())
 
 
 def status(code, reason, message, **details):
@@ -165,7 +165,7 @@ def names(items):
     return [item["metadata"]["name"] for item in items]
 
 
-def test_a_list_comes_page_by_page_and_of_each_only_what_is_kept():
+def test_a_list_is_read_page_by_page_and_each_page_is_slimmed():
     server, seen = Server(page("a", "b", then="t1"), page("c", then="t2"), page("d")), []
 
     def keep(item):
@@ -256,7 +256,7 @@ def test_a_put_of_the_lease_carries_its_version():
     assert server.seen[0][3] == lease
 
 
-def test_a_throttled_request_waits_as_told_and_goes_again():
+def test_a_throttled_request_is_retried_after_its_retry_after():
     slow = (429, status(429, "TooManyRequests", "later"), {"Retry-After": "0.05"})
     server = Server(slow, slow, (200, {"ok": True}, {}))
     assert server.run(lambda client: client.get(PODS, "ns", "p")) == {"ok": True}
@@ -521,12 +521,12 @@ def test_no_answer_is_an_error_of_the_same_type():
 
 
 def test_an_error_carries_the_servers_sentence_or_a_proxys_text():
-    said = api_error(409, json.dumps(status(409, "AlreadyExists", 'services "a" already exists')).encode(), {})
-    assert said.exists
-    assert not said.conflict
-    assert str(said) == 'services "a" already exists (409 AlreadyExists)'
-    plain = api_error(502, b"bad gateway\n", {"Retry-After": "3"})
-    assert (plain.message, plain.retry_after, plain.refusal) == ("bad gateway", 3.0, False)
+    conflict = api_error(409, json.dumps(status(409, "AlreadyExists", 'services "a" already exists')).encode(), {})
+    assert conflict.exists
+    assert not conflict.conflict
+    assert str(conflict) == 'services "a" already exists (409 AlreadyExists)'
+    gateway_error = api_error(502, b"bad gateway\n", {"Retry-After": "3"})
+    assert (gateway_error.message, gateway_error.retry_after, gateway_error.refusal) == ("bad gateway", 3.0, False)
     assert api_error(422, b"{}", {}).refusal
 
 

@@ -22,7 +22,7 @@ def pod(uid, ready=None, started=False, restarts=0):
     }
 
 
-def told(*looks, since=LATER):
+def measured_seconds(*looks, since=LATER):
     seconds = []
     starts = ColdStarts(seconds.append, since)
     for pods in looks:
@@ -30,8 +30,8 @@ def told(*looks, since=LATER):
     return seconds
 
 
-def test_a_pod_is_told_of_once_when_it_first_is_ready():
-    assert told(
+def test_a_pod_is_measured_once_when_it_first_is_ready():
+    assert measured_seconds(
         [pod("a")], [pod("a"), pod("b")], [pod("a", 2), pod("b")], [pod("a", 2), pod("b", 7)], [pod("a", 2)]
     ) == [
         120.0,
@@ -40,23 +40,23 @@ def test_a_pod_is_told_of_once_when_it_first_is_ready():
 
 
 def test_a_pod_that_fails_before_it_is_ready_has_a_long_start():
-    assert told([pod("a")], [pod("a", restarts=2)], [pod("a", 30, restarts=3)]) == [1800.0]
+    assert measured_seconds([pod("a")], [pod("a", restarts=2)], [pod("a", 30, restarts=3)]) == [1800.0]
 
 
 def test_a_pod_that_was_ready_once_starts_no_more():
-    assert told([pod("a")], [pod("a", 2)], [pod("a", started=True)], [pod("a", 40)]) == [120.0]
-    assert told([pod("a")], [pod("a", 2)], [pod("a", restarts=1)], [pod("a", 40, restarts=1)]) == [120.0]
+    assert measured_seconds([pod("a")], [pod("a", 2)], [pod("a", started=True)], [pod("a", 40)]) == [120.0]
+    assert measured_seconds([pod("a")], [pod("a", 2)], [pod("a", restarts=1)], [pod("a", 40, restarts=1)]) == [120.0]
 
 
 def test_a_new_leader_counts_no_start_that_was_over():
-    assert told([pod("a", 2)], [pod("a", 2)]) == []
-    assert told([pod("a", restarts=1)], [pod("a", 40, restarts=1)]) == []
-    assert told([pod("a")], [pod("a", 3)]) == [180.0]
+    assert measured_seconds([pod("a", 2)], [pod("a", 2)]) == []
+    assert measured_seconds([pod("a", restarts=1)], [pod("a", 40, restarts=1)]) == []
+    assert measured_seconds([pod("a")], [pod("a", 3)]) == [180.0]
 
 
-def test_a_pod_that_is_ready_before_anybody_looks_is_told_of_all_the_same():
+def test_a_pod_that_is_ready_before_the_first_look_is_measured():
     looks = [[pod("a", 2)], [pod("a", 2), pod("b", 1)], [pod("a", started=True), pod("b", 1)], [pod("a", 40)]]
-    assert told(*looks, since=CREATED) == [120.0, 60.0]
+    assert measured_seconds(*looks, since=CREATED) == [120.0, 60.0]
 
 
 def test_a_pod_that_goes_is_forgotten():

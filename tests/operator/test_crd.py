@@ -88,9 +88,9 @@ def test_defaults_are_documented_and_legal():
     for path, node in documented.items():
         assert isinstance(node["default"], str | int | bool), path
         assert node["default"] in node.get("enum", [node["default"]]), path
-    told = dict(NODES)
+    nodes_by_path = dict(NODES)
     for path in documented.keys() - {".spec.replicas"}:
-        assert " Default: " in told[path]["description"], path
+        assert " Default: " in nodes_by_path[path]["description"], path
 
 
 def test_rules_are_one_line_and_speak():
@@ -102,7 +102,7 @@ def test_rules_are_one_line_and_speak():
 
 def test_there_is_one_case_for_each_rule():
     for message in SENTENCES:
-        assert len([case for case in RULES if case.words in message]) == 1, message
+        assert len([case for case in RULES if case.message in message]) == 1, message
     assert len(RULES) == len(SENTENCES)
 
 

@@ -56,25 +56,25 @@ def test_the_crd_is_taken_without_complaint(definition):
     assert states.get("NonStructuralSchema", "False") == "False"
 
 
-@pytest.mark.parametrize("case", RULES, ids=lambda case: case.words)
+@pytest.mark.parametrize("case", RULES, ids=lambda case: case.message)
 def test_each_rule_accepts_and_rejects(dry_run, case):
     stored = dry_run(changed(case.accept, case.names[0]))
     assert parse(stored).spec == parse(changed(case.accept)).spec  # the API server's defaults are the operator's
-    assert case.words in refusal(dry_run, changed(case.reject, case.names[1]))
+    assert case.message in refusal(dry_run, changed(case.reject, case.names[1]))
 
 
-@pytest.mark.parametrize(("words", "change"), ALSO_REFUSED)
-def test_rules_reject_more(dry_run, words, change):
-    assert words in refusal(dry_run, changed(change))
+@pytest.mark.parametrize(("message", "change"), ALSO_REFUSED)
+def test_rules_reject_more(dry_run, message, change):
+    assert message in refusal(dry_run, changed(change))
 
 
 @pytest.mark.parametrize(("field", "change"), BOUNDS)
-def test_bounds_are_kept(dry_run, field, change):
+def test_bounds_are_enforced(dry_run, field, change):
     assert field in refusal(dry_run, changed(change))
 
 
 @pytest.mark.parametrize("name", NAMES_REFUSED)
-def test_names_are_kept(dry_run, name):
+def test_patterns_of_names_are_enforced(dry_run, name):
     assert "metadata.name" in refusal(dry_run, changed({}, name))
 
 
@@ -98,7 +98,7 @@ def test_unknown_fields_are_named(dry_run):
         dry_run(changed({"engine": {"enforceEager": True}}))
 
 
-def test_the_pod_template_is_kept_as_it_is(dry_run):
+def test_the_pod_template_is_not_pruned(dry_run):
     template = {"metadata": {"labels": {"a": None}}, "spec": {"tolerations": [{"key": "x", "operator": "Exists"}]}}
     stored = dry_run(changed({"podTemplate": template}))
     assert stored["spec"]["podTemplate"] == template

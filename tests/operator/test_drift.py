@@ -47,8 +47,8 @@ def test_a_false_that_means_something_must_be_there() -> None:
 
 
 def test_a_volume_of_another_kind_is_drift() -> None:
-    wanted = {"volumes": [{"name": "tmp", "emptyDir": {}}]}
-    assert differs(wanted, {"volumes": [{"name": "tmp", "hostPath": {"path": "/"}}]})
+    desired = {"volumes": [{"name": "tmp", "emptyDir": {}}]}
+    assert differs(desired, {"volumes": [{"name": "tmp", "hostPath": {"path": "/"}}]})
 
 
 def test_other_lists_are_compared_entry_by_entry() -> None:
@@ -59,7 +59,7 @@ def test_other_lists_are_compared_entry_by_entry() -> None:
     assert not differs({"from": []}, {})
 
 
-def test_selectors_and_peers_are_as_wanted_and_no_more() -> None:
+def test_selectors_and_peers_are_as_desired_and_have_no_other_fields() -> None:
     peer = {"podSelector": {"matchLabels": {"a": "b"}}}
     assert differs({"from": [peer]}, {"from": [peer, {"namespaceSelector": {}}]})
     assert differs({"from": [peer]}, {"from": [{**peer, "namespaceSelector": {}}]})
@@ -88,7 +88,7 @@ def test_entries_that_others_added_to_a_list_by_key_are_no_drift(member: str, ke
     assert differs({member: [own]}, {member: [{**own, "x": 2}]})
 
 
-def test_ports_of_one_number_are_told_apart() -> None:
+def test_ports_of_one_number_are_distinguished() -> None:
     both = [{"containerPort": 53, "protocol": "TCP"}, {"containerPort": 53, "protocol": "UDP"}]
     assert not differs({"ports": both}, {"ports": copy.deepcopy(both)})
 
@@ -113,11 +113,11 @@ def test_a_quantity_out_of_range_can_be_compared(text: str) -> None:
     assert differs({"limits": {"memory": "4Gi"}}, {"limits": {"memory": text}})
 
 
-words = st.sampled_from(["a", "b", "c", "500m"])
+values = st.sampled_from(["a", "b", "c", "500m"])
 members = st.sampled_from(["x", "y", "limits", "replicas", "args", "env", "enableServiceLinks"])
-scalars = st.one_of(st.booleans(), st.integers(0, 3), words)
+scalars = st.one_of(st.booleans(), st.integers(0, 3), values)
 keyed = st.lists(
-    st.fixed_dictionaries({"name": words}, optional={"value": words}), max_size=3, unique_by=lambda e: e["name"]
+    st.fixed_dictionaries({"name": values}, optional={"value": values}), max_size=3, unique_by=lambda e: e["name"]
 )
 objects = st.recursive(
     scalars,

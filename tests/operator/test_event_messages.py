@@ -33,8 +33,8 @@ def ended(code):
     return found
 
 
-def judged(found, *told):
-    new = status(*reconcile("progressing", found, pod_events={found["metadata"]["uid"]: told}))
+def judged(found, *events):
+    new = status(*reconcile("progressing", found, pod_events={found["metadata"]["uid"]: events}))
     conditions = {c["type"]: c for c in new["conditions"]}
     assert conditions["Ready"]["message"] == conditions["ModelLoaded"]["message"]
     return conditions["ModelLoaded"]["reason"], conditions["ModelLoaded"]["message"]
@@ -51,21 +51,21 @@ def test_a_claim_that_one_node_has_does_not_hang_a_rollout_silently():
     taken = 'Multi-Attach error for volume "pvc-0b6e" Volume is already used by pod(s) demo-7c9f8d6b5-g5d8s'
     attach = PodEvent("FailedAttachVolume", taken, warning=True)
     vain = "Unable to attach or mount volumes: unmounted volumes=[model]: timed out waiting for the condition"
-    told = SCHEDULED, attach, PodEvent("FailedMount", vain, warning=True)
+    events = SCHEDULED, attach, PodEvent("FailedMount", vain, warning=True)
     new = pod("creating", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
-    known = reconcile("surging", pod("ready"), new, pod_events={new["metadata"]["uid"]: told})
+    known = reconcile("surging", pod("ready"), new, pod_events={new["metadata"]["uid"]: events})
     found = {c["type"]: c for c in status(*known)["conditions"]}
     for condition in ("ModelLoaded", "RolloutComplete", "Ready"):
         assert found[condition]["reason"] == "FailedAttachVolume"
-        for words in (taken, "maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy", "ReadWriteMany"):
-            assert words in found[condition]["message"]
+        for text in (taken, "maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy", "ReadWriteMany"):
+            assert text in found[condition]["message"]
     assert found["Available"]["status"] == "True"
 
 
-def test_a_claim_that_one_pod_has_is_told_by_the_scheduler():
+def test_a_claim_in_use_is_reported_with_the_schedulers_message():
     new = pod("unschedulable_pvc", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
-    said = "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
-    new["status"]["conditions"][0]["message"] = f"0/2 nodes are available: 1 {said}."
+    reason = "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
+    new["status"]["conditions"][0]["message"] = f"0/2 nodes are available: 1 {reason}."
     found = {c["type"]: c for c in status(*reconcile("surging", pod("ready"), new))["conditions"]}
     for condition in ("Scheduled", "RolloutComplete", "Ready"):
         assert found[condition]["reason"] == "PersistentVolumeClaimInUse"
@@ -73,7 +73,7 @@ def test_a_claim_that_one_pod_has_is_told_by_the_scheduler():
             "maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy, or use a ReadWriteMany"
             in found[condition]["message"]
         )
-        assert said in found[condition]["message"]
+        assert reason in found[condition]["message"]
 
 
 def test_what_went_wrong_before_the_image_is_pulled_has_passed():
@@ -126,8 +126,8 @@ class Scene:
 
     def __init__(self):
         self.pod = ended(0)
-        self.pods, self.events, self.now, self.asked, self.news = [(DEMO, self.pod)], [], 0.0, 0, []
-        self.watcher = PodEvents(self, lambda: self.pods, self.news.append, lambda: self.now)
+        self.pods, self.events, self.now, self.asked, self.updated = [(DEMO, self.pod)], [], 0.0, 0, []
+        self.watcher = PodEvents(self, lambda: self.pods, self.updated.append, lambda: self.now)
 
     async def list(self, kind, namespace, fields):
         assert (kind, namespace, fields) == (EVENTS_KIND, "ns", f"regarding.uid={self.pod['metadata']['uid']}")
@@ -152,8 +152,8 @@ EVENTS = [
 ]
 
 
-def test_events_are_told_in_their_order():
-    assert [told.reason for told in in_order(EVENTS)] == ["A", "B", "C"]
+def test_events_are_sorted_by_time():
+    assert [event.reason for event in in_order(EVENTS)] == ["A", "B", "C"]
 
 
 def test_only_those_who_prepare_a_pod_are_heeded():
@@ -165,16 +165,16 @@ def test_a_reason_that_no_condition_may_have_is_another_word():
     assert judged(pod("creating"), PodEvent("policy-violation ", "no", warning=True))[0] == "NotPrepared"
 
 
-def test_a_silent_pod_is_asked_about_now_and_then_and_news_are_told_once():
+def test_events_of_a_silent_pod_are_polled_and_changes_are_reported_once():
     scene = Scene()
     assert scene.poll() == ()
     scene.events = EVENTS
     assert scene.poll(1) == ()
     assert len(scene.poll()) == 3
     scene.poll()
-    assert (scene.asked, scene.news) == (2, [DEMO])  # each pause is twice the one before
+    assert (scene.asked, scene.updated) == (2, [DEMO])  # each pause is twice the one before
     scene.poll()
-    assert (scene.asked, scene.news) == (3, [DEMO])
+    assert (scene.asked, scene.updated) == (3, [DEMO])
     scene.events = None
     assert len(scene.poll(4 * AGAIN_SECONDS)) == 3  # what was told holds until something else is
     for _ in range(2):

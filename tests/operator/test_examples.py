@@ -34,9 +34,9 @@ NAMES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 
 
 def test_the_examples_a_platform_engineer_looks_for_are_there():
-    wanted = {"llada2-service", "demo-service", "autoscaled", "private-model", "hardened", "client-job"}
-    wanted |= {"llada2-flash", "adapters"}
-    assert wanted <= {name.removesuffix(".yaml") for name in NAMES}
+    expected = {"llada2-service", "demo-service", "autoscaled", "private-model", "hardened", "client-job"}
+    expected |= {"llada2-flash", "adapters"}
+    assert expected <= {name.removesuffix(".yaml") for name in NAMES}
 
 
 @pytest.mark.parametrize("service", services(*NAMES), ids=name)

@@ -44,7 +44,7 @@ def test_ready_while_it_runs_and_the_api_server_answers_and_healthy_all_the_time
         assert "has not answered for 60 s" in text
 
 
-def test_metrics_tell_leadership_queue_watches_and_services_by_condition():
+def test_metrics_have_leadership_queue_watches_and_services_by_condition():
     cache = Cache()
     for i, ready in enumerate(("True", "True", "False")):
         condition = {"type": "Ready", "status": ready, "reason": "Serving" if ready == "True" else "Loading"}

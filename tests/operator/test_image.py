@@ -59,8 +59,8 @@ def test_an_image_has_every_package_that_its_part_of_the_project_needs():
     extras = project["optional-dependencies"]
     needed = {"runtime": project["dependencies"] + extras["client"], "operator": extras["operator"]}
     for name, requirements in needed.items():
-        wanted = {re.match(r"[\w.-]+", requirement)[0].replace("_", "-") for requirement in requirements}
-        assert wanted <= {pin for pin, _ in pins(name)}, "run make lock"
+        required = {re.match(r"[\w.-]+", requirement)[0].replace("_", "-") for requirement in requirements}
+        assert required <= {pin for pin, _ in pins(name)}, "run make lock"
 
 
 def test_no_image_holds_what_only_developers_need():
@@ -161,7 +161,7 @@ def test_a_bill_of_materials_names_what_the_constraints_pin(name, uv, tmp_path):
         sbom.write(uv(skipped=1), name, "0.1.0", tmp_path / "bill.json")
 
 
-def test_make_images_writes_a_bill_of_materials_beside_each_image(uv, tmp_path):
+def test_make_images_writes_a_bill_of_materials_for_each_image(uv, tmp_path):
     venv = tmp_path / "venv" / "bin"
     venv.mkdir(parents=True)
     version = re.search(r"^UV_VERSION := (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
@@ -170,9 +170,9 @@ def test_make_images_writes_a_bill_of_materials_beside_each_image(uv, tmp_path):
     (venv / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     for program in ("uv", "python"):
         (venv / program).chmod(0o755)
-    places = (f"VENV={venv.parent}", f"SBOMS={tmp_path}")
+    variables = (f"VENV={venv.parent}", f"SBOMS={tmp_path}")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    command = ["make", "-C", str(ROOT), "images", "BUILDER=true", *places]
+    command = ["make", "-C", str(ROOT), "images", "BUILDER=true", *variables]
     subprocess.run(command, env=environment, check=True)
     assert len(list(tmp_path.glob("unmask-*-*.cdx.json"))) == 2
 

@@ -313,8 +313,8 @@ def test_pages_of_a_list_are_applied_one_by_one(run):
 
 def test_lines_come_in_any_pieces_and_may_be_large(run):
     large = event("ADDED", 9, "large", padding="x" * 3_000_000)
-    whole = event("ADDED", 8, "split") + large + event("ADDED", 10, "last")
-    pieces = [whole[:40], whole[40:90], whole[90:1_000_000], whole[1_000_000:]]
+    stream = event("ADDED", 8, "split") + large + event("ADDED", 10, "last")
+    pieces = [stream[:40], stream[40:90], stream[90:1_000_000], stream[1_000_000:]]
     server = Scripted([(7, ())], [[*pieces, None]])
 
     async def act(scene):

@@ -199,7 +199,7 @@ def test_of_two_that_make_the_lease_one_does():
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_lease_is_given_back_though_the_end_broke_off_a_request_that_was_carried_out(first):
+def test_a_lease_is_released_although_shutdown_cancelled_a_request_that_succeeded(first):
     """To take it (`first`), or to renew it."""
 
     async def scene():
@@ -227,7 +227,7 @@ def test_a_lease_is_given_back_though_the_end_broke_off_a_request_that_was_carri
     run_simulated(scene())
 
 
-def test_a_lease_that_another_has_taken_is_not_given_back():
+def test_a_lease_of_another_holder_is_not_released():
     async def scene():
         api = OneLease()
         one = elector(api, "a")

@@ -43,7 +43,7 @@ def test_a_ready_pod_took_from_its_node_to_ready_and_a_restarted_engine_from_its
     assert load_seconds(ready(7000, restarts=2, started=6700), later) == 300
 
 
-def test_a_pod_that_is_ready_again_after_a_pause_took_as_long_as_its_engine_tells() -> None:
+def test_a_pod_that_is_ready_again_took_the_load_time_of_its_engine() -> None:
     later = SCHEDULED + timedelta(days=3)
     assert load_seconds(ready(3000, started=30), later) == 3000
     assert load_seconds(ready(3000, started=30), later, reported=170) == 200

@@ -1,6 +1,7 @@
-"""What the leading pod does beside reconciles."""
+"""Tasks of the leading pod, and its retries in simulated time."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -12,6 +13,7 @@ from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS
 from unmask_operator.metrics import Metrics
+from unmask_operator.objects import Key
 from unmask_operator.settings import Settings
 
 
@@ -63,3 +65,65 @@ def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource()
         run_simulated(scene())
     assert [str(error) for error in ended.value.exceptions] == ["kopf has ended"]
     assert started[0] > 1 + 2 + 4, "the pauses between four looks"
+
+
+class FailingWrites:
+    """Refuses to create objects until `seconds` have passed. `tries` and `created` are the times of both."""
+
+    def __init__(self, service, error, seconds):
+        self.service, self.error, self.seconds = service, error, seconds
+        self.tries, self.created, self.statuses = [], [], []
+        self.version = 1
+
+    def _numbered(self, obj):
+        self.version += 1
+        return {**obj, "metadata": {"uid": "a", **obj["metadata"], "resourceVersion": str(self.version)}}
+
+    async def create(self, obj, dry_run=False):
+        if obj["kind"] == "Event":
+            return self._numbered(obj)
+        self.tries.append(now())
+        if now() < self.seconds:
+            raise self.error
+        if not dry_run:
+            self.created.append(now())
+        return self._numbered(obj)
+
+    async def patch_status(self, namespace, name, uid, patch):
+        self.statuses.append(patch)
+        return self._numbered({**self.service, "status": patch})
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds", "first_retry"),
+    [
+        (ApiError(403, "Forbidden", "services is forbidden"), 600, 1),
+        (ApiError(429, "TooManyRequests", "too many requests", 120.0), 100, 120),
+        (ApiError(0, "Unreachable", "no answer from the API server"), 300, 1),
+        (ApiError(503, "ServiceUnavailable", "apiserver is shutting down"), 300, 1),
+    ],
+)
+def test_writes_that_fail_for_minutes_are_retried_after_growing_pauses_and_then_succeed(error, seconds, first_retry):
+    service = resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}}
+
+    async def scene():
+        cache, queue, client = Cache(), WorkQueue(), FailingWrites(service, error, seconds)
+        cache.put(DLMS, service)
+        worker = asyncio.create_task(Manager(client, cache, queue, Settings(), Metrics(cache, lambda: 0), None)._work())
+        queue.add(Key("default", "demo"))
+        while not client.created:
+            await asyncio.sleep(1)
+            assert not worker.done()
+            assert now() < 2 * seconds + 300
+        await asyncio.sleep(1)
+        worker.cancel()
+        return client
+
+    client = run_simulated(scene())
+    times = sorted(set(client.tries))
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    assert pauses[0] == pytest.approx(first_retry, abs=0.5)
+    assert len(times) <= 13
+    assert client.created[0] <= 2 * seconds + 60
+    accepted = [c for c in client.statuses[-1]["conditions"] if c["type"] == "Accepted"]
+    assert accepted[0]["status"] == "True"

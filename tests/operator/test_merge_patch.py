@@ -24,7 +24,7 @@ def apply(target, patch):
 
 
 @given(OBJECTS, OBJECTS)
-def test_the_patch_turns_the_old_into_the_new(old, new):
+def test_the_patch_converts_the_old_object_to_the_new(old, new):
     assert apply(old, merge_patch(old, new)) == new
 
 

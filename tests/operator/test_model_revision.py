@@ -45,7 +45,7 @@ def commit(observed: Observed) -> str:
     return data[key]
 
 
-def test_the_first_pods_commit_is_recorded_and_given_to_all_without_another_template() -> None:
+def test_the_first_pods_commit_is_recorded_for_all_pods_without_a_new_template() -> None:
     observed = hub()
     assert "--model=hf://org/name$(MODEL_REVISION)" in container(make(observed))["args"]
     variable = next(v for v in container(make(observed))["env"] if v["name"] == "MODEL_REVISION")

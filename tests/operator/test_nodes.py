@@ -97,11 +97,11 @@ def node(number):
     return {"metadata": {**meta, "labels": labels}, "status": {"allocatable": allocatable, "images": images}}
 
 
-def test_of_a_node_its_labels_and_devices_are_kept():
-    kept = slim(node(3))
-    assert kept["metadata"]["name"] == "node-3"
-    assert kept["metadata"]["labels"] == node(3)["metadata"]["labels"]
-    assert kept["status"] == {"allocatable": {"nvidia.com/gpu": "8"}}
+def test_a_cached_node_has_its_labels_and_devices():
+    slimmed = slim(node(3))
+    assert slimmed["metadata"]["name"] == "node-3"
+    assert slimmed["metadata"]["labels"] == node(3)["metadata"]["labels"]
+    assert slimmed["status"] == {"allocatable": {"nvidia.com/gpu": "8"}}
     assert slim({"metadata": {"name": "bare"}})["status"] == {"allocatable": {}}
 
 

@@ -61,41 +61,43 @@ def test_names_are_snake_case_in_python_and_camel_case_outside():
 
 
 def test_unknown_fields_are_left_out_and_named():
-    given = resource(replica=2, engine={"warp": {"a": 1}, "maxNumReqs": 8}, networkPolicy={"from": [{"x": 1, **PODS}]})
-    assert parse(given).spec == parse(resource(engine={"maxNumReqs": 8}, networkPolicy={"from": [PODS]})).spec
-    assert set(parse(given).ignored) == {"spec.replica", "spec.engine.warp", "spec.networkPolicy.from[0].x"}
-    assert given["spec"]["replica"] == 2
+    manifest = resource(
+        replica=2, engine={"warp": {"a": 1}, "maxNumReqs": 8}, networkPolicy={"from": [{"x": 1, **PODS}]}
+    )
+    assert parse(manifest).spec == parse(resource(engine={"maxNumReqs": 8}, networkPolicy={"from": [PODS]})).spec
+    assert set(parse(manifest).ignored) == {"spec.replica", "spec.engine.warp", "spec.networkPolicy.from[0].x"}
+    assert manifest["spec"]["replica"] == 2
     assert parse(resource()).ignored == ()
     policy = networkpolicy(parse(resource(networkPolicy={"from": [{"x": 1}]})), Settings())
     assert policy["spec"]["ingress"][0]["from"][0] == {}, "a peer that the API server refuses, and never anybody"
 
 
-def test_where_pods_are_pinned_only_what_is_beside_them_is_looked_at():
-    given = resource(model=3, engine={"pageSize": "x"}, service={"port": 81})
-    assert parse(given, pods_are_pinned=True).spec.service.port == 81
-    assert refusal(given).field == "spec.model"
+def test_with_a_pinned_pod_template_only_other_sections_are_parsed():
+    manifest = resource(model=3, engine={"pageSize": "x"}, service={"port": 81})
+    assert parse(manifest, pods_are_pinned=True).spec.service.port == 81
+    assert refusal(manifest).field == "spec.model"
     strange = resource(engine={"pageSize": "x", "warp": 1}, service={"port": 81, "speed": 1})
     assert set(parse(strange, pods_are_pinned=True).ignored) == {"spec.engine.warp", "spec.service.speed"}
     with pytest.raises(SpecError, match=r"spec\.replicas"):
         parse(resource(replicas=-1), pods_are_pinned=True)
 
 
-def test_of_what_runs_a_section_beside_the_pods_may_hold_what_only_another_version_knows():
-    given = resource(service={"type": "OfTomorrow", "port": 0}, networkPolicy={"from": 1}, engine={"maxNumReqs": 8})
-    service = parse(given, runs=True)
+def test_a_running_service_may_have_unknown_values_outside_the_pod_template():
+    manifest = resource(service={"type": "OfTomorrow", "port": 0}, networkPolicy={"from": 1}, engine={"maxNumReqs": 8})
+    service = parse(manifest, runs=True)
     assert service.spec == parse(resource(engine={"maxNumReqs": 8})).spec
     assert {section: error.field for section, error in service.unread.items()} == {
         "service": "spec.service.type",
         "networkPolicy": "spec.networkPolicy.from",
     }
-    assert parse(given, pods_are_pinned=True).unread.keys() == service.unread.keys()
-    assert refusal(given).field == "spec.service.type", "of what does not run there is nothing to leave alone"
+    assert parse(manifest, pods_are_pinned=True).unread.keys() == service.unread.keys()
+    assert refusal(manifest).field == "spec.service.type", "of what does not run there is nothing to leave alone"
     with pytest.raises(SpecError, match=r"spec\.engine"):
-        parse({**given, "spec": {**given["spec"], "engine": 1}}, runs=True)
+        parse({**manifest, "spec": {**manifest["spec"], "engine": 1}}, runs=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "words"),
+    ("change", "field", "message"),
     [
         ({"replicas": "2"}, "spec.replicas", "valid integer, and not '2'"),
         ({"suspend": "yes"}, "spec.suspend", "valid boolean, and not 'yes'"),
@@ -111,10 +113,10 @@ def test_of_what_runs_a_section_beside_the_pods_may_hold_what_only_another_versi
         ({"drainTimeoutSeconds": float("nan")}, "spec.drainTimeoutSeconds", "valid integer"),
     ],
 )
-def test_a_wrong_value_is_named(change, field, words):
+def test_a_wrong_value_is_named(change, field, message):
     error = refusal(resource(**change))
     assert error.field == field
-    assert words in error.message
+    assert message in error.message
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", 3])

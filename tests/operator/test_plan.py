@@ -161,7 +161,7 @@ def test_a_missing_kind_is_a_problem_of_its_own() -> None:
 BAD = {"podTemplate": {"spec": {"containers": [{"name": "main", "args": []}]}}}
 
 
-def test_a_bad_spec_leaves_what_ran_on_the_last_good_one() -> None:
+def test_a_bad_spec_leaves_the_children_of_the_last_good_one() -> None:
     observed = running(replicas=2, service={"port": 81})
     good = make(observed)
     bad = make(edit(observed, service={"port": 82}, **BAD))
@@ -184,7 +184,7 @@ def test_a_first_spec_that_is_bad_makes_nothing() -> None:
     assert [p.reason for p in made.problems] == ["InvalidSpec"]
 
 
-def test_a_spec_that_cannot_be_read_leaves_what_ran() -> None:
+def test_an_unreadable_spec_leaves_the_children() -> None:
     observed = running()
     good = make(observed)
     unreadable = edit(observed, engine={"pageSize": "many"})
@@ -196,7 +196,7 @@ def test_a_spec_that_cannot_be_read_leaves_what_ran() -> None:
     assert last_accepted(edit(observed, replicas="many"), SETTINGS, problem).children == good.children
 
 
-def test_the_plan_speaks_of_the_resource_given() -> None:
+def test_the_plan_is_about_its_resource() -> None:
     observed = observe(resource(name="other"))
     assert {c["metadata"]["name"] for c in plan(observed, SETTINGS).children} == {
         "other",

@@ -112,6 +112,6 @@ def test_any_history(history: list[tuple[tuple[str, Any], list[int]]]) -> None:
         assert observed.children[Ref.of(FOREIGN)] == FOREIGN
         pins = [ref for ref in observed.children if ref.kind == "ControllerRevision"]
         assert 1 <= len(pins) <= REVISION_HISTORY_LIMIT
-        wanted = 0 if observed.resource["spec"].get("suspend") else observed.resource["spec"].get("replicas", 1)
-        assert child(plan, "Deployment")["spec"]["replicas"] == wanted
+        replicas = 0 if observed.resource["spec"].get("suspend") else observed.resource["spec"].get("replicas", 1)
+        assert child(plan, "Deployment")["spec"]["replicas"] == replicas
         assert all(controller_uid(c) == "uid-1" for ref, c in observed.children.items() if ref != Ref.of(FOREIGN))

@@ -165,8 +165,8 @@ def test_a_strict_mesh_lets_in_what_the_operator_reads_and_no_more():
         assert spec["selector"]["matchLabels"].items() <= labels("demo").items()
     sources = "".join(file.read_text() for file in OPERATOR.rglob("*.py"))
     asked = re.findall(r'get_text\(session, address, "(.*?)"', sources)
-    (plain,) = [rule["to"] for rule in policy["rules"] if "from" not in rule]
-    assert plain == [{"operation": {"ports": [port], "paths": sorted(asked)}}]
+    (unauthenticated,) = [rule["to"] for rule in policy["rules"] if "from" not in rule]
+    assert unauthenticated == [{"operation": {"ports": [port], "paths": sorted(asked)}}]
 
 
 def test_no_right_is_denied_that_the_operator_has():

@@ -28,11 +28,19 @@ STATUS = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [{"type": "Rea
 LOADING = {"metadata": {"uid": "uid"}, "spec": {"containers": []}, "status": STATUS}
 
 
-def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=(), wanted=None, address="127.0.0.1"):
-    """Poll a pod that gives `answers` in turn (None: it hangs up), every `step` seconds; what it `tells`, and how often
-    news were told. Into `asked` go the times, and of `states` is the pod at each poll; `wanted` are its adapters
-    and `address` is its own."""
-    told, seen, clock = [], [], [0]
+def run_with_pod(answers, polls, attribute="loads", step=5, asked=None, states=(), adapters=None, address="127.0.0.1"):
+    """Polls a pod every `step` seconds; returns an attribute of the progress per poll, and the keys that were notified.
+
+    Args:
+        answers: responses of the pod in order; None closes the connection.
+        polls: how many polls.
+        attribute: attribute of PodProgress to read after each poll.
+        asked: gains the times of the requests.
+        states: the pod at each poll.
+        adapters: adapters of the spec.
+        address: address of the pod.
+    """
+    notified, seen, clock = [], [], [0]
     states = states or [LOADING] * polls
 
     async def startup(request):
@@ -54,26 +62,28 @@ def run_with_pod(answers, polls, tells="loads", step=5, asked=None, states=(), w
         await web.TCPSite(runner, address, 0).start()
         port = runner.addresses[0][1]
         now = lambda: states[clock[0] // step]  # noqa: E731
-        progress = PodProgress(lambda: [(DEMO, now())], told.append, lambda key: wanted or {}, port, lambda: clock[0])
+        progress = PodProgress(
+            lambda: [(DEMO, now())], notified.append, lambda key: adapters or {}, port, lambda: clock[0]
+        )
         async with aiohttp.ClientSession() as session:
             for _ in range(polls):
                 await progress.poll(session)
-                seen.append(getattr(progress, tells).get("uid"))
+                seen.append(getattr(progress, attribute).get("uid"))
                 clock[0] += step
         await runner.cleanup()
 
     asyncio.run(scene())
-    return seen, told
+    return seen, notified
 
 
 def loading(percent, phase="weights"):
     return 503, {"status": "loading", "phase": phase, "percent": percent}
 
 
-def test_progress_is_kept_and_only_steps_are_told():
-    seen, told = run_with_pod([loading(10), loading(12), loading(15.5), loading(15.5, "warm-up")], 4)
+def test_progress_is_stored_and_only_steps_are_reported():
+    seen, notified = run_with_pod([loading(10), loading(12), loading(15.5), loading(15.5, "warm-up")], 4)
     assert seen == [Load("weights", 10), Load("weights", 10), Load("weights", 15.5), Load("warm-up", 15.5)]
-    assert told == [DEMO] * 3
+    assert notified == [DEMO] * 3
 
 
 @needs_ipv6
@@ -84,9 +94,9 @@ def test_a_pod_with_an_ipv6_address_reports_its_progress():
 
 
 def test_a_pod_that_does_not_answer_keeps_its_last_word():
-    seen, told = run_with_pod([loading(40), None, (200, {"status": "ok"}), (503, ["no"])], 4, step=100)
+    seen, notified = run_with_pod([loading(40), None, (200, {"status": "ok"}), (503, ["no"])], 4, step=100)
     assert seen == [Load("weights", 40)] * 4
-    assert told == [DEMO]
+    assert notified == [DEMO]
 
 
 SILENT = (503, "")
@@ -118,12 +128,12 @@ HUGE = "1" + "0" * 400
 
 @pytest.mark.parametrize("body", ["[" * 60_000, f'{{"phase": "weights", "percent": {HUGE}}}', "\xff", ""])
 def test_whatever_a_pod_answers_harms_nobody(body):
-    seen, told = run_with_pod([loading(40), (503, body)], 2)
+    seen, notified = run_with_pod([loading(40), (503, body)], 2)
     assert seen == [Load("weights", 40)] * 2
-    assert told == [DEMO]
+    assert notified == [DEMO]
 
 
-def test_a_phase_is_no_longer_than_the_status_has_room_for():
+def test_a_phase_is_truncated_to_the_limit_of_the_status():
     seen, _ = run_with_pod([loading(40, "x" * 1000)], 1)
     assert seen == [Load("x" * 64, 40)]
 
@@ -143,7 +153,7 @@ def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():
     asyncio.run(scene())
 
 
-def test_news_are_a_phase_or_five_percent():
+def test_a_step_of_progress_is_a_phase_or_five_percent():
     assert not is_significant_change(Load("a", 10), Load("a", 14.9))
     assert is_significant_change(Load("a", 10), Load("a", 15))
     assert is_significant_change(Load("a", 10), Load("b", 10))
@@ -188,25 +198,25 @@ def test_a_pod_that_has_started_says_once_what_it_loaded():
         ({"model_revision": ["x"]}, ""),
     ],
 )
-def test_the_commit_that_a_pod_tells(body, revision):
-    revisions, told = run_with_pod([loading(90), (200, {"status": "started", **body})], 2, tells="revisions")
+def test_the_commit_that_a_pod_reports(body, revision):
+    revisions, notified = run_with_pod([loading(90), (200, {"status": "started", **body})], 2, attribute="revisions")
     assert revisions == [None, revision]
-    assert told == [DEMO] * 2
+    assert notified == [DEMO] * 2
 
 
 READY = {**STATUS, "conditions": [{"type": "Ready", "status": "True"}]}
 FOLLOWS = {"containers": [], "volumes": [{"name": "adapters", "configMap": {"name": "demo-adapters"}}]}
 SERVES = {"metadata": {"uid": "uid"}, "spec": FOLLOWS, "status": READY}
-WANTED = {"legal": "hf://a/legal", "chess": "demo://chess"}
+ADAPTERS = {"legal": "hf://a/legal", "chess": "demo://chess"}
 
 
 def serving(**states):
     """What a started pod says: of each adapter its state, and where it is from unless that is as wanted."""
-    told = {
-        name: {"state": state, "uri": uri or WANTED[name]} | ({"message": "why"} if state == "failed" else {})
+    states = {
+        name: {"state": state, "uri": uri or ADAPTERS[name]} | ({"message": "why"} if state == "failed" else {})
         for name, (state, _, uri) in ((name, word.partition(" ")) for name, word in states.items())
     }
-    return 200, {"status": "started", "adapters": told}
+    return 200, {"status": "started", "adapters": states}
 
 
 def test_a_pods_adapters_are_asked_until_it_follows_the_list_and_then_hardly_ever():
@@ -218,52 +228,52 @@ def test_a_pods_adapters_are_asked_until_it_follows_the_list_and_then_hardly_eve
         serving(legal="ready", chess="ready"),
         serving(legal="ready", chess="ready"),
     ]
-    seen, told = run_with_pod(answers, 300, "adapters", asked=asked, states=[SERVES] * 300, wanted=WANTED)
+    seen, notified = run_with_pod(answers, 300, "adapters", asked=asked, states=[SERVES] * 300, adapters=ADAPTERS)
     assert asked == [0, 5, 10, 15, 15 + 1200]
     assert seen[2]["legal"] == Adapter("hf://a/before", "ready", "")
-    assert seen[-1] == {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()}
-    assert len(told) == 4
+    assert seen[-1] == {name: Adapter(uri, "ready", "") for name, uri in ADAPTERS.items()}
+    assert len(notified) == 4
 
 
 def test_a_pod_whose_adapter_failed_is_asked_as_often_as_it_tries_again():
     asked = []
     failing = serving(legal="failed", chess="ready")
-    seen, told = run_with_pod([failing] * 4, 20, "adapters", asked=asked, states=[SERVES] * 20, wanted=WANTED)
+    seen, notified = run_with_pod([failing] * 4, 20, "adapters", asked=asked, states=[SERVES] * 20, adapters=ADAPTERS)
     assert asked == [0, 30, 60, 90]
-    assert seen[0]["legal"] == Adapter(WANTED["legal"], "failed", "why")
-    assert told == [DEMO]
+    assert seen[0]["legal"] == Adapter(ADAPTERS["legal"], "failed", "why")
+    assert notified == [DEMO]
 
 
 def test_a_new_list_is_asked_for_at_once():
-    asked, wanted = [], {"chess": WANTED["chess"]}
+    asked, adapters = [], {"chess": ADAPTERS["chess"]}
 
     class Growing(list):
         def __getitem__(self, at):
             if at == 10:
-                wanted["legal"] = WANTED["legal"]
+                adapters["legal"] = ADAPTERS["legal"]
             return SERVES
 
     answers = [serving(chess="ready"), serving(chess="ready"), serving(chess="ready", legal="ready")]
-    run_with_pod(answers, 15, "adapters", asked=asked, states=Growing([SERVES]), wanted=wanted)
+    run_with_pod(answers, 15, "adapters", asked=asked, states=Growing([SERVES]), adapters=adapters)
     assert asked == [0, 50, 55]
 
 
-def test_of_pods_that_are_not_ready_no_adapter_is_kept_nor_one_that_nobody_asked_for():
+def test_adapters_of_pods_that_are_not_ready_and_unknown_adapters_are_dropped():
     early = {**SERVES, "status": STATUS}
     answers = [
         serving(legal="ready"),
         serving(legal="ready", chess="ready"),
     ]
     answers[1][1]["adapters"]["strange"] = {"state": "ready", "uri": "/"}
-    seen, _ = run_with_pod(answers, 2, "adapters", states=[early, SERVES], wanted=WANTED)
+    seen, _ = run_with_pod(answers, 2, "adapters", states=[early, SERVES], adapters=ADAPTERS)
     assert seen[0] is None
-    assert seen[1].keys() == WANTED.keys()
+    assert seen[1].keys() == ADAPTERS.keys()
 
 
 def test_pods_without_adapters_are_asked_nothing_once_they_are_ready():
     asked = []
-    plain = {**SERVES, "spec": {"containers": []}}
-    run_with_pod([], 4, "adapters", asked=asked, states=[plain] * 4, wanted=WANTED)
+    without_containers = {**SERVES, "spec": {"containers": []}}
+    run_with_pod([], 4, "adapters", asked=asked, states=[without_containers] * 4, adapters=ADAPTERS)
     assert asked == []
 
 
@@ -273,7 +283,7 @@ def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
     asked, clock = Counter(), [0.0]
 
     async def scene():
-        progress = PodProgress(lambda: pods, lambda _: None, lambda _: WANTED, 1, lambda: clock[0])
+        progress = PodProgress(lambda: pods, lambda _: None, lambda _: ADAPTERS, 1, lambda: clock[0])
         pods = [(Key("ns", f"s{i}"), {**SERVES, "metadata": {"uid": f"u{i}"}}) for i in range(services)]
         for _ in range(polls):
             await progress.poll(None)
@@ -281,7 +291,7 @@ def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
 
     async def startup(session, address, port, adapters, parsing):
         asked[clock[0] >= 5] += 1
-        return StartupReport(None, "", {name: Adapter(uri, "ready", "") for name, uri in WANTED.items()})
+        return StartupReport(None, "", {name: Adapter(uri, "ready", "") for name, uri in ADAPTERS.items()})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unmask_operator.controller.pod_progress.startup", startup)

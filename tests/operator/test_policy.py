@@ -80,10 +80,10 @@ def cache(admin, namespace, change):
 def test_the_example_policy_leaves_no_escape(admin, guarded):
     for change in ALLOWED:
         cache(admin, guarded, change)
-    for words, change in REFUSED:
+    for text, change in REFUSED:
         with pytest.raises(ApiError) as caught:
             cache(admin, guarded, change)
-        assert words in caught.value.message, change
+        assert text in caught.value.message, change
 
 
 @contextmanager
@@ -106,23 +106,23 @@ def as_operator(api_server, admin, namespace, name, kind, refused):
     role = {"apiGroup": rbac, "kind": "Role", "name": kind}
     admin.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", **about, "roleRef": role, "subjects": [subject]})
     operator = api_server.admin(user=account)
-    words, bad = refused[0]
+    text, bad = refused[0]
 
     def holds():
         try:
             operator.create(bad, dryRun="All")
         except ApiError as error:
-            return words in error.message
+            return text in error.message
         return False
 
     admin.apply(policy, fieldValidation="Strict")
     admin.apply(binding, fieldValidation="Strict")
     try:
         admin.wait("the policy", holds)
-        for words, bad in refused:
+        for text, bad in refused:
             with pytest.raises(ApiError) as caught:
                 operator.create(bad, dryRun="All")
-            assert words in caught.value.message
+            assert text in caught.value.message
             admin.create(bad, dryRun="All")  # others may
         yield operator
     finally:

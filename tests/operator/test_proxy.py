@@ -50,7 +50,7 @@ def test_a_refused_write_never_reaches_the_server(
     assert admin.find("v1", "ConfigMap", "a", namespace)
 
 
-def test_faults_wait_for_their_turn(kube: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
+def test_faults_are_injected_in_order(kube: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
     fault_proxy.fail(500, "/configmaps", methods=("POST",), after=1, times=2)
     kube.create(config_map(namespace, "first"))
     for name in ("second", "third"):

@@ -97,7 +97,7 @@ class Broken(Api):
         return await super().patch_status(namespace, name, uid, patch)
 
 
-def test_a_child_that_the_server_fails_on_again_and_again_is_told_with_all_else_that_is_known():
+def test_repeated_server_errors_on_a_child_are_reported_next_to_all_other_conditions():
     service = resource(podDisruptionBudget={})
     service["metadata"]["resourceVersion"] = "1"
     cache = Cache()

@@ -69,7 +69,7 @@ def test_sizes_reach_their_volumes() -> None:
     assert volumes(plan)["model-cache"]["emptyDir"] == {"sizeLimit": "300Gi"}
 
 
-def test_a_cache_of_a_given_size_asks_for_a_disk_that_holds_it() -> None:
+def test_a_cache_with_a_size_requests_that_much_disk() -> None:
     sized = {"modelCache": {"emptyDir": {"sizeLimit": "300Gi"}}}
     assert container(made(**sized))["resources"] == {"requests": {"ephemeral-storage": "300Gi"}}
     for own in ({"requests": {"ephemeral-storage": "1Gi"}}, {"limits": {"ephemeral-storage": "1Gi"}}):
@@ -131,8 +131,8 @@ def test_an_older_image_listens_on_both_address_families_by_a_variable() -> None
 
 
 def test_gpus_are_a_limit_of_the_container() -> None:
-    given = {"limits": {"cpu": 4, "memory": "8Gi"}, "requests": {"cpu": "1"}}
-    assert container(made(**GPU, resources=given))["resources"] == {
+    resources = {"limits": {"cpu": 4, "memory": "8Gi"}, "requests": {"cpu": "1"}}
+    assert container(made(**GPU, resources=resources))["resources"] == {
         "limits": {"cpu": 4, "memory": "8Gi", "nvidia.com/gpu": 2},
         "requests": {"cpu": "1"},
     }
@@ -181,8 +181,8 @@ def test_rollouts_and_the_selector() -> None:
 
 
 def test_the_service_and_its_url() -> None:
-    wanted = {"type": "NodePort", "port": 8080, "annotations": {"a": "b"}}
-    service = child(made(service=wanted), "Service")
+    expected = {"type": "NodePort", "port": 8080, "annotations": {"a": "b"}}
+    service = child(made(service=expected), "Service")
     assert service["spec"]["type"] == "NodePort"
     assert [(p["name"], p["port"], p["targetPort"]) for p in service["spec"]["ports"]] == [("http", 8080, "http")]
     assert service["metadata"]["annotations"] == {"a": "b"}
@@ -191,10 +191,10 @@ def test_the_service_and_its_url() -> None:
 
 
 def test_the_load_balancers_class_and_who_may_reach_it() -> None:
-    wanted = {"type": "LoadBalancer", "loadBalancerClass": "a.b/c", "loadBalancerSourceRanges": ["10.0.0.0/8"]}
-    assert child(made(service=wanted), "Service")["spec"].items() >= wanted.items()
-    plain = child(made(service={"type": "LoadBalancer"}), "Service")["spec"]
-    assert not {"loadBalancerClass", "loadBalancerSourceRanges"} & plain.keys()
+    expected = {"type": "LoadBalancer", "loadBalancerClass": "a.b/c", "loadBalancerSourceRanges": ["10.0.0.0/8"]}
+    assert child(made(service=expected), "Service")["spec"].items() >= expected.items()
+    default = child(made(service={"type": "LoadBalancer"}), "Service")["spec"]
+    assert not {"loadBalancerClass", "loadBalancerSourceRanges"} & default.keys()
 
 
 @pytest.mark.parametrize(
@@ -239,9 +239,9 @@ def test_the_disruption_budget(spec: dict[str, Any], budget: dict[str, Any] | No
     if budget is None:
         assert "PodDisruptionBudget" not in kinds(plan)
     else:
-        wanted = child(plan, "PodDisruptionBudget")["spec"]
-        assert wanted.items() >= {**budget, "unhealthyPodEvictionPolicy": "AlwaysAllow"}.items()
-        assert wanted.keys() == {*budget, "unhealthyPodEvictionPolicy", "selector"}
+        expected = child(plan, "PodDisruptionBudget")["spec"]
+        assert expected.items() >= {**budget, "unhealthyPodEvictionPolicy": "AlwaysAllow"}.items()
+        assert expected.keys() == {*budget, "unhealthyPodEvictionPolicy", "selector"}
 
 
 def test_the_autoscaler_scales_the_resource_by_the_runtimes_metrics() -> None:

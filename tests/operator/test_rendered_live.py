@@ -137,9 +137,9 @@ def crds(admin: Kube) -> None:
     admin.define(crd.crd())
 
 
-def created(admin: Kube, namespace: str, given: Obj) -> Obj:
-    metadata = {"name": given["metadata"]["name"], "namespace": namespace}
-    return admin.create({**given, "metadata": metadata}, fieldValidation="Strict")
+def created(admin: Kube, namespace: str, manifest: Obj) -> Obj:
+    metadata = {"name": manifest["metadata"]["name"], "namespace": namespace}
+    return admin.create({**manifest, "metadata": metadata}, fieldValidation="Strict")
 
 
 def written(admin: Kube, plan: Plan) -> list[Obj]:
@@ -183,25 +183,25 @@ def test_any_change_of_a_live_object_differs(admin: Kube, namespace: str, crds: 
         "ServiceAccount": {"automountServiceAccountToken": None},
     }
     for kind, change in changes.items():
-        wanted = child(plan, kind)
-        seen = admin.patch(wanted, change)
+        desired = child(plan, kind)
+        seen = admin.patch(desired, change)
         if kind == "Service":
-            seen = admin.patch(wanted, {"spec": {"selector": {"serving.unmask.dev/service": None}}})
-        assert differs(wanted, seen), kind
-        admin.apply(wanted, manager="unmask-operator")
-        repaired = admin.get(wanted["apiVersion"], kind, wanted["metadata"]["name"], namespace)
-        assert not differs(wanted, repaired), kind
+            seen = admin.patch(desired, {"spec": {"selector": {"serving.unmask.dev/service": None}}})
+        assert differs(desired, seen), kind
+        admin.apply(desired, manager="unmask-operator")
+        repaired = admin.get(desired["apiVersion"], kind, desired["metadata"]["name"], namespace)
+        assert not differs(desired, repaired), kind
 
 
 def test_a_rollout_restart_is_no_drift(admin: Kube, namespace: str, crds: None) -> None:
     plan = make(observe(created(admin, namespace, resource()), apis=frozenset()))
     written(admin, plan)
-    wanted = child(plan, "Deployment")
+    desired = child(plan, "Deployment")
     restart = {"kubectl.kubernetes.io/restartedAt": "2026-01-02T03:04:05Z"}
-    admin.patch(wanted, {"spec": {"template": {"metadata": {"annotations": restart}}}})
-    seen = admin.apply(wanted, manager="unmask-operator")
+    admin.patch(desired, {"spec": {"template": {"metadata": {"annotations": restart}}}})
+    seen = admin.apply(desired, manager="unmask-operator")
     assert seen["spec"]["template"]["metadata"]["annotations"].items() >= restart.items()
-    assert not differs(wanted, seen)
+    assert not differs(desired, seen)
 
 
 def test_a_namespace_of_restricted_pods_takes_the_engines(admin: Kube, namespace: str, crds: None) -> None:

@@ -51,12 +51,12 @@ class Lists:
         self.objects, self.errors = dict(objects), dict(errors)
         self.version = 7
         self.tries = []  # time, kind and namespace
-        self.at_once = self.most_at_once = 0
+        self.at_once = self.max_at_once = 0
 
     async def list(self, kind, namespace, selector, transform):
         self.tries.append((now(), kind, namespace))
         self.at_once += 1
-        self.most_at_once = max(self.at_once, self.most_at_once)
+        self.max_at_once = max(self.at_once, self.max_at_once)
         await asyncio.sleep(0.001)
         self.at_once -= 1
         if kind in self.errors:
@@ -98,7 +98,7 @@ def test_few_kinds_are_listed_at_once():
     assert scene.resync.synced.is_set()
     listed = [(kind, namespace) for _, kind, namespace in scene.client.tries]
     assert sorted(map(str, listed)) == sorted(str((kind, name)) for kind in CACHED for name in ("a", "b"))
-    assert scene.client.most_at_once == module.LISTS_AT_ONCE
+    assert scene.client.max_at_once == module.LISTS_AT_ONCE
 
 
 @pytest.mark.parametrize("kind", CACHED, ids=lambda kind: kind.kind)

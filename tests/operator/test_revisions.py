@@ -85,7 +85,7 @@ def test_going_back_to_an_earlier_spec_is_an_edit_too() -> None:
     assert container(back)["image"] == "unmask-runtime:0.2.0"
 
 
-def test_the_newest_three_pins_are_kept() -> None:
+def test_the_newest_three_pins_are_retained() -> None:
     observed = running()
     for number in range(2, 8):
         observed = edit(observed, engine={"maxNumReqs": number})
@@ -109,7 +109,7 @@ BAD = {"podTemplate": {"spec": {"containers": [{"name": "main", "args": []}]}}}
 
 # Edits that change no pod, each with a child that they do change.
 SCALING: dict[str, Any] = {"maxReplicas": 4, "targets": {"queuedRequestsPerReplica": 4}}
-BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+EDITS_OUTSIDE_POD_TEMPLATE: dict[str, tuple[str, dict[str, Any]]] = {
     "maxReplicas": ("HorizontalPodAutoscaler", {"autoscaling": {"provider": "HPA", **SCALING}}),
     "podDisruptionBudget": ("PodDisruptionBudget", {"podDisruptionBudget": {"minAvailable": 1}}),
     "networkPolicy": ("NetworkPolicy", {"networkPolicy": {}}),
@@ -119,7 +119,7 @@ BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "annotations": ("ServiceAccount", {"serviceAccount": {"annotations": {"a": "b"}}}),
 }
 SAME_PODS = {
-    **{name: spec for name, (_, spec) in BESIDE.items()},
+    **{name: spec for name, (_, spec) in EDITS_OUTSIDE_POD_TEMPLATE.items()},
     "a probe as it is without": {"startupProbe": {}, "livenessProbe": {"periodSeconds": 10}},
     "a default written out": {"drainTimeoutSeconds": 60, "engine": {}, "imagePullPolicy": "IfNotPresent"},
 }
@@ -142,7 +142,7 @@ def test_an_edit_that_changes_no_template_keeps_the_old_one(spec: dict[str, Any]
     assert bad.children == made.children, "the pin's spec is that of the last good edit"
 
 
-@pytest.mark.parametrize(("kind", "spec"), BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize(("kind", "spec"), EDITS_OUTSIDE_POD_TEMPLATE.values(), ids=EDITS_OUTSIDE_POD_TEMPLATE)
 def test_and_the_edit_has_its_effect(kind: str, spec: dict[str, Any]) -> None:
     before = running()
     made = make(edit(before, **spec), NEW)
@@ -160,13 +160,13 @@ def test_a_surge_that_is_taken_back_while_no_gpu_is_free_starts_no_other_rollout
     assert child(made, "Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_no_pod_is_made_of_what_is_beside_them() -> None:
+def test_sections_outside_the_pod_template_do_not_change_it() -> None:
     """Of every field of the spec it is known whether pods are made of it."""
     assert {field.alias for field in Spec.model_fields.values()} >= OUTSIDE_POD_TEMPLATE
-    plain = render_pod(parse(resource()), SETTINGS)
-    specs = [spec for _, spec in BESIDE.values()] + [{"replicas": 3}, {"suspend": True}]
+    unedited = render_pod(parse(resource()), SETTINGS)
+    specs = [spec for _, spec in EDITS_OUTSIDE_POD_TEMPLATE.values()] + [{"replicas": 3}, {"suspend": True}]
     assert {field for spec in specs for field in spec} == OUTSIDE_POD_TEMPLATE
-    assert all(render_pod(parse(resource(**spec)), SETTINGS) == plain for spec in specs)
+    assert all(render_pod(parse(resource(**spec)), SETTINGS) == unedited for spec in specs)
 
 
 def pin_names(observed: Observed) -> list[str]:
@@ -187,7 +187,7 @@ def test_suspending_and_scaling_make_no_pin() -> None:
     assert pin_names(observed) == history
 
 
-def test_the_newest_three_templates_are_kept_however_many_edits_share_one() -> None:
+def test_the_newest_three_templates_are_retained_whatever_the_number_of_edits() -> None:
     observed = running()
     for change in (
         {"engine": {"maxNumReqs": 7}},
@@ -246,7 +246,7 @@ def condition(observed: Observed, made: Any, kind: str) -> Obj:
 
 
 @pytest.mark.parametrize("data", [{"format": 2}, {"template": None}, {"format": "x", "spec": None}])
-def test_a_pin_of_another_format_is_kept_and_told_and_the_pods_stay(data: dict[str, Any]) -> None:
+def test_a_pin_of_another_format_is_retained_and_reported_and_the_pods_stay(data: dict[str, Any]) -> None:
     observed = with_pin(running(), **data)
     live = template(make(running()))
     for change in ({}, {"replicas": 4}, {"service": {"port": 81}}, {"engine": {"maxNumReqs": 9}}):
@@ -257,9 +257,9 @@ def test_a_pin_of_another_format_is_kept_and_told_and_the_pods_stay(data: dict[s
         assert child(made, "Service")["spec"]["ports"][0]["port"] == change.get("service", {}).get("port", 80)
         assert "ControllerRevision" not in kinds(made)
         assert made.delete == ()
-        told = condition(edited, made, "UpToDate")
-        assert (told["status"], told["reason"]) == ("False", "UnknownPin")
-        assert "demo-r1" in told["message"]
+        up_to_date = condition(edited, made, "UpToDate")
+        assert (up_to_date["status"], up_to_date["reason"]) == ("False", "UnknownPin")
+        assert "demo-r1" in up_to_date["message"]
         assert condition(edited, made, "Accepted")["status"] == "True"
     made = make(restarted(observed, "today"), NEW)
     assert container(made)["image"] == "unmask-runtime:0.2.0"

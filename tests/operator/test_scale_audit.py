@@ -24,7 +24,7 @@ def _line(number: int, verb: str, resource: str, *, user: str = ME, code: int | 
     return json.dumps(event | ({"responseStatus": {"code": code}} if code else {})) + "\n"
 
 
-def test_requests_of_one_user_are_counted_once_and_dry_runs_apart(tmp_path: Path) -> None:
+def test_requests_of_one_user_are_counted_once_and_dry_runs_separately(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     path.write_text(
         _line(1, "create", "services", query="?dryRun=All")
@@ -47,7 +47,7 @@ def test_requests_of_one_user_are_counted_once_and_dry_runs_apart(tmp_path: Path
     assert tally(log.between(START + 2, START + 5)) == {"create services": 1, "watch pods": 1}
 
 
-def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     line = _line(1, "get", "leases")
     path.write_text(line + line[:20].replace("id-1", "id-2"))

@@ -19,7 +19,7 @@ from tests.operator.samples import (
     settled,
     template,
 )
-from tests.operator.test_revisions import BESIDE, NEW, condition, pinned_by_another
+from tests.operator.test_revisions import EDITS_OUTSIDE_POD_TEMPLATE, NEW, condition, pinned_by_another
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.status import status
 
@@ -29,10 +29,10 @@ def test_fields_that_this_operator_does_not_know_are_ignored_and_named() -> None
     made = make(observed)
     assert made.problems == ()
     assert "--max-num-reqs=7" in container(made)["args"]
-    told = condition(observed, made, "Accepted")
-    assert told["status"] == "True"
-    assert "spec.engine.warp" in told["message"]
-    assert "spec.ofTomorrow" in told["message"]
+    found = condition(observed, made, "Accepted")
+    assert found["status"] == "True"
+    assert "spec.engine.warp" in found["message"]
+    assert "spec.ofTomorrow" in found["message"]
 
 
 def test_an_older_operator_over_a_newer_spec_moves_no_pod() -> None:
@@ -58,9 +58,9 @@ STRANGE: dict[str, Any] = {
 
 @pytest.mark.parametrize("section", STRANGE)
 @pytest.mark.parametrize("pinned", [True, False], ids=["the newer operator's", "an edit"])
-def test_a_value_beside_the_pods_that_only_a_newer_operator_knows_stops_nothing(section: str, pinned: bool) -> None:
+def test_an_unknown_value_outside_the_pod_template_stops_nothing(section: str, pinned: bool) -> None:
     """What there is of that section stays, and all else goes on: scaling, repair, edits of the pods."""
-    known = next((spec for _, spec in BESIDE.values() if section in spec), {})
+    known = next((spec for _, spec in EDITS_OUTSIDE_POD_TEMPLATE.values() if section in spec), {})
     before = running(**known)
     live = make(before)
     strange = {section: STRANGE[section]}
@@ -76,16 +76,18 @@ def test_a_value_beside_the_pods_that_only_a_newer_operator_knows_stops_nothing(
         )
         assert {ref.kind for ref in made.delete} <= {"PodDisruptionBudget", "ControllerRevision"}
         after = apply(edited, made)
-        for kind in {kind for kind, spec in BESIDE.values() if section in spec} & {*kinds(live)} - {"Deployment"}:
+        for kind in {kind for kind, spec in EDITS_OUTSIDE_POD_TEMPLATE.values() if section in spec} & {*kinds(live)} - {
+            "Deployment"
+        }:
             assert kind not in kinds(made)
             assert [obj for ref, obj in after.children.items() if ref.kind == kind] == [child(live, kind)]
         strategy = child(live, "Deployment")["spec"]["strategy"]
         assert child(made, "Deployment")["spec"]["strategy"] == strategy
         assert settled(make(after, NEW), after)
-        told = condition(edited, made, "Accepted")
-        assert told["status"] == "True"
-        assert f"spec.{section}" in told["message"]
-        assert "OfTomorrow" in told["message"]
+        found = condition(edited, made, "Accepted")
+        assert found["status"] == "True"
+        assert f"spec.{section}" in found["message"]
+        assert "OfTomorrow" in found["message"]
 
     edited = make(edit(observed, engine={"maxNumReqs": 7}))
     assert "--max-num-reqs=7" in container(edited)["args"]
@@ -121,6 +123,6 @@ def test_nobody_scales_by_a_rule_that_only_a_newer_operator_knows(change: dict[s
     assert Rules.read({"autoscaling": {"maxReplicas": 4, "ofTomorrow": 1}}) is not None
     observed = edit(running(autoscaling={"maxReplicas": 4}), autoscaling={"maxReplicas": 4, **change})
     assert Rules.read(observed.resource["spec"]) is None
-    told = condition(observed, make(observed), "ScalingReady")
-    assert (told["status"], told["reason"]) == ("Unknown", "UnknownValue")
-    assert "spec.autoscaling" in told["message"]
+    found = condition(observed, make(observed), "ScalingReady")
+    assert (found["status"], found["reason"]) == ("Unknown", "UnknownValue")
+    assert "spec.autoscaling" in found["message"]

@@ -36,7 +36,7 @@ def _says(condition: Obj) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("stage", "state", "condition", "reason", "words"),
+    ("stage", "state", "condition", "reason", "message"),
     [
         (
             "progressing",
@@ -57,22 +57,24 @@ def _says(condition: Obj) -> tuple[str, str, str]:
         ("progressing", "terminating", "Scheduled", "Pending", "no pod has a node"),
     ],
 )
-def test_a_pods_trouble_is_the_reason_of_ready(stage: str, state: str, condition: str, reason: str, words: str) -> None:
+def test_a_pods_trouble_is_the_reason_of_ready(
+    stage: str, state: str, condition: str, reason: str, message: str
+) -> None:
     found = _judge(reconcile(stage, pod(state)))
     assert _says(found[condition])[:2] == ("False", reason)
-    assert words in found[condition]["message"]
+    assert message in found[condition]["message"]
     assert _says(found["Ready"]) == _says(found[condition])
     assert found["Available"]["status"] == "False"
 
 
 @pytest.mark.parametrize(
-    ("stage", "words"), [("quota", "exceeded quota: gpus"), ("pod_security", 'container "helper"')]
+    ("stage", "message"), [("quota", "exceeded quota: gpus"), ("pod_security", 'container "helper"')]
 )
-def test_a_deployment_that_may_not_make_pods(stage: str, words: str) -> None:
+def test_a_deployment_that_may_not_make_pods(stage: str, message: str) -> None:
     found = _judge(reconcile(stage))
     for condition in ("Scheduled", "RolloutComplete", "Available", "Ready"):
         assert found[condition]["reason"] == "PodCreationRefused"
-        assert words in found[condition]["message"]
+        assert message in found[condition]["message"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_ready() -> None:
     assert _judge(reconcile("ready_not_yet_available", pod("ready")))["Ready"]["status"] == "True"
 
 
-def test_a_load_balancer_that_asks_for_no_key_is_told_of() -> None:
+def test_a_load_balancer_without_api_keys_is_reported() -> None:
     keys = {"auth": {"apiKeySecretRef": {"name": "keys", "key": "keys"}}}
     for spec, protected in (({}, ("False", "NoAuth")), (keys, ("True", "KeyRequired"))):
         found = _judge(reconcile("complete", pod("ready"), resource=service(service={"type": "LoadBalancer"}, **spec)))
@@ -134,7 +136,7 @@ def test_load_progress_is_that_of_the_slowest_pod() -> None:
     assert _says(_judge(known)["ModelLoaded"]) == ("False", "Loading", "the model is being loaded: weights, 42 %")
 
 
-def test_what_an_engine_said_before_it_ended_is_no_progress() -> None:
+def test_progress_of_an_engine_that_has_exited_is_ignored() -> None:
     over = pod("crash_loop_running")
     known = reconcile("progressing", over, loads={over["metadata"]["uid"]: Load("weights", 42.2)})
     assert "modelLoad" not in status(*known)
@@ -163,14 +165,14 @@ def test_the_same_again_is_no_change(state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "need", "words", "hint"),
+    ("nodes", "need", "message", "hint"),
     [
         (True, "2", "needs 2 nvidia.com/gpu and the largest node has 4, not all free; the old pods still serve", True),
         (True, "8", "needs 8 nvidia.com/gpu and the largest node has 4: it never fits", False),
         (False, "2", "needs 2 nvidia.com/gpu; the old pods still serve", True),
     ],
 )
-def test_too_few_gpus_for_a_rollout(nodes: bool, need: str, words: str, hint: bool) -> None:
+def test_too_few_gpus_for_a_rollout(nodes: bool, need: str, message: str, hint: bool) -> None:
     surge = pod("unschedulable_gpu")
     surge["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = need
     known = reconcile("surging", pod("ready"), surge, nodes=load("nodes") if nodes else None)
@@ -178,7 +180,7 @@ def test_too_few_gpus_for_a_rollout(nodes: bool, need: str, words: str, hint: bo
     assert found["Available"]["status"] == "True"
     for condition in ("Scheduled", "RolloutComplete", "Ready"):
         assert _says(found[condition])[:2] == ("False", "InsufficientGPU")
-        assert words in found[condition]["message"]
+        assert message in found[condition]["message"]
         assert ("free a GPU or set maxSurge 0, maxUnavailable 1" in found[condition]["message"]) == hint
         assert "2 Insufficient nvidia.com/gpu" in found[condition]["message"]
         assert "preemption" not in found[condition]["message"]
@@ -229,7 +231,7 @@ def test_replicas_that_a_quota_refuses_leave_ready() -> None:
     assert found["ScalingReady"]["reason"] == "PodCreationRefused"
 
 
-def test_an_autoscaler_that_sees_nothing_is_told_before_replicas_that_wait() -> None:
+def test_an_autoscaler_without_metrics_is_reported_before_waiting_replicas() -> None:
     known = {"resource": service(autoscaling={"maxReplicas": 3}), "decision": Decision(3, "no metrics", False)}
     found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, **known))
     assert found["ScalingReady"]["reason"] == "MetricsMissing"

@@ -12,21 +12,21 @@ from unmask_operator.status import status
 from unmask_operator.status.transitions import Event, transitions
 
 
-def _tell(*steps: tuple[Observed, Plan]) -> list[list[tuple[str, str]]]:
+def _events_of(*steps: tuple[Observed, Plan]) -> list[list[tuple[str, str]]]:
     """The Events of each step after the one before."""
-    told, old = [], {}
+    events, old = [], {}
     for step in steps:
         new = status(*step)
-        told.append([(event.type, event.reason) for event in transitions(old, new)])
+        events.append([(event.type, event.reason) for event in transitions(old, new)])
         assert transitions(new, new) == []
         old = new
-    return told
+    return events
 
 
 def test_a_service_that_comes_up() -> None:
     loading = pod("loading")
     loads = {loading["metadata"]["uid"]: Load("weights", 10)}
-    assert _tell(
+    assert _events_of(
         reconcile("created"),
         reconcile("progressing", pod("creating")),
         reconcile("progressing", loading),
@@ -41,8 +41,8 @@ def test_a_service_that_comes_up() -> None:
     ]
 
 
-def test_an_obstacle_is_told_once_however_many_conditions_show_it() -> None:
-    assert _tell(reconcile("created"), reconcile("quota"), reconcile("progressing", pod("crash_loop")))[1:] == [
+def test_an_obstacle_emits_one_event_whatever_the_number_of_conditions() -> None:
+    assert _events_of(reconcile("created"), reconcile("quota"), reconcile("progressing", pod("crash_loop")))[1:] == [
         [("Warning", "PodCreationRefused")],
         [("Warning", "CrashLoopBackOff")],
     ]
@@ -51,7 +51,7 @@ def test_an_obstacle_is_told_once_however_many_conditions_show_it() -> None:
 def test_a_rollout_and_an_outage() -> None:
     new = pod("loading", "new", "2030-01-01T01:00:00Z")
     assert (
-        _tell(
+        _events_of(
             reconcile("complete", pod("ready")),
             reconcile("surging", pod("ready"), new),
             reconcile("complete", pod("ready", "new")),
@@ -71,10 +71,10 @@ def test_a_rollout_and_an_outage() -> None:
 
 def test_an_upgrade_of_the_operator_is_no_warning() -> None:
     was, plan = reconcile("complete", pod("ready"))
-    assert _tell((was, plan), (was, replace(plan, up_to_date=False)))[1:] == [[("Normal", "OperatorUpgraded")]]
+    assert _events_of((was, plan), (was, replace(plan, up_to_date=False)))[1:] == [[("Normal", "OperatorUpgraded")]]
 
 
-def test_a_scaling_is_told_with_its_reason() -> None:
+def test_scaling_emits_an_event_with_its_reason() -> None:
     scaled = service(autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}})
 
     def at(desired: int, reason: str, scaled_at: datetime | None = None) -> tuple[Observed, Plan]:

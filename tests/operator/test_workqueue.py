@@ -78,7 +78,7 @@ def test_failures_pause_longer_and_longer_up_to_five_minutes(queue, clock):
     assert pauses[-1] == 300
 
 
-def test_success_forgets_the_failures_and_others_do_not_share_them(queue, clock):
+def test_success_resets_the_back_off_of_that_key_only(queue, clock):
     for key in "ab":
         queue.add(key)
         queue.try_get()

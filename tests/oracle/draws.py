@@ -47,19 +47,19 @@ def filtered(row: np.ndarray, top_k: int, top_p: float, min_p: float = 0.0) -> n
         likely = softmax(row)
         row = np.where(likely < min_p * likely.max(), -np.inf, row)
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))
-    kept = order[:top_k] if top_k > 0 else order
+    candidates = order[:top_k] if top_k > 0 else order
     logits = np.full(len(row), -np.inf)
-    logits[kept] = row[kept]
+    logits[candidates] = row[candidates]
     probs = softmax(logits)
     if top_p < 1.0:
         total = 0.0
         keep = []
-        for i in sorted(kept, key=lambda i: (-probs[i], i)):
+        for i in sorted(candidates, key=lambda i: (-probs[i], i)):
             keep.append(i)
             total += probs[i]
             if total >= top_p:
                 break
-        logits[[i for i in kept if i not in set(keep)]] = -np.inf
+        logits[[i for i in candidates if i not in set(keep)]] = -np.inf
         probs = softmax(logits)
     return probs
 

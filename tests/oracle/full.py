@@ -36,7 +36,7 @@ class _Full:
         self.ids = [*prompt, *(given.get(n, shape.mask_id) for n in range(p.max_tokens))]
         self.state = [PROMPT] * self.start + [PROMPT if n in given else MASKED for n in range(p.max_tokens)]
         self.nfe = self.sent = 0
-        self.told: list[int] = []  # the answer as of the last event
+        self.last_answer: list[int] = []  # the answer as of the last event
         self.events: list[Event] = []
 
     def run(self) -> Result:
@@ -47,7 +47,7 @@ class _Full:
                 continue
             reason = self.denoise(start, stop, steps)
             if reason is not None:
-                return Result(self.told, self.nfe, reason, self.events, self.ids, [])
+                return Result(self.last_answer, self.nfe, reason, self.events, self.ids, [])
         raise AssertionError("the last block ends the answer")
 
     def shared(self, masks: list[int]) -> list[int]:
@@ -78,14 +78,14 @@ class _Full:
                 self.step(block, logits)
         while True:
             self.nfe += sampled
-            whole = block.ended if p.algorithm == "edit" and block.free else not block.masked
-            tokens, reason = self.answer(start, stop, whole=whole)
+            complete = block.ended if p.algorithm == "edit" and block.free else not block.masked
+            tokens, reason = self.answer(start, stop, complete=complete)
             if sampled or reason is not None:
                 masked = [i for i in range(stop - start) if self.state[start + i] == MASKED]
                 self.events.append(Event(start, self.ids[start:stop], masked, tokens[self.sent :], self.nfe))
                 self.sent = len(tokens)
-                self.told = tokens
-            if whole or reason is not None:
+                self.last_answer = tokens
+            if complete or reason is not None:
                 return reason
             first, last = {
                 "none": (0, self.end),
@@ -128,10 +128,10 @@ class _Full:
             out.append(self.ids[n])
         return out, False
 
-    def answer(self, start: int, stop: int, *, whole: bool) -> tuple[list[int], str | None]:
+    def answer(self, start: int, stop: int, *, complete: bool) -> tuple[list[int], str | None]:
         """What is stable after a forward, or the whole answer and why it ended."""
         p = self.p
-        stable, eos = self.prefix(start if p.revises and not whole else stop)
+        stable, eos = self.prefix(start if p.revises and not complete else stop)
         if eos:
             return stable, "stop"
         if len(stable) == p.max_tokens:

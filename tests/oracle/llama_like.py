@@ -84,17 +84,17 @@ class TransformersOracle:
 
         theirs = for_transformers(family, config)
         extra = {n: t for n, t in tensors.items() if "shared_expert" in n or n.endswith("mlp.expert_bias")}
-        kept = {n: t for n, t in tensors.items() if n not in extra}
+        loaded = {n: t for n, t in tensors.items() if n not in extra}
         unnormed = KINDS[family].qk_norm and not config.get("qk_layernorm", True)
         if unnormed:
             parts = [f"model.layers.{n}.self_attn.{p}" for n in range(theirs["num_hidden_layers"]) for p in "qk"]
-            kept |= {f"{part}_norm.weight": torch.ones(theirs["head_dim"]) for part in parts}
-        write(directory, theirs, kept)
-        self.model, told = AutoModelForCausalLM.from_pretrained(
+            loaded |= {f"{part}_norm.weight": torch.ones(theirs["head_dim"]) for part in parts}
+        write(directory, theirs, loaded)
+        self.model, report = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
-        assert not told["missing_keys"], told
-        assert not told["unexpected_keys"], told
+        assert not report["missing_keys"], report
+        assert not report["unexpected_keys"], report
         for n, layer in enumerate(self.model.model.layers):
             attention = layer.self_attn
             if unnormed:

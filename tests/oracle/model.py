@@ -142,8 +142,8 @@ class OracleModel:
             allowed = [e for g in best for e in members[g]]
             if capacity := c.get("expert_capacity"):  # docs/models/architecture-notes.md#llada22-expert-pool
                 start = at // c["block_size"] * c["block_size"]
-                most = [max(mate[e] for mate in ranks[start : start + c["block_size"]]) for e in range(experts)]
-                allowed = sorted(range(experts), key=lambda e: (-most[e], e))[:capacity]
+                best_scores = [max(mate[e] for mate in ranks[start : start + c["block_size"]]) for e in range(experts)]
+                allowed = sorted(range(experts), key=lambda e: (-best_scores[e], e))[:capacity]
             chosen = sorted(allowed, key=lambda e: (-rank[e], e))[: c["num_experts_per_tok"]]
             total = sum(score[e] for e in chosen) + 1e-20
             for e in chosen:

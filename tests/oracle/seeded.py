@@ -161,7 +161,7 @@ class _Decode:
                 return filled[:cut], "repetition"
         return stable, None
 
-    def tell(self) -> Result | None:
+    def step_event(self) -> Result | None:
         tokens, reason = self.answer()
         shown = range(self.start, self.opened)
         masked = [a - self.start for a in shown if self.state[a] == MASKED]
@@ -175,7 +175,7 @@ class _Decode:
             if self.state[self.start] == MASKED:
                 self.seed()
                 self.open()
-                if result := self.tell():
+                if result := self.step_event():
                     return result
             else:
                 self.open()
@@ -184,10 +184,10 @@ class _Decode:
                 self.step(part, first_step=first_step)
                 first_step, steps = False, steps + 1
                 assert steps <= self.shape.block * (self.p.max_steps_per_block + 2), "the block does not end"
-                if result := self.tell():
+                if result := self.step_event():
                     return result
             self.start = self.opened
-        result = self.tell()
+        result = self.step_event()
         assert result is not None
         return result
 

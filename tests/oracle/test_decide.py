@@ -94,7 +94,7 @@ def test_remasking() -> None:
     assert run(b, logits, p, force=False).remask == set()
 
 
-def test_remask_judges_by_plain_softmax_whatever_the_temperature() -> None:
+def test_remasking_uses_the_softmax_without_temperature() -> None:
     logits = rows((1, 0.9), (2, 0.9), (3, 0.9), (4, 0.9))
     b = block(1, 3, None, None)  # id 3 at offset 1 has probability 0.02
     for temperature in (0.0, 0.3, 5.0):

@@ -30,7 +30,7 @@ def scripted(conf: Callable[[int, int], float], token: Callable[[int], int]) -> 
     return logits_of
 
 
-def plain_token(a: int) -> int:
+def token_of(a: int) -> int:
     return 1 + a % 3
 
 
@@ -40,65 +40,65 @@ def opened(result: Result, shape: Shape = SHAPE) -> list[tuple[int, int]]:
 
 
 def test_one_block_a_step_when_everything_is_sure() -> None:
-    r = decode(scripted(lambda a, n: 0.99, plain_token), [1] * 4, Params(max_tokens=10), SHAPE)
-    assert (r.nfe, r.finish_reason, r.tokens) == (3, "length", [plain_token(a) for a in range(4, 14)])
+    r = decode(scripted(lambda a, n: 0.99, token_of), [1] * 4, Params(max_tokens=10), SHAPE)
+    assert (r.nfe, r.finish_reason, r.tokens) == (3, "length", [token_of(a) for a in range(4, 14)])
     assert opened(r) == [(1, 2), (2, 3), (3, 4)]  # each step's block, the one before it committed by the same forward
 
 
 def test_one_token_a_step_when_nothing_is_sure() -> None:
-    r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 6, Params(max_tokens=7), SHAPE)
+    r = decode(scripted(lambda a, n: 0.3, token_of), [1] * 6, Params(max_tokens=7), SHAPE)
     # block 1 holds 2 masks, blocks 2 and 3 four and (to the answer's end) one: ties go left to right
-    assert (r.nfe, r.tokens) == (7, [plain_token(a) for a in range(6, 13)])
+    assert (r.nfe, r.tokens) == (7, [token_of(a) for a in range(6, 13)])
 
 
-def test_last_block_is_opened_whole() -> None:
+def test_the_last_block_is_opened_completely() -> None:
     """Positions past the end are denoised: the best of them is taken before a worse one that is asked for."""
-    r = decode(scripted(lambda a, n: 0.5 if a == 7 else 0.3, plain_token), [1] * 4, Params(max_tokens=1), SHAPE)
-    assert (r.nfe, r.tokens) == (2, [plain_token(4)])
+    r = decode(scripted(lambda a, n: 0.5 if a == 7 else 0.3, token_of), [1] * 4, Params(max_tokens=1), SHAPE)
+    assert (r.nfe, r.tokens) == (2, [token_of(4)])
     assert r.events[0].masked == [0, 1, 2]
 
 
-def test_opening_needs_progress_and_room() -> None:
+def test_opening_needs_progress_and_buffer_space() -> None:
     """One token a step in each block that may force: the next opens at a quarter, and forces at 0.9."""
-    conf = scripted(lambda a, n: 0.3, plain_token)
+    conf = scripted(lambda a, n: 0.3, token_of)
     r = decode(conf, [1] * 4, Params(max_tokens=12), replace(SHAPE, buffer=3))
     # block 2 opens before step 2 (block 1 at 1/4) but block 1 is not semi-complete until it is complete (4/4)
     assert opened(r)[:5] == [(1, 2), (1, 3), (1, 3), (1, 3), (2, 3)]
     assert [len(e.masked) for e in r.events[:6]] == [3, 6, 5, 4, 3, 6]
-    late = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 4, Params(max_tokens=12, add_block_threshold=0.75),
+    delayed = decode(scripted(lambda a, n: 0.3, token_of), [1] * 4, Params(max_tokens=12, add_block_threshold=0.75),
                   replace(SHAPE, buffer=3))  # fmt: skip
-    assert opened(late)[:4] == [(1, 2), (1, 2), (1, 2), (1, 3)]
-    narrow = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 4, Params(max_tokens=12), SHAPE)
+    assert opened(delayed)[:4] == [(1, 2), (1, 2), (1, 2), (1, 3)]
+    narrow = decode(scripted(lambda a, n: 0.3, token_of), [1] * 4, Params(max_tokens=12), SHAPE)
     assert opened(narrow)[:6] == [(1, 2)] * 4 + [(2, 3)] * 2
 
 
 def test_semi_complete_predecessor_lets_the_next_force() -> None:
     p = Params(max_tokens=8, semi_complete_threshold=0.5)
-    r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 4, p, replace(SHAPE, buffer=2))
+    r = decode(scripted(lambda a, n: 0.3, token_of), [1] * 4, p, replace(SHAPE, buffer=2))
     # before step 3 block 1 stands at 2/4: from then on both blocks take one a step
     assert [len(e.masked) for e in r.events] == [3, 6, 4, 2, 1, 0]
 
 
-def test_to_cache_blocks_leave_room() -> None:
+def test_blocks_to_cache_leave_buffer_space() -> None:
     """A TO_CACHE block does not count against S: with S=1 the next is denoised in the forward that commits it."""
-    r = decode(scripted(lambda a, n: 0.99, plain_token), [1] * 4, Params(max_tokens=8, ignore_eos=True), SHAPE)
+    r = decode(scripted(lambda a, n: 0.99, token_of), [1] * 4, Params(max_tokens=8, ignore_eos=True), SHAPE)
     assert r.nfe == 2
 
 
 def test_unaligned_block_is_active_from_the_start() -> None:
     p = Params(max_tokens=8, add_block_threshold=0.0)
-    r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 5, p, replace(SHAPE, buffer=2))
+    r = decode(scripted(lambda a, n: 0.3, token_of), [1] * 5, p, replace(SHAPE, buffer=2))
     assert opened(r)[0] == (1, 3)  # the next block may open before its first step already
     p = replace(p, add_block_threshold=0.1)
-    r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 5, p, replace(SHAPE, buffer=2))
+    r = decode(scripted(lambda a, n: 0.3, token_of), [1] * 5, p, replace(SHAPE, buffer=2))
     assert opened(r)[:2] == [(1, 2), (1, 3)]
 
 
 def test_eos_ends_and_stops_opening() -> None:
-    token = lambda a: EOS if a == 6 else plain_token(a)  # noqa: E731
+    token = lambda a: EOS if a == 6 else token_of(a)  # noqa: E731
     sure = scripted(lambda a, n: 0.95 if a == 6 else 0.3, token)
     r = decode(sure, [1] * 4, Params(max_tokens=12), replace(SHAPE, buffer=3))
-    assert (r.finish_reason, r.tokens, r.nfe) == ("stop", [plain_token(4), plain_token(5)], 3)
+    assert (r.finish_reason, r.tokens, r.nfe) == ("stop", [token_of(4), token_of(5)], 3)
     assert {last for _, last in opened(r)} == {2}  # the EOS was UNMASKED at once: no second block
     ignored = decode(scripted(lambda a, n: 0.95 if a == 6 else 0.3, token), [1] * 4,
                      Params(max_tokens=12, ignore_eos=True), replace(SHAPE, buffer=3))  # fmt: skip
@@ -106,16 +106,16 @@ def test_eos_ends_and_stops_opening() -> None:
 
 
 def test_eos_at_the_end_is_ignored_and_a_prompts_is_nothing() -> None:
-    token = lambda a: EOS if a >= 6 else plain_token(a)  # noqa: E731
+    token = lambda a: EOS if a >= 6 else token_of(a)  # noqa: E731
     r = decode(scripted(lambda a, n: 0.95 if a == 7 else 0.3, token), [EOS, EOS, 1, 2], Params(max_tokens=2), SHAPE)
-    assert (r.finish_reason, r.tokens) == ("length", [plain_token(4), plain_token(5)])
+    assert (r.finish_reason, r.tokens) == ("length", [token_of(4), token_of(5)])
     r = decode(scripted(lambda a, n: 0.95, token), [1] * 4, Params(max_tokens=3), SHAPE)
-    assert (r.finish_reason, r.tokens) == ("stop", [plain_token(4), plain_token(5)])
+    assert (r.finish_reason, r.tokens) == ("stop", [token_of(4), token_of(5)])
 
 
 def test_prompt_mask_id_stays_a_prompt() -> None:
     seen: list[list[int]] = []
-    inner = scripted(lambda a, n: 0.3, plain_token)
+    inner = scripted(lambda a, n: 0.3, token_of)
 
     def logits_of(ids: Sequence[int]) -> np.ndarray:
         seen.append(list(ids))
@@ -131,13 +131,13 @@ def test_prompt_mask_id_stays_a_prompt() -> None:
 
 def test_max_nfe_gives_the_filled_prefix() -> None:
     conf = lambda a, n: 0.95 if a in (4, 5, 7) else 0.3  # noqa: E731
-    r = decode(scripted(conf, plain_token), [1] * 4, Params(max_tokens=8, max_nfe=1), SHAPE)
-    assert (r.finish_reason, r.nfe, r.tokens) == ("max_nfe", 1, [plain_token(4), plain_token(5)])
+    r = decode(scripted(conf, token_of), [1] * 4, Params(max_tokens=8, max_nfe=1), SHAPE)
+    assert (r.finish_reason, r.nfe, r.tokens) == ("max_nfe", 1, [token_of(4), token_of(5)])
     revising = Params(max_tokens=8, max_nfe=1, algorithm="edit")
-    r = decode(scripted(conf, plain_token), [1] * 4, revising, SHAPE)
-    assert (r.tokens, r.events[0].new_tokens) == ([plain_token(4), plain_token(5)],) * 2
-    eos = decode(scripted(conf, lambda a: EOS if a == 5 else plain_token(a)), [1] * 4, revising, SHAPE)
-    assert (eos.finish_reason, eos.tokens) == ("max_nfe", [plain_token(4)])
+    r = decode(scripted(conf, token_of), [1] * 4, revising, SHAPE)
+    assert (r.tokens, r.events[0].new_tokens) == ([token_of(4), token_of(5)],) * 2
+    eos = decode(scripted(conf, lambda a: EOS if a == 5 else token_of(a)), [1] * 4, revising, SHAPE)
+    assert (eos.finish_reason, eos.tokens) == ("max_nfe", [token_of(4)])
 
 
 def test_repetition() -> None:
@@ -156,22 +156,22 @@ def test_editing_waits_for_the_blocks_end() -> None:
 
     def logits_of(ids: Sequence[int]) -> np.ndarray:
         masked_last = ids[-1] == MASK
-        return scripted(lambda a, n: 0.95, lambda a: EOS if masked_last and a == 5 else plain_token(a))(ids)
+        return scripted(lambda a, n: 0.95, lambda a: EOS if masked_last and a == 5 else token_of(a))(ids)
 
     p = Params(max_tokens=8, algorithm="edit", edit_threshold=0.5)
     r = decode(logits_of, [1] * 4, p, SHAPE)
-    assert (r.finish_reason, r.tokens) == ("length", [plain_token(a) for a in range(4, 12)])
+    assert (r.finish_reason, r.tokens) == ("length", [token_of(a) for a in range(4, 12)])
     # block 1: fill, edit, see nothing change; block 2: fill, see nothing change
     assert [len(e.new_tokens) for e in r.events] == [0, 0, 4, 0, 4]
 
 
 def test_stability_threshold_holds_the_next_block_back() -> None:
     p = Params(max_tokens=8, algorithm="edit", accept_threshold=0.6, edit_threshold=0.6)
-    for wanted, steps in ((0.0, 1), (0.5, 3)):
+    for threshold, steps in ((0.0, 1), (0.5, 3)):
         # block 1 takes one a step; before step 3 one of its two tokens was there already, so half was unchanged
-        r = decode(scripted(lambda a, n: 0.3, plain_token), [1] * 4, replace(p, token_stability_threshold=wanted),
+        r = decode(scripted(lambda a, n: 0.3, token_of), [1] * 4, replace(p, token_stability_threshold=threshold),
                    replace(SHAPE, buffer=2))  # fmt: skip
-        assert [b for _, b in opened(r)].index(3) == (1 if wanted == 0 else steps - 1)
+        assert [b for _, b in opened(r)].index(3) == (1 if threshold == 0 else steps - 1)
 
 
 def test_remasking_reopens_a_waiting_block() -> None:
@@ -183,9 +183,11 @@ def test_remasking_reopens_a_waiting_block() -> None:
         return 0.95 if (n < 2 or a != 9) else 0.01
 
     p = Params(max_tokens=8, remask_threshold=0.2, ignore_eos=True)
-    r = decode(scripted(conf, plain_token), [1] * 4, p, replace(SHAPE, buffer=2))
+    r = decode(scripted(conf, token_of), [1] * 4, p, replace(SHAPE, buffer=2))
     masked_in_2 = [sum(m >= 4 for m in e.masked) for e in r.events if e.start == 4]
     assert masked_in_2[:3] == [0, 0, 1]
     assert r.finish_reason == "length"
-    plain = decode(scripted(conf, plain_token), [1] * 4, replace(p, remask_threshold=0.0), replace(SHAPE, buffer=2))
-    assert all(not [m for m in e.masked if m >= 4] for e in plain.events[1:] if e.start == 4)
+    without_remasking = decode(
+        scripted(conf, token_of), [1] * 4, replace(p, remask_threshold=0.0), replace(SHAPE, buffer=2)
+    )
+    assert all(not [m for m in e.masked if m >= 4] for e in without_remasking.events[1:] if e.start == 4)

@@ -39,17 +39,19 @@ def test_draw_takes_the_first_cumulative_above() -> None:
 def test_filters_keep_what_their_definitions_say(row: np.ndarray, top_k: int, top_p: float) -> None:
     probs = filtered(row, top_k, top_p)
     assert probs.sum() == pytest.approx(1)
-    kept = set(np.flatnonzero(probs))
+    candidates = set(np.flatnonzero(probs))
     within_k = set(np.argsort(-row, kind="stable")[:top_k].tolist())
-    plain = np.zeros(len(row))
-    plain[list(within_k)] = softmax(row[list(within_k)])
-    assert kept <= within_k
+    expected = np.zeros(len(row))
+    expected[list(within_k)] = softmax(row[list(within_k)])
+    assert candidates <= within_k
     # the kept ids reach top_p, and fewer would not
-    total = plain[list(kept)].sum()
+    total = expected[list(candidates)].sum()
     assert total >= top_p - 1e-9
-    least = min(kept, key=lambda i: (plain[i], -i))
-    assert top_p >= 1 or total - plain[least] < top_p + 1e-9
-    np.testing.assert_allclose(probs, np.where(np.isin(range(len(row)), list(kept)), plain / total, 0), atol=1e-12)
+    least = min(candidates, key=lambda i: (expected[i], -i))
+    assert top_p >= 1 or total - expected[least] < top_p + 1e-9
+    np.testing.assert_allclose(
+        probs, np.where(np.isin(range(len(row)), list(candidates)), expected / total, 0), atol=1e-12
+    )
 
 
 def test_ties_keep_the_lowest_ids() -> None:

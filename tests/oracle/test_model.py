@@ -16,7 +16,7 @@ def test_golden_logits() -> None:
     torch.testing.assert_close(logits, expected["logits"][0].double(), atol=5e-6, rtol=1e-5)
 
 
-def test_golden_tells_a_wrong_mask() -> None:
+def test_golden_answers_detect_a_wrong_mask() -> None:
     """The golden comparison has teeth: another block size or plain causality is far off."""
     directory = GOLDEN / "llada2_tiny"
     expected = load_file(directory / "expected.safetensors")

@@ -82,8 +82,8 @@ class Driven:
 
     def look(self, name: str) -> None:
         """A screenshot for people, where UNMASK_SCREENSHOTS names a directory."""
-        if place := os.environ.get("UNMASK_SCREENSHOTS"):
-            self.browser.save_screenshot(str(Path(place) / f"{name}.png"))
+        if directory := os.environ.get("UNMASK_SCREENSHOTS"):
+            self.browser.save_screenshot(str(Path(directory) / f"{name}.png"))
 
     def complaints(self, *expected: str) -> list[str]:
         """What the browser's console holds, but for lines with one of these."""

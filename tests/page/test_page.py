@@ -31,20 +31,20 @@ def test_an_answer_and_its_figures(page: Driven) -> None:
 def test_the_steps_are_gone_through_by_slider_keys_and_replay(page: Driven) -> None:
     page.ask(STORY)
     page.answered()
-    whole, steps = page.answer(), int(page.find(".steps").get_attribute("max") or 0)
+    answer, steps = page.answer(), int(page.find(".steps").get_attribute("max") or 0)
     assert steps > 5
-    assert "Clara" in whole
+    assert "Clara" in answer
     page.keys(*[Keys.ARROW_LEFT] * (steps // 2))
     half = page.answer()
     assert half.count("_") > 0
     assert any("draft" in kind for kind in page.kinds())
     assert any("fresh" in kind for kind in page.kinds())
-    assert len(half.replace("_", "")) < len(whole)
+    assert len(half.replace("_", "")) < len(answer)
     page.look("replay")
     page.find(".steps").send_keys(Keys.HOME)
     assert page.answer() == ""
     page.find(".play").click()
-    page.until(lambda: page.answer() == whole)
+    page.until(lambda: page.answer() == answer)
     page.until(lambda: page.find(".play").text == "Play")
     assert not page.complaints()
 
@@ -71,10 +71,10 @@ def test_a_selection_is_filled_anew(page: Driven) -> None:
     page.ask("What is 12 + 30?")
     page.answered()
     before = page.answer()
-    place = next(i for i, kind in enumerate(page.all(".answer .cell")) if kind.text == "4")
+    index = next(i for i, kind in enumerate(page.all(".answer .cell")) if kind.text == "4")
     page.find(".answer").click()
-    page.hold(Keys.SHIFT, Keys.ARROW_RIGHT, place + 2)
-    page.hold(Keys.SHIFT + Keys.CONTROL, Keys.ARROW_RIGHT, place)
+    page.hold(Keys.SHIFT, Keys.ARROW_RIGHT, index + 2)
+    page.hold(Keys.SHIFT + Keys.CONTROL, Keys.ARROW_RIGHT, index)
     assert page.find(".marked-tokens").text == "2 tokens"
     page.hold(Keys.SHIFT + Keys.CONTROL, Keys.ARROW_RIGHT, 1)
     assert page.find(".marked-tokens").text == "1 token"
@@ -120,11 +120,11 @@ def test_hostile_text_is_text(page: Driven) -> None:
     policy = page.browser.execute_script("return fetch('.').then(r => r.headers.get('content-security-policy'))")
     assert "script-src 'self';" in policy
     assert "default-src 'none'" in policy
-    ran = page.browser.execute_script(
+    value = page.browser.execute_script(
         "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s);"
         "return window.ran"
     )
-    assert ran is None
+    assert value is None
     assert all("Content Security Policy" in line for line in page.complaints())
 
 
@@ -139,12 +139,12 @@ def test_the_request_as_code_works(page: Driven) -> None:
     page.find("[data-language='python']").click()
     code = page.find("#snippet").text
     assert '"mode": "quality"' in code
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip()
+    value = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert value.returncode == 0, value.stderr
+    assert value.stdout.strip()
 
 
-def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Chrome, locked: ServerProcess) -> None:
+def test_a_key_is_requested_and_stored_in_the_tab(browser: Chrome, locked: ServerProcess) -> None:
     page = Driven(browser, locked.url)
     page.until(lambda: page.find("#key-form").is_displayed())
     assert "key" in page.status

@@ -40,21 +40,21 @@ def hermes(name: str, **arguments: Any) -> str:
 
 
 def gemma4(name: str, **arguments: Any) -> str:
-    def value(given: Any) -> str:
-        if isinstance(given, str):
-            return f'<|"|>{given}<|"|>'
-        if isinstance(given, dict):
-            return "{" + ",".join(f"{key}:{value(v)}" for key, v in given.items()) + "}"
-        if isinstance(given, list):
-            return "[" + ",".join(map(value, given)) + "]"
-        return json.dumps(given)
+    def value(argument: Any) -> str:
+        if isinstance(argument, str):
+            return f'<|"|>{argument}<|"|>'
+        if isinstance(argument, dict):
+            return "{" + ",".join(f"{key}:{value(v)}" for key, v in argument.items()) + "}"
+        if isinstance(argument, list):
+            return "[" + ",".join(map(value, argument)) + "]"
+        return json.dumps(argument)
 
     return f"<|tool_call>call:{name}{value(arguments)}<tool_call|>"
 
 
 def qwen3_coder(name: str, **arguments: Any) -> str:
-    def text(given: Any) -> str:
-        return given if isinstance(given, str) else json.dumps(given)
+    def text(argument: Any) -> str:
+        return argument if isinstance(argument, str) else json.dumps(argument)
 
     inner = "".join(f"<parameter={key}>\n{text(v)}\n</parameter>\n" for key, v in arguments.items())
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
@@ -133,10 +133,10 @@ def corpus(key: str) -> list[str]:
 @pytest.mark.parametrize("key", tool_formats())
 def test_every_cut_gives_the_same_parts(key: str) -> None:
     for text in corpus(key):
-        whole = read(text, [], key)
+        call_text = read(text, [], key)
         for at in range(1, len(text)):
-            assert read(text, [at], key) == whole, (text, at)
-        assert read(text, list(range(1, len(text))), key) == whole, text
+            assert read(text, [at], key) == call_text, (text, at)
+        assert read(text, list(range(1, len(text))), key) == call_text, text
 
 
 @pytest.mark.parametrize("key", tool_formats())
@@ -149,12 +149,12 @@ def test_random_texts_in_random_cuts(key: str, seed: int) -> None:
     cuts = sorted(rng.sample(range(1, len(text)), min(len(text) - 1, rng.randint(0, 12)))) if len(text) > 1 else []
     for cut in (False, True):
         for single in (False, True):
-            whole = read(text, [], key, cut, single=single)
-            assert read(text, cuts, key, cut, single=single) == whole
-            assert read(text, list(range(1, len(text))), key, cut, single=single) == whole
-            for _, arguments in whole["calls"]:
+            call_text = read(text, [], key, cut, single=single)
+            assert read(text, cuts, key, cut, single=single) == call_text
+            assert read(text, list(range(1, len(text))), key, cut, single=single) == call_text
+            for _, arguments in call_text["calls"]:
                 assert isinstance(json.loads(arguments), dict)
-            empty = not (whole["content"] or whole["calls"] or whole["reasoning"])
+            empty = not (call_text["content"] or call_text["calls"] or call_text["reasoning"])
             assert not empty or cut or not text.strip() or "think" in text or "channel" in text
 
 
@@ -254,16 +254,16 @@ def test_slips_that_leave_no_doubt_are_read() -> None:
     ]
 
 
-def test_a_schema_says_what_plain_text_is() -> None:
+def test_a_schema_gives_the_type_of_text() -> None:
     made = read(qwen3_coder("weather", city="12", days="3"), [], "qwen3_coder")
     assert json.loads(made["calls"][0][1]) == {"city": "12", "days": 3}
 
 
 def test_a_call_that_is_cut_off_is_neither_half_a_call_nor_text() -> None:
-    whole = hermes("weather", city="Rome", days=3)
+    call_text = hermes("weather", city="Rome", days=3)
     first = hermes("add") + "\n"
-    for end in range(len("<tool_call>"), len(whole) - len("}\n</tool_call>")):
-        begun = whole[:end]
+    for end in range(len("<tool_call>"), len(call_text) - len("}\n</tool_call>")):
+        begun = call_text[:end]
         for more in ({"exact": False}, {"exact": True, "early": False}):
             for cuts in ([], list(range(1, end))):
                 assert read(begun, cuts, cut=True, **more) == {"reasoning": "", "content": "", "calls": []}
@@ -273,28 +273,28 @@ def test_a_call_that_is_cut_off_is_neither_half_a_call_nor_text() -> None:
 
 
 def test_exact_calls_that_come_early_are_cut_where_they_are() -> None:
-    whole = hermes("weather", city="Rome", days=3)
-    begun = whole[: whole.index("Rome") + 2]
+    call_text = hermes("weather", city="Rome", days=3)
+    begun = call_text[: call_text.index("Rome") + 2]
     expected = {"reasoning": "", "content": "", "calls": [["weather", '{"city": "Ro']]}
     assert read(begun, [], cut=True, exact=True) == expected
     assert read(begun, list(range(1, len(begun))), cut=True, exact=True) == expected
 
 
 def test_nothing_of_a_forced_call_is_text() -> None:
-    whole = hermes("weather", city="Rome", days=3)
-    for end in range(1, len(whole)):
+    call_text = hermes("weather", city="Rome", days=3)
+    for end in range(1, len(call_text)):
         for cut in (False, True):  # a stop string, or the last token
-            assert read(whole[:end], [], cut=cut, forced=True)["content"] == ""
-    assert read(whole, [], forced=True)["calls"] == [["weather", '{"city": "Rome", "days": 3}']]
+            assert read(call_text[:end], [], cut=cut, forced=True)["content"] == ""
+    assert read(call_text, [], forced=True)["calls"] == [["weather", '{"city": "Rome", "days": 3}']]
 
 
 def test_exact_calls_come_as_they_are_written() -> None:
     one = parts(exact=True)
     deltas = [one.push(character) for character in hermes("weather", city="Rome}", days=3) + "\n" + hermes("add")]
-    told = [delta for some in deltas for delta in some]
-    assert isinstance(told[0], CallStart)
-    assert len(told) > 20
-    assert joined(told)["calls"] == [["weather", '{"city": "Rome}", "days": 3}'], ["add", "{}"]]
+    in_order = [delta for some in deltas for delta in some]
+    assert isinstance(in_order[0], CallStart)
+    assert len(in_order) > 20
+    assert joined(in_order)["calls"] == [["weather", '{"city": "Rome}", "days": 3}'], ["add", "{}"]]
     assert one.finish(False) == []
 
 

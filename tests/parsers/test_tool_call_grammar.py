@@ -34,9 +34,9 @@ def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Whether a text may stand in a grammar, and whether it may end there. The marks are text, or special tokens."""
     from llguidance import LLMatcher
 
-    place = write_checkpoint(tmp_path_factory.mktemp("models") / "tiny", tagged=request.param)
+    directory = write_checkpoint(tmp_path_factory.mktemp("models") / "tiny", tagged=request.param)
     size = 272 if request.param else 264
-    vocabulary, library = load_llguidance_tokenizer(place, size=size, eos=[EOS]), _library(place)
+    vocabulary, library = load_llguidance_tokenizer(directory, size=size, eos=[EOS]), _library(directory)
 
     def judge(text: str, written: str) -> tuple[bool, bool]:
         matcher = LLMatcher(vocabulary, translate_grammar(text), log_level=0)
@@ -44,26 +44,26 @@ def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         ids = library.encode(written, add_special_tokens=False).ids
         return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()
 
-    judge.control = Tokenizer(place).control_id  # type: ignore[attr-defined]
+    judge.control = Tokenizer(directory).control_id  # type: ignore[attr-defined]
     return judge
 
 
-def _library(place: Path) -> Any:
+def _library(directory: Path) -> Any:
     import tokenizers
 
-    return tokenizers.Tokenizer.from_file(str(place / "tokenizer.json"))
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 
 def made(
     verdict: Verdict,
-    wanted: CallMode | None,
+    mode: CallMode | None,
     *,
     form: Any = None,
     thought: ReasoningFormat | None = None,
     single: bool = False,
 ) -> str:
     assert HERMES is not None
-    held = None if wanted is None else ToolCallConstraint(HERMES, TOOLS, wanted, single)
+    held = None if mode is None else ToolCallConstraint(HERMES, TOOLS, mode, single)
     asked = "" if form is None else grammar_of({"json": form}, "response_format")
     return grammar(held, asked, thought, verdict.control, "tools")  # type: ignore[attr-defined]
 
@@ -96,13 +96,13 @@ def test_calls_or_the_form(verdict: Verdict) -> None:
 
 
 def test_reasoning_that_the_prompt_opened_goes_before(verdict: Verdict) -> None:
-    for wanted, end in (
+    for mode, end in (
         ("only", ROME),
         ("within", f"Look.{ROME}"),
         ("or_form", '{"city": "x"}'),
         (None, '{"city": "x"}'),
     ):
-        text = made(verdict, wanted, form=CITY if wanted != "only" else None, thought=THINK)  # type: ignore[arg-type]
+        text = made(verdict, mode, form=CITY if mode != "only" else None, thought=THINK)  # type: ignore[arg-type]
         assert verdict(text, f'hm {{"}} {end[:3]}\n</think>\n\n{end}') == (True, True)
         assert verdict(text, "hm") == (True, False)
     assert not verdict(made(verdict, "only", thought=THINK), "hm</think>words")[0]
@@ -124,7 +124,7 @@ def test_arguments_have_the_names_that_the_schema_says(verdict: Verdict) -> None
     assert not verdict(only, ROME.replace("}}", ', "made": "up"}}'))[0]
 
 
-def test_schemas_that_cannot_be_kept_to_are_refused() -> None:
+def test_unsupported_schemas_are_refused() -> None:
     assert HERMES is not None
     large = Tool(
         "f", parameters={"type": "object", "properties": {"x": {"enum": ["y" * 1000 + str(i) for i in range(80)]}}}

@@ -1,4 +1,4 @@
-"""Quantised checkpoints in their methods' published layouts, made of a plain one with nothing of the runtime's, and the
+"""Quantized checkpoints in their methods' published layouts, made of a plain one with nothing of the runtime's, and the
 plain checkpoint of the numbers that they stand for."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
 Made = tuple[Tensors, torch.Tensor]  # the tensors of a weight by their endings, and what they stand for
-PLAIN = ("word_embeddings.weight", "lm_head.weight", "mlp.gate.weight", "norm.weight", "layernorm.weight")
+UNQUANTIZED = ("word_embeddings.weight", "lm_head.weight", "mlp.gate.weight", "norm.weight", "layernorm.weight")
 WEIGHTS = {"dynamic": False, "symmetric": True, "actorder": None, "observer": "minmax", "block_structure": None}
 
 
@@ -30,11 +30,11 @@ def int4(group: int | None) -> Callable[[torch.Tensor], Made]:
                 part = slice(number * size, (number + 1) * size)
                 scales[row, number] = (weight[row, part].abs().max() / 7.5).bfloat16()
                 codes[row, part] = (weight[row, part] / scales[row, number]).round().clamp(-8, 7).numpy()
-        words = np.zeros((outputs, -(-inputs // 8)), np.uint32)
+        packed = np.zeros((outputs, -(-inputs // 8)), np.uint32)
         for column in range(inputs):
-            words[:, column // 8] |= ((codes[:, column] + 8) << 4 * (column % 8)).astype(np.uint32)
+            packed[:, column // 8] |= ((codes[:, column] + 8) << 4 * (column % 8)).astype(np.uint32)
         tensors = {
-            "weight_packed": torch.from_numpy(words.view(np.int32)),
+            "weight_packed": torch.from_numpy(packed.view(np.int32)),
             "weight_scale": scales.bfloat16(),
             "weight_shape": torch.tensor([outputs, inputs]),
         }
@@ -49,14 +49,14 @@ def blocks(ending: str, rows: int) -> Callable[[torch.Tensor], Made]:
     def made(weight: torch.Tensor) -> Made:
         outputs, inputs = weight.shape
         scales = torch.zeros(-(-outputs // rows), -(-inputs // 128))
-        values, whole = torch.zeros(outputs, inputs, dtype=torch.float8_e4m3fn), torch.zeros(outputs, inputs)
+        values, unquantized = torch.zeros(outputs, inputs, dtype=torch.float8_e4m3fn), torch.zeros(outputs, inputs)
         for i in range(scales.shape[0]):
             for j in range(scales.shape[1]):
                 box = slice(i * rows, (i + 1) * rows), slice(j * 128, (j + 1) * 128)
                 scales[i, j] = weight[box].abs().max() / 448
                 values[box] = (weight[box] / scales[i, j]).to(torch.float8_e4m3fn)
-                whole[box] = values[box].float() * scales[i, j]
-        return {"weight": values, ending: scales}, whole
+                unquantized[box] = values[box].float() * scales[i, j]
+        return {"weight": values, ending: scales}, unquantized
 
     return made
 
@@ -65,8 +65,8 @@ def scaled(kind: torch.dtype, each: bool, static: bool = False) -> Callable[[tor
     """e4m3 or int8 with a scale for each output, or one for all."""
 
     def made(weight: torch.Tensor) -> Made:
-        most = 448 if kind == torch.float8_e4m3fn else 127
-        scale = (weight.abs().amax(1, keepdim=True) if each else weight.abs().max()[None]) / most
+        limit = 448 if kind == torch.float8_e4m3fn else 127
+        scale = (weight.abs().amax(1, keepdim=True) if each else weight.abs().max()[None]) / limit
         values = weight / scale
         values = (values if kind == torch.float8_e4m3fn else values.round()).to(kind)
         spare = {"input_scale": torch.tensor([0.5])} if static else {}
@@ -112,22 +112,25 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] =
 
 
 def write_both(
-    layout: str, source: Path, directory: Path, plain: Callable[[str], bool] = lambda name: False
+    layout: str, source: Path, directory: Path, is_unquantized: Callable[[str], bool] = lambda name: False
 ) -> tuple[Path, Path]:
-    """The checkpoint of `source` in a layout, and the plain one that it stands for. `plain`: tensors that stay as they
-    are, besides those that always do."""
+    """Writes the checkpoint of `source` in a layout, and an unquantized one with the same weights.
+
+    Args:
+        is_unquantized: further tensors that stay unquantized.
+    """
     stated, make, _ = LAYOUTS[layout]
     config = json.loads((source / "config.json").read_text())
-    kept: Tensors = {}
-    whole: Tensors = {}
+    quantized: Tensors = {}
+    unquantized: Tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        if tensor.dim() != 2 or name.endswith(PLAIN) or plain(name):
-            kept[name] = whole[name] = tensor
+        if tensor.dim() != 2 or name.endswith(UNQUANTIZED) or is_unquantized(name):
+            quantized[name] = unquantized[name] = tensor
             continue
-        parts, whole[name] = make(tensor.float())
-        kept |= {name.removesuffix("weight") + ending: part.contiguous() for ending, part in parts.items()}
-    for place, tensors, more in (("kept", kept, {"quantization_config": stated}), ("whole", whole, {})):
-        (directory / place).mkdir(parents=True)
-        (directory / place / "config.json").write_text(json.dumps(config | more))
-        save_file(tensors, directory / place / "model.safetensors", metadata={"format": "pt"})
+        parts, unquantized[name] = make(tensor.float())
+        quantized |= {name.removesuffix("weight") + ending: part.contiguous() for ending, part in parts.items()}
+    for folder, tensors, more in (("kept", quantized, {"quantization_config": stated}), ("whole", unquantized, {})):
+        (directory / folder).mkdir(parents=True)
+        (directory / folder / "config.json").write_text(json.dumps(config | more))
+        save_file(tensors, directory / folder / "model.safetensors", metadata={"format": "pt"})
     return directory / "kept", directory / "whole"

@@ -1,4 +1,4 @@
-"""Checkpoints that are quantised already are read as they are: the very numbers, and every tensor accounted for. What
+"""Checkpoints that are quantized already are read as they are: the very numbers, and every tensor accounted for. What
 is not read is refused."""
 
 import json
@@ -49,17 +49,20 @@ def wide(tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_kept_is_what_the_checkpoint_holds(tmp_path, wide, layout):
+def test_loaded_codes_are_those_of_the_checkpoint(tmp_path, wide, layout):
     source = wide if "128" in layout else TINY
-    kept, whole = write_both(layout, source, tmp_path)
-    ours, plain = named_weights(load(kept, torch.float32)), named_weights(load(whole, torch.float32))
+    quantized, unquantized = write_both(layout, source, tmp_path)
+    ours, is_unquantized = (
+        named_weights(load(quantized, torch.float32)),
+        named_weights(load(unquantized, torch.float32)),
+    )
     packed = [name for name, weight in ours.items() if isinstance(weight, QuantizedWeight)]
     assert len(packed) > 8
-    assert ours.keys() == plain.keys()
+    assert ours.keys() == is_unquantized.keys()
     for name, weight in ours.items():
-        torch.testing.assert_close(weight.tensor, plain[name].tensor, rtol=1e-6, atol=0)
-    assert quantization_of(resolve_checkpoint(str(kept)).config, None) == LAYOUTS[layout][2]
-    torch.testing.assert_close(logits(kept), logits(whole), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(weight.tensor, is_unquantized[name].tensor, rtol=1e-6, atol=0)
+    assert quantization_of(resolve_checkpoint(str(quantized)).config, None) == LAYOUTS[layout][2]
+    torch.testing.assert_close(logits(quantized), logits(unquantized), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("layout", [INT4, "fp8, blocks"])
@@ -70,45 +73,45 @@ def test_it_answers(tmp_path, layout):
         with LLM(model=str(path), device="cpu", skip_tokenizer=True) as llm:
             params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
             answers.append([out.token_ids for out in llm.generate(prompts, params)])
-            told = llm.info.quantization
-            assert told == (LAYOUTS[layout][2] if path.name == "kept" else None)
+            format_name = llm.info.quantization
+            assert format_name == (LAYOUTS[layout][2] if path.name == "kept" else None)
     assert answers[0] == answers[1]
 
 
-def test_what_a_checkpoint_leaves_plain_stays_plain(tmp_path):
+def test_unquantized_weights_of_a_checkpoint_stay_unquantized(tmp_path):
     """Shared experts and one attention layer: to the bit, and no kernel takes them for experts."""
 
-    def plain(name):
+    def is_unquantized(name):
         return "shared_experts" in name or name.startswith("model.layers.1.attention")
 
-    kept, whole = write_both(INT4, TINY, tmp_path, plain)
-    model = load(kept, torch.float32)
+    quantized, unquantized = write_both(INT4, TINY, tmp_path, is_unquantized)
+    model = load(quantized, torch.float32)
     held = named_weights(model)
     names = {
         name for name, weight in held.items() if isinstance(weight, UnquantizedWeight) and weight.tensor.dim() == 2
     }
     assert {"layers.1.self_attn.qkv_proj.weight", "layers.2.mlp.shared_experts.gate_up_proj.weight"} <= names
     assert "layers.0.self_attn.qkv_proj.weight" not in names
-    torch.testing.assert_close(logits(kept), logits(whole), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(logits(quantized), logits(unquantized), rtol=1e-3, atol=1e-3)
 
 
-def test_experts_are_kept_alike(tmp_path):
+def test_experts_have_one_format(tmp_path):
     for number, part in enumerate(("mlp.experts", "experts.3.up_proj")):
-        kept, _ = write_both(INT4, TINY, tmp_path / str(number), lambda name, part=part: part in name)
+        quantized, _ = write_both(INT4, TINY, tmp_path / str(number), lambda name, part=part: part in name)
         with pytest.raises(
             ConfigError, match=r"holds 'model.layers.1.mlp.experts.*unquantized, but quantizes other parts"
         ):
-            load(kept, torch.float32)
+            load(quantized, torch.float32)
 
 
-def test_a_quantised_head_is_made_whole(tmp_path):
-    kept, whole = write_both("fp8, outputs", TINY, tmp_path)
-    tensors = load_file(kept / "model.safetensors")
-    values = load_file(whole / "model.safetensors")["lm_head.weight"]
+def test_a_quantized_head_is_dequantized(tmp_path):
+    quantized, unquantized = write_both("fp8, outputs", TINY, tmp_path)
+    tensors = load_file(quantized / "model.safetensors")
+    values = load_file(unquantized / "model.safetensors")["lm_head.weight"]
     tensors |= {"lm_head.weight": values.to(torch.float8_e4m3fn), "lm_head.weight_scale": torch.full((256, 1), 0.5)}
-    save_file(tensors, kept / "model.safetensors")
+    save_file(tensors, quantized / "model.safetensors")
     expected = values.to(torch.float8_e4m3fn).float() * 0.5
-    assert torch.equal(named_weights(load(kept, torch.float32))["lm_head_weight"].tensor, expected)
+    assert torch.equal(named_weights(load(quantized, torch.float32))["lm_head_weight"].tensor, expected)
 
 
 @pytest.mark.parametrize(
@@ -131,23 +134,23 @@ def test_a_quantised_head_is_made_whole(tmp_path):
     ],
 )
 def test_every_tensor_is_accounted_for(tmp_path, change, sentence):
-    kept, _ = write_both(INT4, TINY, tmp_path)
-    tensors = load_file(kept / "model.safetensors")
+    quantized, _ = write_both(INT4, TINY, tmp_path)
+    tensors = load_file(quantized / "model.safetensors")
     change(tensors)
-    save_file(tensors, kept / "model.safetensors")
+    save_file(tensors, quantized / "model.safetensors")
     with pytest.raises(ConfigError) as error:
-        load(kept, torch.float32)
+        load(quantized, torch.float32)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_numbers_that_are_none(tmp_path):
-    kept, _ = write_both("fp8, blocks", TINY, tmp_path)
-    tensors = load_file(kept / "model.safetensors")
+    quantized, _ = write_both("fp8, blocks", TINY, tmp_path)
+    tensors = load_file(quantized / "model.safetensors")
     tensors[f"{QKV}.weight"].view(torch.uint8)[5, 5] = 0x7F
-    save_file(tensors, kept / "model.safetensors")
+    save_file(tensors, quantized / "model.safetensors")
     with pytest.raises(ConfigError, match=rf"tensor '{QKV}.weight' of .* holds NaN or infinite values"):
-        load(kept, torch.float32)
+        load(quantized, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ def test_what_is_not_read_is_refused_in_one_sentence(stated, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_groups_of_weights_that_are_kept_otherwise():
+def test_groups_of_weights_in_another_format():
     both = packed()
     other = compressed("int-quantized", num_bits=8, strategy="channel", type="int")["config_groups"]["group_0"]
     both["config_groups"]["group_1"] = other | {"format": "int-quantized"}
@@ -196,16 +199,16 @@ def test_groups_of_weights_that_are_kept_otherwise():
         get_scheme({"quantization_config": both})
 
 
-def test_asking_for_a_format_beside_it():
+def test_a_requested_format_contradicts_the_checkpoint():
     config = {"quantization_config": LAYOUTS[INT4][0]}
     assert quantization_of(config, "int4") == quantization_of(config, None) == "int4_32"
     assert quantization_of({"quantization_config": FP8 | {"weight_block_size": [128, 128]}}, "fp8") == "fp8_blocks"
     assert quantization_of({}, "int4") == quantization_of({"quantization_config": None}, "int4") == "int4"
-    with pytest.raises(ConfigError, match="--quantization fp8: this checkpoint's weights are quantised already"):
+    with pytest.raises(ConfigError, match="--quantization fp8: this checkpoint's weights are quantized already"):
         quantization_of(config, "fp8")
 
 
-def test_a_config_that_says_so_of_plain_weights(tmp_path):
+def test_a_config_that_names_unquantized_weights(tmp_path):
     config = json.loads((TINY / "config.json").read_text()) | {"quantization_config": LAYOUTS[INT4][0]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(load_file(TINY / "model.safetensors"), tmp_path / "model.safetensors")

@@ -33,16 +33,16 @@ def test_each_number_is_rounded_to_the_nearest():
     x = normal(7, 300) * torch.tensor([1e-30, 1e-3, 1.0, 7.0, 1e4, 1e30, 0.0])[:, None]
     made = quantize_fp8_reference(x)
     torch.testing.assert_close(made.scales, (x.abs().amax(1) / 448).clamp(min=2.0**-120))
-    wanted = (x[..., None] / made.scales[:, None, None] - every).abs().amin(-1)
+    nearest = (x[..., None] / made.scales[:, None, None] - every).abs().amin(-1)
     got = (x / made.scales[:, None] - made.values.float()).abs()
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(got, nearest, rtol=0, atol=1e-6)
     assert made.values.float().abs().amax(1).tolist() == [448.0] * 6 + [0.0]
     assert torch.equal(made.dequantize(torch.float32)[6], torch.zeros(300))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("piece", [1, 70, 1 << 22])
-def test_parts_in_any_order_are_the_whole(monkeypatch, piece, interleaved):
+def test_parts_in_any_order_form_the_full_weight(monkeypatch, piece, interleaved):
     """A fused matrix in parts, experts alone and together: each as if it had come whole."""
     monkeypatch.setattr(base, "CHUNK_ELEMENTS", piece)
     values = normal(5, 32, 24).to(torch.bfloat16)
@@ -51,8 +51,8 @@ def test_parts_in_any_order_are_the_whole(monkeypatch, piece, interleaved):
         assert weight.load(index, values[index]) == values[index].numel()
     expected = quantize_fp8_reference(values)
     torch.testing.assert_close(weight.tensor, expected.dequantize(torch.float32), rtol=0, atol=0)
-    kept = expected.values.view(torch.uint8)
-    assert torch.equal(weight.kernel_arg.values.view(torch.uint8), interleave_gate_up(kept) if interleaved else kept)
+    codes = expected.values.view(torch.uint8)
+    assert torch.equal(weight.kernel_arg.values.view(torch.uint8), interleave_gate_up(codes) if interleaved else codes)
     assert (weight.size, weight.nbytes) == (5 * 32 * 24, 5 * 32 * 24 + 5 * 32 * 4)
     matrix = fp8(48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
@@ -60,7 +60,7 @@ def test_parts_in_any_order_are_the_whole(monkeypatch, piece, interleaved):
     assert torch.equal(matrix.tensor, quantize_fp8_reference(normal(48, 24)).dequantize(torch.float32))
 
 
-def test_a_part_has_whole_rows():
+def test_a_part_has_complete_rows():
     with pytest.raises(AssertionError, match="2 of the 3 numbers"):
         fp8(4, 3).load((slice(0, 4), slice(0, 2)), torch.ones(4, 2))
 
@@ -102,7 +102,7 @@ def test_loading_makes_nothing_larger_than_a_piece(monkeypatch):
         assert largest.made <= 4 << 10
 
 
-def test_products():
+def test_gemms():
     weight, values = fp8(50, 24), normal(50, 24)
     weight.load((), values)
     x, bias = normal(9, 24), normal(50)

@@ -62,17 +62,17 @@ def test_codes_of_four_bits_come_back(size, group):
 
 
 @pytest.mark.parametrize("name", [*NAMES, "fp8"])
-def test_products_come_in_the_checkpoints_order_wherever_rows_lie(name):
+def test_outputs_are_in_the_checkpoints_order_wherever_rows_are_stored(name):
     """As what is no kernel of experts takes them: experts that adapters change."""
-    x, given = normal(5, 256), normal(64, 256)
+    x, matrix = normal(5, 256), normal(64, 256)
     weights = [weight_of(name, 64, 256, interleaved=interleaved) for interleaved in (False, True)]
     for weight in weights:
-        weight.load((), given)
-    plain, turned = (weight.matmul(x) for weight in weights)
-    torch.testing.assert_close(turned, plain, rtol=1e-4, atol=1e-4)
+        weight.load((), matrix)
+    unquantized, turned = (weight.matmul(x) for weight in weights)
+    torch.testing.assert_close(turned, unquantized, rtol=1e-4, atol=1e-4)
     part = weight_of(name, 3, 64, 256, interleaved=True)
-    part.load((slice(None),), torch.stack([given * 2, given, given * 3]))
-    torch.testing.assert_close(part.select(1).matmul(x), plain, rtol=1e-4, atol=1e-4)
+    part.load((slice(None),), torch.stack([matrix * 2, matrix, matrix * 3]))
+    torch.testing.assert_close(part.select(1).matmul(x), unquantized, rtol=1e-4, atol=1e-4)
 
 
 def test_eight_bits_are_rounded_to_the_nearest():
@@ -86,23 +86,23 @@ def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
     """No worse than either end of the codes at the largest number; groups know nothing of each other."""
     x = normal(6, 300) * torch.tensor([1e-20, 1e-3, 1.0, 1e4, 1e20, 0.0])[:, None]
     made = quantize_groups(x, 128)
-    whole = made.dequantize(torch.float64)
+    dequantized = made.dequantize(torch.float64)
     for number, part in enumerate(x.split(128, 1)):
         largest = part.gather(1, part.abs().argmax(1, keepdim=True)).double()
-        cost = (whole[:, number * 128 : number * 128 + 128] - part).square().sum(1)
+        cost = (dequantized[:, number * 128 : number * 128 + 128] - part).square().sum(1)
         for end in (7, -8):
             scale = torch.where(largest == 0, 1.0, largest / end)
-            plain = ((part / scale).round().clamp(-8, 7) * scale - part).square().sum(1)
-            assert (cost <= plain * (1 + 1e-6) + 1e-300).all()
+            unquantized = ((part / scale).round().clamp(-8, 7) * scale - part).square().sum(1)
+            assert (cost <= unquantized * (1 + 1e-6) + 1e-300).all()
         alone = quantize_groups(part, 128)
-        assert torch.equal(alone.dequantize(torch.float64), whole[:, number * 128 : number * 128 + 128])
-    assert not whole[5].any()
+        assert torch.equal(alone.dequantize(torch.float64), dequantized[:, number * 128 : number * 128 + 128])
+    assert not dequantized[5].any()
 
 
 @pytest.mark.parametrize(
     ("name", "low", "high"), [("int8", 0.004, 0.012), ("int4", 0.06, 0.11), ("fp8_blocks", 0.015, 0.035)]
 )
-def test_how_far_a_layer_is_from_what_it_was_given(name, low, high):
+def test_the_error_of_a_quantized_layer(name, low, high):
     """||out - product|| / ||product|| of weights that are normal: what docs/guide/quantization.md says."""
     weight, values, x = weight_of(name, 300, 512), normal(300, 512), normal(9, 512)
     weight.load((), values)
@@ -116,7 +116,7 @@ def test_how_far_a_layer_is_from_what_it_was_given(name, low, high):
 @names
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("piece", [1, 70, 1 << 22])
-def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, interleaved):
+def test_parts_in_any_order_form_the_full_weight(monkeypatch, name, piece, interleaved):
     """A fused matrix in parts, experts alone and together: each as if it had come whole."""
     monkeypatch.setattr(base, "CHUNK_ELEMENTS", piece)
     values = normal(5, 32, 24).to(torch.bfloat16)
@@ -125,8 +125,11 @@ def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, interleaved)
         assert weight.load(index, values[index]) == values[index].numel()
     expected = rounded(name, values)
     torch.testing.assert_close(weight.tensor, expected.dequantize(torch.float32), rtol=0, atol=0)
-    for kept, whole in ((weight.kernel_arg.values, expected.values), (weight.kernel_arg.scales, expected.scales)):
-        assert torch.equal(bits(kept), interleave_gate_up(bits(whole)) if interleaved else bits(whole))
+    for selected, dequantized in (
+        (weight.kernel_arg.values, expected.values),
+        (weight.kernel_arg.scales, expected.scales),
+    ):
+        assert torch.equal(bits(selected), interleave_gate_up(bits(dequantized)) if interleaved else bits(dequantized))
     assert (weight.size, weight.nbytes) == (5 * 32 * 24, expected.values.nbytes + expected.scales.nbytes)
     matrix = weight_of(name, 48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
@@ -136,20 +139,20 @@ def test_parts_in_any_order_are_the_whole(monkeypatch, name, piece, interleaved)
 
 @names
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_what_a_checkpoint_holds_is_kept_as_it_is(name, interleaved):
+def test_codes_of_a_checkpoint_are_stored_unchanged(name, interleaved):
     """Experts' gates and ups, one by one, and a run of rows of a matrix."""
     values = normal(3, 32, 200)
-    weight, kept = weight_of(name, 3, 32, 200, interleaved=interleaved), rounded(name, values)
+    weight, selected = weight_of(name, 3, 32, 200, interleaved=interleaved), rounded(name, values)
     for expert in range(3):
         for half in (slice(16, 32), slice(0, 16)):
             assert weight.load_quantized((expert, half), rounded(name, values[expert, half])) == 16 * 200
-    assert torch.equal(weight.tensor, kept.dequantize(torch.float32))
+    assert torch.equal(weight.tensor, selected.dequantize(torch.float32))
     with pytest.raises(ConfigError, match=r"^is \[32, 200\], not \[16, 200\]$"):
-        weight.load_quantized((0, slice(0, 16)), kept[0])
-    plain = UnquantizedWeight((32, 200), torch.float32, CPU)
-    plain.load_quantized((), kept[1])
-    assert torch.equal(plain.tensor, weight.tensor[1])
-    part = kept[0].submatrix(slice(4, 8), range(128, 200))
+        weight.load_quantized((0, slice(0, 16)), selected[0])
+    unquantized = UnquantizedWeight((32, 200), torch.float32, CPU)
+    unquantized.load_quantized((), selected[1])
+    assert torch.equal(unquantized.tensor, weight.tensor[1])
+    part = selected[0].submatrix(slice(4, 8), range(128, 200))
     assert torch.equal(part.dequantize(torch.float32), weight.tensor[0, 4:8, 128:])
 
 
@@ -160,9 +163,9 @@ def test_inputs_may_be_cut_between_groups_alone():
     assert torch.equal(weight.tensor, quantize_groups(values, 128).dequantize(torch.float32))
     with pytest.raises(ConfigError, match="cut at inputs 0 and 100, but each 128 of them share a scale"):
         weight.load((slice(None), slice(0, 100)), values[:, :100])
-    kept = weight.kernel_arg.submatrix(slice(2, 5), range(128, 300))
-    assert torch.equal(kept.dequantize(torch.float32), weight.tensor[2:5, 128:])
-    assert kept.shape == (3, 172)
+    selected = weight.kernel_arg.submatrix(slice(2, 5), range(128, 300))
+    assert torch.equal(selected.dequantize(torch.float32), weight.tensor[2:5, 128:])
+    assert selected.shape == (3, 172)
     with pytest.raises(AssertionError, match="100 of the 300 numbers"):
         weight_of("int8", 6, 300).load((slice(None), slice(0, 100)), values[:, :100])
 
@@ -191,9 +194,9 @@ def test_a_build_makes_matrices_of_them_and_nothing_else(name):
         assert not isinstance(weight, GroupQuantizedWeight)
 
 
-@pytest.mark.parametrize(("name", "most"), [("int8", 17.5e9), ("int4", 10e9)])
-def test_what_minis_shape_takes(name, most):
+@pytest.mark.parametrize(("name", "max_bytes"), [("int8", 17.5e9), ("int4", 10e9)])
+def test_what_minis_shape_takes(name, max_bytes):
     config = architecture("llada2-mini")
     family = resolve_family(None, config)
     model = family.make(family.parse(config), LayerFactory.create("meta", torch.bfloat16, quantization=name))
-    assert 0.9 * most < sum(weight.nbytes for weight in named_weights(model).values()) <= most
+    assert 0.9 * max_bytes < sum(weight.nbytes for weight in named_weights(model).values()) <= max_bytes

@@ -30,12 +30,12 @@ def test_bad_decoding_fields_are_refused_by_path(field, value):
 
 
 @pytest.mark.parametrize("value", [3, [1], "threshold"], ids=short)
-def test_what_is_no_object_is_told_what_the_object_has(value):
+def test_a_value_that_is_no_object_is_refused_with_the_fields_of_the_object(value):
     fields = {field.name for rule in INFO.algorithms for field in rule.fields}
     for outer in {name.split(".")[0] for name in fields if "." in name}:
         inner = {name.partition(".")[2] for name in fields if name.startswith(f"{outer}.")}
-        words = f" is not an object of fields; there are .*{inner.pop()}"
-        refused({"decoding": {outer: value}}, f"decoding.{outer}", words)
+        message = f" is not an object of fields; there are .*{inner.pop()}"
+        refused({"decoding": {outer: value}}, f"decoding.{outer}", message)
     refused({"decoding": value}, "decoding", " is not an object of fields; there are mode, algorithm, ")
 
 
@@ -66,8 +66,8 @@ def test_a_rules_fields_are_checked_as_it_declares_them(rule):
     assert others or len(INFO.algorithms) == 1
     for name, field in others.items():
         value = field.choices[-1] if field.choices else max(field.low, 1)
-        words = f"has no meaning with the {rule} algorithm, only with "
-        refused({"decoding": {"algorithm": rule, **spelt(name, value)}}, f"decoding.{name}", words)
+        message = f"has no meaning with the {rule} algorithm, only with "
+        refused({"decoding": {"algorithm": rule, **spelt(name, value)}}, f"decoding.{name}", message)
         if field.neutral is not None:
             assert name not in spec(decoding={"algorithm": rule, **spelt(name, field.neutral)}).decoding.values
 
@@ -91,8 +91,8 @@ def test_combinations_that_mean_nothing_are_refused(decoding, field):
 
 def test_what_is_built_is_listed():
     keys = ", ".join(algorithm.key for algorithm in INFO.algorithms)
-    words = f"'greedy' is not an unmasking algorithm of this server; available: {keys}$"
-    refused({"decoding": {"algorithm": "greedy"}}, "decoding.algorithm", words)
+    message = f"'greedy' is not an unmasking algorithm of this server; available: {keys}$"
+    refused({"decoding": {"algorithm": "greedy"}}, "decoding.algorithm", message)
     refused({"decoding": {"x": 1}}, "decoding.x", "there are mode, algorithm")
 
 
@@ -154,8 +154,8 @@ def test_a_server_of_edit_edits_by_default():
     editing = info(default_algorithm="edit")
     assert spec(facts=editing).decoding.algorithm == "edit"
     assert spec(facts=editing, decoding={"mode": "balanced"}).decoding.values["edit_threshold"] == 0.3
-    plain = spec(facts=editing, decoding={"algorithm": "threshold", "mode": "speed"}).decoding
-    assert plain.values["accept_threshold"] == 0.7
+    decoding = spec(facts=editing, decoding={"algorithm": "threshold", "mode": "speed"}).decoding
+    assert decoding.values["accept_threshold"] == 0.7
 
 
 def test_dlmserve_names():
@@ -193,14 +193,14 @@ def test_num_denoising_steps_are_for_rules_that_count_steps(rule):
         got = spec(**asked).decoding
         assert (got.algorithm, got.total_steps) == (rule, 99)
     else:
-        words = f"has no meaning with the {rule} algorithm(, only with {'(, | and )'.join(STEPPED)})?; leave it out"
-        refused(asked, "num_denoising_steps", words)
+        message = f"has no meaning with the {rule} algorithm(, only with {'(, | and )'.join(STEPPED)})?; leave it out"
+        refused(asked, "num_denoising_steps", message)
 
 
 def test_num_denoising_steps_where_no_rule_counts_them():
     facts = info(algorithms=[rule for rule in INFO.algorithms if rule.key not in STEPPED])
-    words = "has no meaning with the threshold algorithm; leave it out"
-    refused({"num_denoising_steps": 99}, "num_denoising_steps", words, facts=facts)
+    message = "has no meaning with the threshold algorithm; leave it out"
+    refused({"num_denoising_steps": 99}, "num_denoising_steps", message, facts=facts)
 
 
 def test_local_leap_under_dlmserves_names():

@@ -43,7 +43,7 @@ def test_a_kind_is_its_annotation(field):
 
 
 @pytest.mark.parametrize("field", BOUNDED, ids=by_name)
-def test_bounds_are_checked_as_declared_and_told(field):
+def test_bounds_are_checked_and_documented_as_declared(field):
     if field.refused:
         refused({field.name: 1}, field.name, "is not supported")
         return
@@ -52,10 +52,10 @@ def test_bounds_are_checked_as_declared_and_told(field):
     for value in (field.low - step, *over, *([field.low] if field.above_low else [])):
         refused({field.name: int(value) if field.kind == "integer" else value}, field.name, "must be")
     body = ChatRequest if field.name == "n" else GenerateRequest
-    told = body.model_json_schema()["properties"][field.name]["anyOf"][0]
-    assert told["type"] == field.kind
-    assert told["exclusiveMinimum" if field.above_low else "minimum"] == field.low
-    assert told["maximum"] == field.high
+    schema = body.model_json_schema()["properties"][field.name]["anyOf"][0]
+    assert schema["type"] == field.kind
+    assert schema["exclusiveMinimum" if field.above_low else "minimum"] == field.low
+    assert schema["maximum"] == field.high
 
 
 def test_routes_take_what_is_declared():
@@ -65,8 +65,8 @@ def test_routes_take_what_is_declared():
         assert declared <= body.model_fields.keys()
     for field in PARAMETERS:
         body = CompletionRequest if field.name == "logprobs" else ChatRequest  # which has a flag of that name
-        told = body.model_json_schema()["properties"][field.name]
-        assert told.get("description") == (field.refused or field.help)
+        schema = body.model_json_schema()["properties"][field.name]
+        assert schema.get("description") == (field.refused or field.help)
 
 
 @pytest.mark.parametrize("field", [field for field in PARAMETERS if field.stands_for], ids=by_name)

@@ -44,8 +44,8 @@ FIELDS = list(dict.fromkeys(name.split(".")[0] for name in field_names(INFO)))
 MODES = ("speed", "balanced", "quality")
 
 
-def refused(params: dict, param: str, words: str | None = None, prompt=(1, 2, 3), facts=INFO) -> None:
-    with pytest.raises(RequestError, match=words) as caught:
+def refused(params: dict, param: str, message: str | None = None, prompt=(1, 2, 3), facts=INFO) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
         resolve(SamplingParams(**params), prompt, facts, RequestContext(id="r"))
     error = caught.value
     assert (error.param, error.status) == (param, 400)
@@ -78,8 +78,8 @@ def test_default_max_tokens_gives_way_to_the_models_length():
     for length, expected in ((3, 50), (250, 6)):
         s = resolve(SamplingParams(), [1] * length, INFO, RequestContext(id="r", default_max_tokens=50))
         assert s.max_tokens == expected
-    for wanted in (253, 254, 256):
-        assert spec(max_tokens=wanted).max_tokens == 253
+    for max_tokens in (253, 254, 256):
+        assert spec(max_tokens=max_tokens).max_tokens == 253
     refused({"max_tokens": 257}, "max_tokens", "model's length, 256")
 
 
@@ -124,8 +124,8 @@ def test_bad_fields_are_refused_by_path(field, value):
 
 
 def test_what_is_done_to_logits():
-    given = {"logit_bias": {"5": 3, 7: -100.0, "9": 0}, "repetition_penalty": 1.2, "min_tokens": 4}
-    s = spec(**given, stop_token_ids=[8, 9, 8], min_p=0.1)
+    fields = {"logit_bias": {"5": 3, 7: -100.0, "9": 0}, "repetition_penalty": 1.2, "min_tokens": 4}
+    s = spec(**fields, stop_token_ids=[8, 9, 8], min_p=0.1)
     assert s.logits_processors == LogitsProcessorParams(bias={5: 3.0, 7: -100.0}, repetition=1.2, min_tokens=4)
     assert (s.stop_ids, s.min_p) == ([8, 9], 0.1)
     neutral = {"logit_bias": {"5": 0}, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": -0.0}

@@ -13,7 +13,7 @@ from typing import Any
 from tests.siege.registry import ATTACKS, Attack
 from tests.siege.target import Target
 
-LAST_WORDS = 45.0  # seconds beyond its time in which an attack may end by itself
+EXIT_SECONDS = 45.0  # seconds beyond its time in which an attack may end by itself
 
 
 def attacker(
@@ -24,19 +24,19 @@ def attacker(
     port: int,
     key: str | None,
     seconds: float,
-    pace: float,
+    pause_factor: float,
 ) -> dict[str, Any]:
     _raise_limit()
     importlib.import_module(module)  # registers the attack
     report("attacking")
-    target = Target(port, key, time.monotonic() + seconds, stopped, pace)
+    target = Target(port, key, time.monotonic() + seconds, stopped, pause_factor)
     asyncio.run(_run(ATTACKS[name], target))
     return {"did": dict(target.did), "broken": target.broken}
 
 
 async def _run(attack: Attack, target: Target) -> None:
     task = asyncio.create_task(attack.run(target))
-    await asyncio.wait([task], timeout=target.left() + LAST_WORDS)
+    await asyncio.wait([task], timeout=target.left() + EXIT_SECONDS)
     if not task.done():
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -68,7 +68,7 @@ def main() -> int:
         server_args=tuple(arguments.server_args.split()),
         seconds=arguments.seconds,
         settle=arguments.settle,
-        pace=arguments.pace or (4.0 if arguments.all else 1.0),
+        pause_factor=arguments.pace or (4.0 if arguments.all else 1.0),
         nice=arguments.nice,
         good=arguments.good,
         think=arguments.think,

@@ -16,7 +16,7 @@ import aiohttp
 from tests.siege.observers import Report, Stopped, quantile, worst
 
 GIVE_UP = 60.0  # seconds a client waits for an answer
-LATE = 2.0  # seconds over usual from which a request is noted
+SLOW_SECONDS = 2.0  # seconds over usual from which a request is noted
 ANSWER = 32  # tokens
 PROMPTS = ("Solve: 12 + 30.", "Sort: 5 3 9 1.", "Spell: lantern.", "Count from 3 to 9.")
 LONG_WORD = " backwards"  # the longest that is one token of the demo's
@@ -89,8 +89,8 @@ async def ask(
     return Asked(at, failure, seconds, usual.long if number % 2 else usual.short)
 
 
-def session(port: int, key: str, kept: bool) -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(force_close=not kept, limit=0)
+def session(port: int, key: str, keep_alive: bool) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(force_close=not keep_alive, limit=0)
     return aiohttp.ClientSession(
         f"http://127.0.0.1:{port}",
         connector=connector,
@@ -101,18 +101,18 @@ def session(port: int, key: str, kept: bool) -> aiohttp.ClientSession:
 
 async def longest_text(client: aiohttp.ClientSession) -> str:
     """As much of a long body's text as the model's length allows beside a prompt and its answer."""
-    words = LONG_BYTES // len(LONG_WORD)
+    repetitions = LONG_BYTES // len(LONG_WORD)
     while True:
-        body = chat_body(1, PROMPTS[0], LONG_WORD * words, False)
+        body = chat_body(1, PROMPTS[0], LONG_WORD * repetitions, False)
         async with client.post("/tokenize", json={"messages": body["messages"]}) as answer:
             found = await answer.json()
             if answer.status != 200:
                 raise RuntimeError(f"the idle server did not count a chat's tokens: {found}")
         over = found["count"] + 2 * ANSWER - found["max_model_len"]  # prompts differ by a few
-        if over <= 0 or words == 1:
-            return LONG_WORD * words
-        tokens_a_word = found["count"] / words
-        words = max(words - int(over / tokens_a_word) - 1, 1)
+        if over <= 0 or repetitions == 1:
+            return LONG_WORD * repetitions
+        tokens_a_word = found["count"] / repetitions
+        repetitions = max(repetitions - int(over / tokens_a_word) - 1, 1)
 
 
 def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, schema: bool = False) -> Usual:
@@ -120,7 +120,7 @@ def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, sch
 
     async def asking() -> Usual:
         taken: tuple[list[float], list[float]] = ([], [])
-        async with session(port, key, kept=False) as client:
+        async with session(port, key, keep_alive=False) as client:
             text = await longest_text(client)
             for i in range(times):
                 failure, seconds = await chat(client, chat_body(i, PROMPTS[i // 2 % len(PROMPTS)], text, False, schema))
@@ -139,7 +139,7 @@ def innocent(
 
     async def asking() -> dict[str, Any]:
         tasks: list[asyncio.Task[Asked]] = []
-        async with session(port, key, kept=False) as client:
+        async with session(port, key, keep_alive=False) as client:
             report("asking")
             following = time.monotonic()
             while not stopped():
@@ -161,7 +161,7 @@ def good_clients(
 
     async def one(number: int, done: list[Asked]) -> None:
         rng = random.Random(number)
-        async with session(port, key, kept=number % 2 == 0) as client:
+        async with session(port, key, keep_alive=number % 2 == 0) as client:
             await asyncio.sleep(rng.uniform(0, think))
             asked = number // 2  # so that either sort of connection begins with either sort of request
             while not stopped():
@@ -183,7 +183,7 @@ def good_clients(
 def tally(done: list[Asked]) -> dict[str, Any]:
     failures = [asked.failure for asked in done if asked.failure is not None]
     seconds = [asked.seconds for asked in done if asked.failure is None]
-    late = [asked for asked in done if asked.over > LATE]
+    slow = [asked for asked in done if asked.over > SLOW_SECONDS]
     times = [asked.seconds / asked.usual for asked in done if asked.failure is None and asked.usual]
     return {
         "requests": len(done),
@@ -195,11 +195,11 @@ def tally(done: list[Asked]) -> dict[str, Any]:
         "p99_seconds": round(quantile(seconds, 0.99), 3),
         "longest_seconds": round(max((asked.seconds for asked in done), default=0.0), 3),
         "most_over_usual_seconds": round(max((asked.over for asked in done), default=0.0), 3),
-        "late": len(late),
-        "worst": worst([told(asked) for asked in late]),
+        "late": len(slow),
+        "worst": worst([summary(asked) for asked in slow]),
     }
 
 
-def told(asked: Asked) -> dict[str, Any]:
+def summary(asked: Asked) -> dict[str, Any]:
     how = asked.failure or "answered"
     return {"at": asked.at, "seconds": round(asked.seconds, 3), "over_usual": round(asked.over, 3), "how": how}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.siege import clients, observers, verdict
-from tests.siege.attacker import LAST_WORDS, attacker
+from tests.siege.attacker import EXIT_SECONDS, attacker
 from tests.siege.meter import Meter
 from tests.siege.processes import Child
 from tests.siege.registry import Attack
@@ -26,8 +26,8 @@ class Options:
     server_args: tuple[str, ...] = ()
     seconds: float | None = None  # of each attack, in place of its own
     settle: float = 30.0  # seconds in which memory and descriptors may return
-    most_mb: float = 3000.0  # of the frontend, past which an attack is stopped: the machine is ours too
-    pace: float = 1.0
+    max_mb: float = 3000.0  # of the frontend, past which an attack is stopped: the machine is ours too
+    pause_factor: float = 1.0
     nice: int = NICE
     good: int = 20
     think: float = 3.0
@@ -62,7 +62,7 @@ def all_at_once(attacks: list[Attack], minutes: float, options: Options) -> dict
     holders = tuple(attack.name for attack in attacks if attack.keyed)
     with besieged(options.module, options.server_args, holders=holders) as server:
         measured = siege(server, attacks, minutes * 60, options, good=options.good)
-    measured |= {"attack": "all at once", "rate": f"{len(attacks)} attacks at 1/{options.pace:g} of their pace"}
+    measured |= {"attack": "all at once", "rate": f"{len(attacks)} attacks at 1/{options.pause_factor:g} of their pace"}
     return measured | {"missed": verdict.together(measured)}
 
 
@@ -84,7 +84,7 @@ def siege(
             raise SiegeError("the idle server did not answer")
         at_rest: clients.Usual = to_its_end(usual)
         stand_in = start(observers.stand_in)
-        meter = Meter(server, options.most_mb)
+        meter = Meter(server, options.max_mb)
         before = {"rss_before_mb": meter.rss_mb(), "descriptors_before": meter.descriptors()}
         prober = start(observers.prober, server.port, stand_in.ready())
         if good:
@@ -98,7 +98,7 @@ def siege(
             ]
             for child in attackers:
                 child.ready()
-            end = time.monotonic() + seconds + LAST_WORDS
+            end = time.monotonic() + seconds + EXIT_SECONDS
             while any(child.alive for child in attackers) and time.monotonic() < end and not meter.spent.is_set():
                 time.sleep(0.1)
             results = [child.finish(MARGIN) for child in attackers]
@@ -108,20 +108,20 @@ def siege(
             client_result = to_its_end(client)
             for found in (health, client_result):
                 found["worst"] = observers.since(meter.started, found["worst"])
-            peak, lines, most_lines = meter.peak_mb, meter.lines, meter.most_lines
+            peak, lines, max_lines = meter.peak_mb, meter.lines, meter.max_lines
             settled = _settle(meter, before, options.settle)
         to_its_end(stand_in)
         ended = server.ended()
     attackers_cpu = round(sum(used for _, used in results), 2)
     did = {attack.name: result["did"] for attack, (result, _) in zip(attacks, results, strict=True)}
     return {
-        **before, **settled, "rss_peak_mb": peak, "stopped_early": options.most_mb if meter.spent.is_set() else 0,
+        **before, **settled, "rss_peak_mb": peak, "stopped_early": options.max_mb if meter.spent.is_set() else 0,
         "seconds": round(took, 1),
         "usual_seconds": round(at_rest.short, 3), "usual_long_seconds": round(at_rest.long, 3),
         "health": health, ("good" if good else "innocent"): client_result,
-        "log_lines": lines, "log_lines_a_second": round(lines / took, 1), "log_lines_most_a_second": most_lines,
+        "log_lines": lines, "log_lines_a_second": round(lines / took, 1), "log_lines_most_a_second": max_lines,
         "cpu_seconds": {**cpu, "attackers": attackers_cpu}, "nice": options.nice,
-        "ended": ended, "last_words": server.last_words() if ended else "",
+        "ended": ended, "last_words": server.last_lines() if ended else "",
         "did": did, "attacks_did": any(did.values()), "needs_work": bool(attacks),
         "broken": [f"{a.name}: {s}" for a, (r, _) in zip(attacks, results, strict=True) for s in r["broken"]],
     }  # fmt: skip
@@ -130,7 +130,7 @@ def siege(
 def _order(attack: Attack, server: Besieged, seconds: float, options: Options) -> tuple[Any, ...]:
     """What an attacker's process is told."""
     key = server.keys_of.get(attack.name, server.attackers_key) if attack.keyed else None
-    return attack.run.__module__, attack.name, server.port, key, seconds, options.pace
+    return attack.run.__module__, attack.name, server.port, key, seconds, options.pause_factor
 
 
 def _settle(meter: Meter, before: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -16,15 +16,15 @@ EVERY = 0.1  # seconds
 
 
 class Meter:
-    """Samples in a thread while it is open. `spent` is set once the frontend's memory passes `most_mb`."""
+    """Samples in a thread while it is open. `spent` is set once the frontend's memory passes `max_mb`."""
 
-    def __init__(self, server: Besieged, most_mb: float) -> None:
+    def __init__(self, server: Besieged, max_mb: float) -> None:
         self.server = server
-        self.most_mb = most_mb
+        self.max_mb = max_mb
         self.spent = threading.Event()
         self.peak_mb = 0.0
         self.lines = 0
-        self.most_lines = 0  # in one second
+        self.max_lines = 0  # in one second
         self._closed = threading.Event()
         self._frontend = psutil.Process(server.pid)
         self._log = server.log.open("rb")
@@ -84,11 +84,11 @@ class Meter:
         while not self._closed.wait(EVERY):
             now = self._kernels_peak()
             self.peak_mb = round(max(self.peak_mb, now, self.rss_mb()), 1)
-            if self.rss_mb() > self.most_mb:
+            if self.rss_mb() > self.max_mb:
                 self.spent.set()
             new = self._log.read().count(b"\n")
             self.lines += new
             in_second += new
             if time.monotonic() - second >= 1:
-                self.most_lines = max(self.most_lines, in_second)
+                self.max_lines = max(self.max_lines, in_second)
                 second, in_second = time.monotonic(), 0

@@ -30,7 +30,7 @@ class Spell:
     slow: int = 0
     how: Counter[str] = field(default_factory=Counter)
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         return {
             "at": self.at,
             "seconds": round(self.seconds, 3),
@@ -82,7 +82,7 @@ def prober(stopped: Stopped, report: Report, port: int, stand_in: int) -> dict[s
     """
     seconds: list[float] = []
     own: list[float] = []
-    failed = in_a_row = most_in_a_row = 0
+    failed = in_a_row = max_in_a_row = 0
     longest = 0.0
     bad_since: float | None = None
     spells: list[Spell] = []
@@ -99,7 +99,7 @@ def prober(stopped: Stopped, report: Report, port: int, stand_in: int) -> dict[s
         else:
             failed += 1
             in_a_row += 1
-            most_in_a_row = max(most_in_a_row, in_a_row)
+            max_in_a_row = max(max_in_a_row, in_a_row)
             bad_since = start if bad_since is None else bad_since
         if spell is not None:
             spell.seconds = time.monotonic() - spell.at
@@ -120,12 +120,12 @@ def prober(stopped: Stopped, report: Report, port: int, stand_in: int) -> dict[s
     return {
         "probes": len(seconds) + failed,
         "failed": failed,
-        "most_failed_in_a_row": most_in_a_row,
+        "most_failed_in_a_row": max_in_a_row,
         "longest_seconds": round(longest, 4),
         "p99_seconds": round(quantile(seconds, 0.99), 4),
         "over_bar": sum(s > SLOW for s in seconds) + failed,
         "spells": len(spells),
-        "worst": worst([spell.told() for spell in spells]),
+        "worst": worst([spell.summary() for spell in spells]),
         "stand_in_longest_seconds": round(max(own, default=0.0), 4),
         "stand_in_p99_seconds": round(quantile(own, 0.99), 4),
     }
@@ -153,6 +153,6 @@ def stand_in(stopped: Stopped, report: Report) -> None:
     asyncio.run(serve())
 
 
-def quantile(values: list[float], share: float) -> float:
+def quantile(values: list[float], fraction: float) -> float:
     ordered = sorted(values)
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0.0
+    return ordered[min(int(len(ordered) * fraction), len(ordered) - 1)] if ordered else 0.0

@@ -15,8 +15,8 @@ WIDTH = 120  # of what is no terminal
 def table(results: list[dict[str, Any]]) -> Table:
     shown = Table(title="What an attack costs the others", show_lines=True, expand=True)
     for column in COLUMNS:
-        words = column in ("attack", "verdict")
-        shown.add_column(column, overflow="fold", justify="left" if words else "right", ratio=2 if words else 1)
+        is_text = column in ("attack", "verdict")
+        shown.add_column(column, overflow="fold", justify="left" if is_text else "right", ratio=2 if is_text else 1)
     for m in results:
         shown.add_row(*_cells(m), style=None if not m["missed"] else "red")
     return shown

@@ -36,7 +36,7 @@ class Besieged:
 
     def __init__(
         self,
-        place: Path,
+        directory: Path,
         module: str,
         args: tuple[str, ...],
         descriptors: int | None = None,
@@ -46,20 +46,27 @@ class Besieged:
         self.key = secrets.token_urlsafe(32)
         self.attackers_key = self.key if one_key else secrets.token_urlsafe(32)
         self.keys_of = {name: secrets.token_urlsafe(32) for name in holders}
-        keys = place / "keys"
+        keys = directory / "keys"
         keys.write_text("".join(f"{key}\n" for key in {self.key, self.attackers_key, *self.keys_of.values()}))
         keys.chmod(0o600)
-        self.log = place / "log"
+        self.log = directory / "log"
         command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", "--api-key-file", str(keys)]
         limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors or DESCRIPTORS), *command, *args]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("UNMASK_")}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                limited, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**env, "OMP_NUM_THREADS": THREADS, "TMPDIR": str(place)},
+                self._wrapped(limited, directory), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, env=self._environment(directory),
             )  # fmt: skip
         self.family: dict[int, psutil.Process] = {}
         self.port = 0
+
+    def _wrapped(self, command: list[str], directory: Path) -> list[str]:
+        """Returns the command to start. Subclasses prepare its environment, such as mounts."""
+        return command
+
+    def _environment(self, directory: Path) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
+        return {**inherited, "OMP_NUM_THREADS": THREADS, "TMPDIR": str(directory)}
 
     @property
     def pid(self) -> int:
@@ -69,7 +76,7 @@ class Besieged:
         end = time.monotonic() + START_SECONDS
         while not self._ready():
             if self.process.poll() is not None or time.monotonic() > end:
-                raise SiegeError(f"the server did not start:\n{self.last_words()}")
+                raise SiegeError(f"the server did not start:\n{self.last_lines()}")
             time.sleep(0.1)
         self.family = {p.pid: p for p in self._family()}
 
@@ -100,7 +107,7 @@ class Besieged:
             gone.append(self.pid)
         return ["the frontend" if pid == self.pid else f"a child (pid {pid})" for pid in gone]
 
-    def last_words(self, lines: int = 20) -> str:
+    def last_lines(self, lines: int = 20) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:
@@ -125,8 +132,8 @@ def besieged(
     one_key: bool = False,
     holders: tuple[str, ...] = (),
 ) -> Iterator[Besieged]:
-    with tempfile.TemporaryDirectory(prefix="unmask-siege-") as place:
-        server = Besieged(Path(place), module, args, descriptors, one_key, holders)
+    with tempfile.TemporaryDirectory(prefix="unmask-siege-") as directory:
+        server = Besieged(Path(directory), module, args, descriptors, one_key, holders)
         try:
             server.until_ready()
             yield server

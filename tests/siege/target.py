@@ -30,7 +30,7 @@ class Target:
     key: str | None
     until: float  # time.monotonic()
     stopped: Callable[[], bool]
-    pace: float = 1.0  # every pause is this many times longer
+    pause_factor: float = 1.0  # every pause is this many times longer
     did: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)  # promises that the server was seen to break
 
@@ -41,7 +41,7 @@ class Target:
         return max(self.until - time.monotonic(), 0.0)
 
     async def pause(self, seconds: float) -> None:
-        end = min(time.monotonic() + seconds * self.pace, self.until)
+        end = min(time.monotonic() + seconds * self.pause_factor, self.until)
         while self.on() and (rest := end - time.monotonic()) > 0:
             await asyncio.sleep(min(rest, 0.5))
 
@@ -61,8 +61,8 @@ class Target:
 
     def head(self, method: str, path: str, *lines: str, key: bool = True) -> bytes:
         """Request line and headers, with the attacker's key if it has one."""
-        given = [f"Authorization: Bearer {self.key}"] if self.key and key else []
-        return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: siege", *given, *lines, "", ""]).encode()
+        authorization = [f"Authorization: Bearer {self.key}"] if self.key and key else []
+        return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: siege", *authorization, *lines, "", ""]).encode()
 
     def post(self, path: str, body: bytes | dict[str, Any], *lines: str) -> bytes:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -181,7 +181,7 @@ class Unread:
         established = 1
         return bool(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == established)
 
-    def kept(self) -> bool:
+    def is_held(self) -> bool:
         """Whether a process still holds the server's end. What its kernel gave up by itself, because nothing was taken,
         it tells nobody; and what was closed it may go on offering for a while."""
         ends = f":{self.sock.getpeername()[1]:04X}", f":{self.sock.getsockname()[1]:04X}"

@@ -90,7 +90,7 @@ def test_good_clients_keep_and_close_connections_and_stream(server: Besieged) ->
     assert [s for s in verdict.together(found) if "in a row" not in s] == []
 
 
-def test_a_server_that_gives_way_is_told_of(model: Path) -> None:
+def test_a_server_that_misses_the_bars_is_reported(model: Path) -> None:
     sentences = ("memory grew by", "MB were still held", "/health took", "log lines in a second")
 
     def missed(found: dict) -> str:
@@ -98,13 +98,16 @@ def test_a_server_that_gives_way_is_told_of(model: Path) -> None:
 
     with besieged("tests.siege.leaking", ("--model", str(model))) as server:
         found = run_until(
-            lambda found: all(words in missed(found) for words in sentences), server, "onlookers", options=NEVER_BACK
+            lambda found: all(sentence in missed(found) for sentence in sentences),
+            server,
+            "onlookers",
+            options=NEVER_BACK,
         )
-    for words in sentences:
-        assert words in missed(found), missed(found)
+    for sentence in sentences:
+        assert sentence in missed(found), missed(found)
 
 
-def test_when_and_how_probes_failed_is_told(server: Besieged) -> None:
+def test_the_time_and_cause_of_failed_probes_are_reported(server: Besieged) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert observers.probe(closed.getsockname()[1])[0] == "refused"
@@ -123,7 +126,7 @@ def test_when_and_how_probes_failed_is_told(server: Besieged) -> None:
     assert observers.probe(server.port, timeout=TIMEOUT)[0] is None
 
 
-def test_late_requests_and_those_that_were_turned_away_are_told_apart() -> None:
+def test_slow_and_refused_requests_are_counted_separately() -> None:
     found = clients.tally([clients.Asked(10.0, "503: full", 0.1, 0.1), clients.Asked(12.0, None, 4.0, 0.2)])
     assert (found["failed"], found["turned_away"], found["late"]) == (1, 1, 1)
     assert observers.since(8.0, found["worst"]) == [{"at": 4.0, "seconds": 4.0, "over_usual": 3.8, "how": "answered"}]
@@ -131,14 +134,14 @@ def test_late_requests_and_those_that_were_turned_away_are_told_apart() -> None:
     assert clients.chat_body(0, "x", "y", False)["messages"] == [{"role": "user", "content": "x"}]
 
 
-def test_who_holds_a_key_and_a_process_that_ended_is_told_of(model: Path) -> None:
+def test_holders_of_keys_and_ended_processes_are_reported(model: Path) -> None:
     names = ("choices", "lost-bodies")
     with besieged(FAKE, ("--model", str(model)), holders=names) as server:
-        given = [measure._order(ATTACKS[name], server, 1.0, OPTIONS)[3] for name in (*names, "aborted-requests")]
-        assert given == [*server.keys_of.values(), server.attackers_key]
-        assert len({*given, server.key}) == 4
+        keys = [measure._order(ATTACKS[name], server, 1.0, OPTIONS)[3] for name in (*names, "aborted-requests")]
+        assert keys == [*server.keys_of.values(), server.attackers_key]
+        assert len({*keys, server.key}) == 4
         assert measure._order(ATTACKS["pipeline"], server, 1.0, OPTIONS)[3] is None
-        for key in given:
+        for key in keys:
             request = urllib.request.Request(
                 f"http://127.0.0.1:{server.port}/v1/models", headers={"Authorization": f"Bearer {key}"}
             )
@@ -184,6 +187,6 @@ def test_a_server_that_does_not_start_says_why(model: Path) -> None:
 
 def test_every_attack_is_in_the_table() -> None:
     here = {name for name, attack in ATTACKS.items() if attack.run.__module__.startswith(attacks.__name__)}
-    assert len(here) >= 34
+    assert len(here) >= 35
     assert {attack.run.__module__.rsplit(".", 1)[1] for attack in ATTACKS.values()} == {*attacks.__all__, "samples"}
     assert samples.__doc__

@@ -10,7 +10,7 @@ LEFT_TOGETHER_MB = (
     50.0  # and after all at once: the interpreter keeps an arena in which anything lives on, and uses it again
 )
 HEALTH_SECONDS = 0.2
-LATE_SECONDS = 2.0  # that an innocent request may take longer than usual
+SLOW_SECONDS = 2.0  # that an innocent request may take longer than usual
 LEFT_DESCRIPTORS = 10
 LINES_A_SECOND = 50  # log lines that attackers may cause
 
@@ -26,15 +26,15 @@ def alone(m: dict[str, Any]) -> list[str]:
     if health["longest_seconds"] > HEALTH_SECONDS:
         bar = f"bar {HEALTH_SECONDS * 1000:.0f}"
         took = f"{health['longest_seconds'] * 1000:.0f} ms ({bar}){_longest_spell(health)}"
-        missed.append(f"/health took up to {took}{_machines_share(health)}")
+        missed.append(f"/health took up to {took}{_machine_note(health)}")
     excused = innocent["turned_away"] if m.get("full") else 0
     if failed := innocent["failed"] - excused:
-        said = [s for s in innocent["failures"] if not (excused and s.startswith("503: "))]
-        missed.append(f"{failed} innocent requests failed: {'; '.join(said)}")
-    late = innocent["most_over_usual_seconds"]
-    if late > LATE_SECONDS:
+        sentences = [s for s in innocent["failures"] if not (excused and s.startswith("503: "))]
+        missed.append(f"{failed} innocent requests failed: {'; '.join(sentences)}")
+    slow_by = innocent["most_over_usual_seconds"]
+    if slow_by > SLOW_SECONDS:
         when = f", {innocent['worst'][0]['at']:.0f} s in" if innocent["worst"] else ""
-        missed.append(f"an innocent request took {late:.1f} s longer than usual{when} (bar {LATE_SECONDS:.0f})")
+        missed.append(f"an innocent request took {slow_by:.1f} s longer than usual{when} (bar {SLOW_SECONDS:.0f})")
     slowdown, median = m.get("slowdown"), innocent.get("median_times_usual")
     if slowdown is not None and (median is None or median > slowdown):
         missed.append(f"the median of innocent requests took {median} times as long as usual (bar {slowdown:g})")
@@ -52,19 +52,19 @@ def together(m: dict[str, Any]) -> list[str]:
     if health["most_failed_in_a_row"] > 1:
         row = health["most_failed_in_a_row"]
         took = f"{health['longest_seconds']:.1f} s{_longest_spell(health)}"
-        missed.append(f"{row} probes failed in a row, {took}{_machines_share(health)}")
+        missed.append(f"{row} probes failed in a row, {took}{_machine_note(health)}")
     return missed
 
 
-def _always(m: dict[str, Any], most_left: float) -> list[str]:
+def _always(m: dict[str, Any], max_left: float) -> list[str]:
     missed = [f"{name} ended" for name in m["ended"]] + list(m["broken"])
     if m["stopped_early"]:
         missed.append(f"stopped early, memory had passed {m['stopped_early']:.0f} MB")
     if not m["health"]["probes"] or (not m["attacks_did"] and m["needs_work"]):
         missed.append("nothing was measured: no probe, or an attack that did nothing")
     left = m["rss_after_mb"] - m["rss_before_mb"]
-    if left > most_left:
-        missed.append(f"{left:.0f} MB were still held {m['settle_seconds']:.0f} s after it (bar {most_left:.0f})")
+    if left > max_left:
+        missed.append(f"{left:.0f} MB were still held {m['settle_seconds']:.0f} s after it (bar {max_left:.0f})")
     if m["descriptors_after"] > m["descriptors_before"] + LEFT_DESCRIPTORS:
         missed.append(f"descriptors {m['descriptors_before']} -> {m['descriptors_after']}")
     if m["log_lines_most_a_second"] > LINES_A_SECOND:
@@ -81,7 +81,7 @@ def _longest_spell(health: dict[str, Any]) -> str:
     return f"; the longest spell began {spell['at']:.0f} s in and lasted {spell['seconds']:.1f} s: {how}"
 
 
-def _machines_share(health: dict[str, Any]) -> str:
+def _machine_note(health: dict[str, Any]) -> str:
     """Said where a server that does nothing was kept waiting, too: then a miss tells of the machine as well."""
     own = health["stand_in_longest_seconds"]
     return f"; a server that does nothing took {own * 1000:.0f} ms" if own > HEALTH_SECONDS / 2 else ""

@@ -31,7 +31,7 @@ from tests.wait import wait_until_async
 WARM = 2000  # requests before the first measurement of memory
 MAX_GROWTH = 20 * 2**20  # bytes
 REQUEST_SECONDS = 300.0  # longer is a hang: a long request has 190 steps, on a busy machine of a second each
-WORDS = [
+TEXTS = [
     "Solve:",
     "12",
     "+",
@@ -74,16 +74,16 @@ class Fuzzer:
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.faults: list[str] = []
         weighted: list[tuple[int, Callable[[], Awaitable[str]]]] = [
-            (30, self.plain), (15, self.stream), (10, self.chat), (5, self.choices), (20, self.invalid),
+            (30, self.complete), (15, self.stream), (10, self.chat), (5, self.choices), (20, self.invalid),
             (12, self.aborted), (4, self.slow_reader), (4, self.slow_sender),
-            (14, self.formed), (14, self.called), (6, self.told),
+            (14, self.formed), (14, self.called), (6, self.with_logprobs),
         ]  # fmt: skip
         self.kinds = [kind for weight, kind in weighted for _ in range(weight)]
 
     # -- bodies
 
     def prompt(self) -> str:
-        return " ".join(self.random.choices(WORDS, k=self.random.randint(1, 40)))
+        return " ".join(self.random.choices(TEXTS, k=self.random.randint(1, 40)))
 
     def valid(self) -> dict[str, Any]:
         r = self.random
@@ -112,7 +112,7 @@ class Fuzzer:
 
     # -- kinds; each returns its outcome's name or raises
 
-    async def plain(self) -> str:
+    async def complete(self) -> str:
         body = self.valid()
         answer = await self.client.post("/generate", json=body)
         self.expect(answer, 200)
@@ -151,7 +151,7 @@ class Fuzzer:
         route, body, check = ask
         answer = await self.client.post(route, json=body)
         self.expect(answer, 200)
-        seen = kinds.whole(route, answer)
+        seen = kinds.check_complete(route, answer)
         try:
             check(seen)
         except (ValueError, KeyError) as error:
@@ -172,8 +172,8 @@ class Fuzzer:
     async def called(self) -> str:
         return await self.promised(kinds.called(self.random, self.prompt()))
 
-    async def told(self) -> str:
-        return await self.promised(kinds.told(self.random, self.prompt()))
+    async def with_logprobs(self) -> str:
+        return await self.promised(kinds.with_logprobs(self.random, self.prompt()))
 
     async def invalid(self) -> str:
         refused = [case for case in CASES if 400 <= case[2] < 500 and len(str(case[1])) < 100_000]

@@ -50,7 +50,7 @@ def shared(r: random.Random) -> dict[str, Any]:
     return body
 
 
-def formed(r: random.Random, words: str) -> Ask:
+def formed(r: random.Random, prompt: str) -> Ask:
     """An answer of a form, under one of its names, on a route that takes it."""
     schema, regex = forms.schema(r), forms.regex(r)
     choice = r.sample(["red", "blue", 'a"b', "é", "x.y"], 3)
@@ -88,7 +88,7 @@ def formed(r: random.Random, words: str) -> Ask:
     if route in own:
         asked += [(own[route], lambda text: fits(text, schema))] * 3
     form, check = r.choice(asked)
-    body = {**shared(r), **form, **_said(route, words), "max_tokens": r.choice([8, 48, 80])}
+    body = {**shared(r), **form, **_prompt_fields(route, prompt), "max_tokens": r.choice([8, 48, 80])}
     _without_ends(body)
 
     def checked(seen: dict[str, Any]) -> None:
@@ -98,30 +98,30 @@ def formed(r: random.Random, words: str) -> Ask:
     return route, body, checked
 
 
-def called(r: random.Random, words: str) -> Ask:
+def called(r: random.Random, prompt: str) -> Ask:
     """Tools, offered, required or named."""
     route = r.choice(["/v1/chat/completions", "/v1/responses", "/v1/messages"])
     strict = r.random() < 0.4
-    wanted = r.choice(["auto", "auto", "required", "weather", "add"])
+    tool_choice = r.choice(["auto", "auto", "required", "weather", "add"])
     offered = r.sample(list(TOOLS), 3)
     single = r.random() < 0.4
-    body = {**shared(r), **_said(route, words), "max_tokens": r.choice([3, 12, 30, 90])}
+    body = {**shared(r), **_prompt_fields(route, prompt), "max_tokens": r.choice([3, 12, 30, 90])}
     _without_ends(body)
     if route == "/v1/messages":
         body["tools"] = [{"name": name, "input_schema": TOOLS[name], "strict": strict} for name in offered]
         kind = {"auto": {"type": "auto"}, "required": {"type": "any"}}
         body["tool_choice"] = {
-            **kind.get(wanted, {"type": "tool", "name": wanted}),
+            **kind.get(tool_choice, {"type": "tool", "name": tool_choice}),
             "disable_parallel_tool_use": single,
         }
     else:
         functions = [{"name": name, "parameters": TOOLS[name], "strict": strict} for name in offered]
         flat = route == "/v1/responses"
         body["tools"] = [{"type": "function", **(f if flat else {"function": f})} for f in functions]
-        named = {"type": "function", **({"name": wanted} if flat else {"function": {"name": wanted}})}
-        body["tool_choice"] = wanted if wanted in ("auto", "required") else named
+        named = {"type": "function", **({"name": tool_choice} if flat else {"function": {"name": tool_choice}})}
+        body["tool_choice"] = tool_choice if tool_choice in ("auto", "required") else named
         body["parallel_tool_calls"] = not single
-    forced = wanted != "auto"
+    forced = tool_choice != "auto"
 
     def checked(seen: dict[str, Any]) -> None:
         for name, arguments in seen["calls"]:
@@ -129,8 +129,8 @@ def called(r: random.Random, words: str) -> Ask:
             must(isinstance(value, dict), f"{arguments!r} is no object")
             if forced or (strict and name in TOOLS):
                 fits(arguments, TOOLS[name])
-            must(wanted in ("auto", "required", name), f"{name} was called, not {wanted}")
-        must(not (single or wanted in TOOLS) or len(seen["calls"]) < 2, "more than one call")
+            must(tool_choice in ("auto", "required", name), f"{name} was called, not {tool_choice}")
+        must(not (single or tool_choice in TOOLS) or len(seen["calls"]) < 2, "more than one call")
         if forced:
             must(not seen["text"], f"text beside a forced call: {seen['text']!r}")
             must(seen["calls"] or seen["reason"] == "length", f"no call, and {seen['reason']}")
@@ -138,12 +138,12 @@ def called(r: random.Random, words: str) -> Ask:
     return route, body, checked
 
 
-def told(r: random.Random, words: str) -> Ask:
+def with_logprobs(r: random.Random, prompt: str) -> Ask:
     """Log-probabilities."""
     route = r.choice(["/generate", "/v1/completions", "/v1/chat/completions"])
     top = r.choice([0, 1, 5, 20])
     chat = {"logprobs": True, "top_logprobs": top}
-    body = {**shared(r), **_said(route, words), "max_tokens": r.choice([2, 9, 33])}
+    body = {**shared(r), **_prompt_fields(route, prompt), "max_tokens": r.choice([2, 9, 33])}
     body |= chat if "chat" in route else {"logprobs": top}
 
     def checked(seen: dict[str, Any]) -> None:
@@ -160,15 +160,15 @@ def _without_ends(body: dict[str, Any]) -> None:
         body.pop(name, None)
 
 
-def _said(route: str, words: str) -> dict[str, Any]:
+def _prompt_fields(route: str, prompt: str) -> dict[str, Any]:
     if route == "/v1/responses":
-        return {"input": words}
+        return {"input": prompt}
     if route in ("/v1/chat/completions", "/v1/messages"):
-        return {"messages": [{"role": "user", "content": words}]}
-    return {"prompt": words}
+        return {"messages": [{"role": "user", "content": prompt}]}
+    return {"prompt": prompt}
 
 
-def whole(route: str, answer: httpx.Response) -> dict[str, Any]:
+def check_complete(route: str, answer: httpx.Response) -> dict[str, Any]:
     """What an answer in one piece says, alike for all routes."""
     data = answer.json()
     seen: dict[str, Any] = {"calls": [], "logprobs": None, "tokens": None}
@@ -238,7 +238,13 @@ def streamed(route: str, answer: httpx.Response) -> dict[str, Any]:
 def same(streamed: dict[str, Any], seen: dict[str, Any]) -> bool:
     """Whether a stream's pieces make what the answer in one piece says; ValueError where a call's are no JSON. One that
     `max_tokens` cuts off may have begun in the stream."""
-    whole = len(seen["calls"])
-    told = [[(n, json.loads(arguments)) for n, arguments in each["calls"][:whole]] for each in (streamed, seen)]
-    begun = len(streamed["calls"]) - whole
-    return streamed["text"] == seen["text"] and told[0] == told[1] and 0 <= begun <= (seen["reason"] == "length")
+    check_complete = len(seen["calls"])
+    with_logprobs = [
+        [(n, json.loads(arguments)) for n, arguments in each["calls"][:check_complete]] for each in (streamed, seen)
+    ]
+    begun = len(streamed["calls"]) - check_complete
+    return (
+        streamed["text"] == seen["text"]
+        and with_logprobs[0] == with_logprobs[1]
+        and 0 <= begun <= (seen["reason"] == "length")
+    )

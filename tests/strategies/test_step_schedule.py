@@ -12,7 +12,7 @@ from tests.oracle.block import Params
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 80))
-def test_shares_are_even_and_add_up(masks: list[int], total: int) -> None:
+def test_steps_per_block_are_even_and_add_up(masks: list[int], total: int) -> None:
     got = split_steps(total, masks)
     assert sum(got) == min(total, sum(masks))
     one_by_one = [0] * len(masks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-WORDS = ("name", "age", "city", "id", "tags", "price", "unit", "ok", "when", "note")
+NAMES = ("name", "age", "city", "id", "tags", "price", "unit", "ok", "when", "note")
 
 
 def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _array(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _object(rng: random.Random, depth: int) -> dict[str, Any]:
-    names = rng.sample(WORDS, rng.randint(1, 4))
+    names = rng.sample(NAMES, rng.randint(1, 4))
     return {
         "type": "object",
         "properties": {name: schema(rng, depth + 1) for name in names},

@@ -23,7 +23,7 @@ PERSON = {
     "required": ["name", "age", "city"],
     "additionalProperties": False,
 }
-MOST = 96  # tokens
+MAX_TOKENS = 96  # tokens
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def llm() -> Iterator[LLM]:
 
 def params(i: int, **asked: Any) -> SamplingParams:
     return SamplingParams(
-        max_tokens=MOST, structured_outputs=asked, seed=i, temperature=(0, 1)[i % 2], top_p=(1, 0.9)[i // 2 % 2]
+        max_tokens=MAX_TOKENS, structured_outputs=asked, seed=i, temperature=(0, 1)[i % 2], top_p=(1, 0.9)[i // 2 % 2]
     )
 
 
@@ -42,14 +42,14 @@ def check_schemas(llm: LLM, count: int) -> None:
     rng = random.Random(count)
     schemas = [forms.schema(rng) for _ in range(count)]
     outs = llm.generate([CHAT] * count, [params(i, json=schema) for i, schema in enumerate(schemas)])
-    whole = 0
+    complete = 0
     for schema, out in zip(schemas, outs, strict=True):
         assert out.finish_reason in ("stop", "length")
         if out.finish_reason == "stop":
-            whole += 1
+            complete += 1
             value = json.loads(out.text or "")
             assert jsonschema_rs.validator_for(schema).is_valid(value), (schema, value)
-    assert whole > count / 2
+    assert complete > count / 2
 
 
 def check_regexes(llm: LLM, count: int) -> None:
@@ -86,7 +86,7 @@ def test_several_tokens_go_per_forward(llm: LLM) -> None:
     rng = random.Random(0)
     samples = [json_object(rng) for _ in range(24)]
     chats = [[dict(message) for message in sample.messages] for sample in samples]
-    outs = llm.generate(chats, SamplingParams(max_tokens=MOST, structured_outputs={"json_object": True}))
+    outs = llm.generate(chats, SamplingParams(max_tokens=MAX_TOKENS, structured_outputs={"json_object": True}))
     assert all(out.finish_reason == "stop" and json.loads(out.text or "") for out in outs)
     assert sum(len(out.token_ids) + 1 for out in outs) / sum(out.nfe for out in outs) >= 2
 
@@ -97,12 +97,12 @@ def test_several_tokens_go_per_forward(llm: LLM) -> None:
      {"grammar": 'start: "x"+ "y"'}, {"grammar": 'root ::= "x" [a-c]+ "y"'}, {"regex": "^[0-9]{3}/x$"}],
 )  # fmt: skip
 def test_a_stream_brings_the_same_text(llm: LLM, asked: dict[str, Any]) -> None:
-    whole = llm.generate([CHAT], params(0, **asked))[0]
+    complete = llm.generate([CHAT], params(0, **asked))[0]
     for mode in ("denoise", "block_append"):
         *events, final = llm.stream(CHAT, params(0, **asked), stream_mode=mode)  # type: ignore[arg-type]
-        assert "".join(event["text"] for event in events) == final["text"] == whole.text
+        assert "".join(event["text"] for event in events) == final["text"] == complete.text
     if "choice" in asked:
-        assert whole.text in asked["choice"]
+        assert complete.text in asked["choice"]
 
 
 @pytest.mark.matrix
@@ -119,7 +119,9 @@ def test_others_answer_as_if_alone(llm: LLM) -> None:
 
 
 def test_choices_keep_to_it_each(llm: LLM) -> None:
-    asked = SamplingParams(max_tokens=MOST, n=3, temperature=2.0, seed=5, structured_outputs={"regex": "[a-z]{3}[0-9]"})
+    asked = SamplingParams(
+        max_tokens=MAX_TOKENS, n=3, temperature=2.0, seed=5, structured_outputs={"regex": "[a-z]{3}[0-9]"}
+    )
     texts = [choice.text for choice in llm.generate([CHAT], asked)[0].choices]
     assert all(re.fullmatch("[a-z]{3}[0-9]", text or "") for text in texts)
     assert len(set(texts)) > 1
@@ -148,7 +150,7 @@ def test_an_answer_that_does_not_fit_its_tokens_is_a_beginning(llm: LLM) -> None
         ({"structured_outputs": {"regex": "a"}, "decoding": {"suppress_eos": "logits"}}, "structured_outputs"),
     ],
 )
-def test_what_cannot_be_kept_to_is_refused(llm: LLM, changes: dict[str, Any], param: str | None) -> None:
+def test_unsupported_forms_are_refused(llm: LLM, changes: dict[str, Any], param: str | None) -> None:
     with pytest.raises(RequestError) as refused:
         llm.generate([CHAT], SamplingParams(**changes))
     assert refused.value.status == 400

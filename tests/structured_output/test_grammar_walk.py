@@ -138,7 +138,7 @@ def test_however_it_is_served(directory: Path, naive: Naive, flags: dict[str, An
             assert llm.engine.stats().preemptions > 0
 
 
-def test_free_requests_beside_it_answer_as_alone(llm: LLM) -> None:
+def test_unconstrained_requests_in_the_same_batch_answer_as_alone(llm: LLM) -> None:
     rng = random.Random(3)
     prompts = [[rng.randrange(32, 127) for _ in range(9)] for _ in range(4)]
     free = [SamplingParams(max_tokens=24, seed=i, temperature=float(i % 2), ignore_eos=True) for i in range(4)]

@@ -13,7 +13,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from runtime.structured_output.json_schema import TYPES, SchemaError, simplify_schema
+from runtime.structured_output.json_schema import simplify_schema
+from runtime.structured_output.keywords import SchemaError, UnsupportedSchema
 from runtime.structured_output.patterns import matches, to_engine
 from tests.structured_output import json_schemas
 from tests.structured_output.client_types import EMAIL, HOSTNAME, ISO_DURATION
@@ -172,6 +173,13 @@ NAMED: list[tuple[Any, Any]] = [
     ({"enum": ["a", "bb"], "minLength": 2}, {"bb"}),
     ({"enum": ["a", "ba"], "pattern": "^a"}, {"a"}),
     ({"type": "integer"}, set()),
+    ({"$dynamicRef": "#names"}, {"c", "d"}),
+    ({"enum": ["a"], "not": {"type": "integer"}}, {"a"}),
+    ({"enum": ["a"], "not": {"minimum": 3}}, set()),
+    ({"enum": ["a"], "if": {"type": "string"}, "then": {"const": "a"}}, {"a"}),
+    ({"enum": ["a"], "if": {"type": "null"}, "else": {"const": "b"}}, set()),
+    ({"enum": ["a"], "if": {"const": "b"}, "then": {"const": "a"}, "else": {"const": "a"}}, {"a"}),
+    ({"enum": ["a"], "pattern": None, "minLength": None}, {"a"}),
     (False, set()),
 ]
 
@@ -179,7 +187,7 @@ NAMED: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("names", "expected"), NAMED, ids=[json.dumps(names) for names, _ in NAMED])
 def test_listed_property_names_become_properties(names: Any, expected: set[str]) -> None:
     schema = {"type": "object", "propertyNames": names, "additionalProperties": NUMBER}
-    made = simplified({**schema, "$defs": {"names": {"enum": ["c", "d"]}}})
+    made = simplified({**schema, "$defs": {"names": {"enum": ["c", "d"], "$dynamicAnchor": "names"}}})
     assert set(made.get("properties", {})) == expected
     assert made["additionalProperties"] is False
     assert all(accepts(made, {name: 1}) and not accepts(made, {name: "x"}) for name in expected)
@@ -263,6 +271,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**OPEN, "minProperties": 2}, "minProperties", "repeat"),
     ({**OPEN, "propertyNames": {"pattern": "^(?=a)"}}, "propertyNames.pattern", "look-ahead"),
     ({**OPEN, "propertyNames": {"not": {"const": "a"}}}, "propertyNames.not", "not supported"),
+    ({**OPEN, "propertyNames": {"if": {"const": "a"}, "then": {"minLength": 2}}}, "propertyNames.if", "not supported"),
+    ({**OPEN, "propertyNames": {"$ref": "#/nowhere"}}, "propertyNames.$ref", "names nothing"),
     ({**OPEN, "propertyNames": {"format": "ipv6"}}, "propertyNames.format", "ipv6 is not supported"),
     ({**OPEN, "propertyNames": {"format": "hostname"}}, "propertyNames.format", "hostname is not supported"),
     ({**OPEN, "propertyNames": {"format": "date", "maxLength": 3}}, "propertyNames", "more than one pattern"),
@@ -378,30 +388,94 @@ def test_published_expressions_with_lookaround_accept_the_same(count: int) -> No
 
 
 KEYWORDS = [
-    "$anchor", "$defs", "$dynamicRef", "$id", "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf",
-    "const", "contains", "contentEncoding", "contentMediaType", "default", "definitions", "dependencies",
-    "dependentRequired", "dependentSchemas", "discriminator", "else", "enum", "exclusiveMinimum", "format", "if",
-    "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties",
-    "minimum", "multipleOf", "not", "nullable", "oneOf", "pattern", "patternProperties", "prefixItems", "properties",
-    "propertyNames", "required", "then", "title", "type", "unevaluatedProperties", "uniqueItems",
+    "$anchor", "$defs", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "$ref", "additionalItems",
+    "additionalProperties", "allOf", "anyOf", "const", "contains", "contentEncoding", "contentMediaType", "default",
+    "definitions", "dependencies", "dependentRequired", "dependentSchemas", "else", "enum", "exclusiveMaximum",
+    "exclusiveMinimum", "format", "if", "items", "maxContains", "maxItems", "maxLength", "maxProperties", "maximum",
+    "minContains", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "not", "oneOf", "pattern",
+    "patternProperties", "prefixItems", "properties", "propertyNames", "required", "then", "type",
+    "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
 ]  # fmt: skip
-VALUES: list[Any] = [None, [], {}, ["a"], [1, {}], 1, -1, 1.5, float("inf"), True, "x", {"a": 1}]
-WRAPPERS: list[Callable[[Any], Any]] = [
-    lambda schema: schema,
-    lambda schema: {"type": "object", "properties": {"a": schema}},
-    lambda schema: {"type": "object", "propertyNames": schema},
-    lambda schema: {"type": "array", "items": schema, "contains": schema},
-    lambda schema: {"oneOf": [schema, {"type": "null"}]},
-    lambda schema: {"allOf": [schema, {"type": "string"}]},
-    lambda schema: {"$defs": {"x": schema}, "$ref": "#/$defs/x"},
-]
+VALUES: list[Any] = [[], {}, ["a"], [1, {}], [{}, 3], 1, -1, 1.5, True, "x", {"a": 1}, {"a": ["b"]}, {"a": [1]}]
+Position = tuple[str, Callable[[Any], Any]]
+# Where a subschema may be, with the path that an error names. Many have no effect on any value.
+POSITIONS: dict[str, Position] = {
+    "root": ("", lambda schema: schema),
+    "property": ("properties.a.", lambda schema: {"properties": {"a": schema}}),
+    "pattern property": ("patternProperties.a.", lambda schema: {"patternProperties": {"a": schema}}),
+    "names": ("propertyNames.", lambda schema: {"type": "object", "propertyNames": schema}),
+    "nested names": ("propertyNames.propertyNames.", lambda schema: {"propertyNames": {"propertyNames": schema}}),
+    "names allOf": ("propertyNames.allOf.1.", lambda schema: {"propertyNames": {"allOf": [{}, schema]}}),
+    "names anyOf": ("propertyNames.anyOf.1.", lambda schema: {"propertyNames": {"anyOf": [True, schema]}}),
+    "names oneOf": ("propertyNames.oneOf.0.", lambda schema: {"propertyNames": {"oneOf": [schema]}}),
+    "names not": ("propertyNames.not.", lambda schema: {"propertyNames": {"not": schema}}),
+    "names if": ("propertyNames.if.", lambda schema: {"propertyNames": {"if": schema}}),
+    "names then": ("propertyNames.then.", lambda schema: {"propertyNames": {"then": schema}}),
+    "names items": ("propertyNames.items.", lambda schema: {"propertyNames": {"items": schema}}),
+    "names reference": (
+        "propertyNames.$ref.",
+        lambda schema: {"$defs": {"x": schema}, "propertyNames": {"$ref": "#/$defs/x"}},
+    ),
+    "items": ("items.", lambda schema: {"type": "array", "items": schema}),
+    "prefix items": ("prefixItems.1.", lambda schema: {"prefixItems": [{}, schema]}),
+    "items of a string": ("items.", lambda schema: {"type": "string", "items": schema}),
+    "contains": ("contains.", lambda schema: {"contains": schema, "minContains": 0}),
+    "not": ("not.", lambda schema: {"not": schema}),
+    "else": ("else.", lambda schema: {"if": True, "else": schema}),
+    "then alone": ("then.", lambda schema: {"then": schema}),
+    "anyOf": ("anyOf.1.", lambda schema: {"anyOf": [{}, schema]}),
+    "oneOf": ("oneOf.0.", lambda schema: {"oneOf": [schema, {"type": "null"}]}),
+    "dependent": ("dependentSchemas.a.", lambda schema: {"dependentSchemas": {"a": schema}}),
+    "dependency": ("dependencies.a.", lambda schema: {"dependencies": {"a": schema}}),
+    "reference": ("$ref.", lambda schema: {"$ref": "#/$defs/x", "$defs": {"x": schema}}),
+}
 
 
-@pytest.mark.parametrize("keyword", KEYWORDS)
-def test_a_keyword_with_a_value_of_a_wrong_type_is_refused_by_its_path_or_has_no_effect(keyword: str) -> None:
-    for value, base, wrap in itertools.product(VALUES, [{}, *({"type": name} for name in TYPES)], WRAPPERS):
-        with contextlib.suppress(SchemaError):
-            simplified(wrap({**base, keyword: value}))
+def is_well_typed(keyword: str, value: Any) -> bool:
+    """Whether some draft allows this value. Members of definitions are checked when something refers to them."""
+    if keyword in ("$defs", "definitions"):
+        return isinstance(value, dict)
+    if keyword in ("contentMediaType", "contentEncoding", "$anchor", "$dynamicAnchor"):
+        return isinstance(value, str)
+    if keyword in ("items", "prefixItems") and value == []:
+        return True
+    if isinstance(value, bool) and (keyword == "required" or keyword.startswith("exclusive")):  # drafts 3 and 4
+        return True
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    if keyword in ("items", "additionalItems", "dependencies"):
+        draft = "http://json-schema.org/draft-07/schema#"
+    if keyword == "$recursiveRef":
+        draft = "https://json-schema.org/draft/2019-09/schema"
+    return bool(jsonschema_rs.meta.is_valid({"$schema": draft, keyword: value}))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_value_of_a_wrong_type_is_refused_with_its_path_in_every_position(position: str) -> None:
+    prefix, embed = POSITIONS[position]
+    wrong = 0
+    for keyword, value, base in itertools.product(KEYWORDS, VALUES, ["integer", "string", None]):
+        schema = {keyword: value} if base is None else {"type": base, keyword: value}
+        if is_well_typed(keyword, value):
+            with contextlib.suppress(SchemaError):
+                simplified(embed(schema))
+            continue
+        wrong += 1
+        with pytest.raises(SchemaError, match=f"^{re.escape(prefix + keyword)}[.:]") as refused:
+            simplified(embed(schema))
+        assert not isinstance(refused.value, UnsupportedSchema)
+    assert wrong > 1000
+
+
+@pytest.mark.parametrize("keyword", [keyword for keyword in KEYWORDS if keyword not in ("const", "type")])
+def test_a_keyword_with_the_value_null_is_absent_in_every_position(keyword: str) -> None:
+    for _, embed in POSITIONS.values():
+        results = []
+        for schema in ({"type": "string"}, {"type": "string", keyword: None}):
+            try:
+                results.append(simplified(embed(schema)))
+            except SchemaError as error:
+                results.append(str(error))
+        assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
@@ -409,16 +483,26 @@ def test_a_keyword_with_a_value_of_a_wrong_type_is_refused_by_its_path_or_has_no
     [
         ({"format": []}, "format"),
         ({"properties": {"a": {"format": {"x": 1}}}}, "properties.a.format"),
+        ({"propertyNames": {"format": 3}}, "propertyNames.format"),
         ({"type": {}}, "type"),
         ({"type": ["string", []]}, "type"),
         ({"required": [1, {}]}, "required"),
         ({"type": "string", "minLength": float("inf")}, "minLength"),
+        ({"minimum": float("nan")}, "minimum"),
         ({"items": {"maxItems": float("inf")}}, "items.maxItems"),
+        ({"propertyNames": {"dependentRequired": {"a": 1}}}, "propertyNames.dependentRequired.a"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_named_by_its_path(schema: Any, path: str) -> None:
     with pytest.raises(SchemaError, match=f"^{re.escape(path)}: "):
         simplified(schema)
+
+
+def test_keywords_next_to_a_reference_are_not_checked_where_they_are_ignored() -> None:
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"t": {"type": "string"}}}
+    schema = {"$ref": "#/definitions/t", "format": []}
+    assert accepts(simplified({**draft, **schema}), "text")
+    assert simplified({**draft, "propertyNames": schema}) == simplified(draft)
 
 
 def test_whether_a_name_fits_an_expression() -> None:

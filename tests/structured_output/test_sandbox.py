@@ -62,7 +62,7 @@ def text(**form: Any) -> str:
     return grammar_of(form, "x")
 
 
-def test_what_can_be_kept_to_and_what_not(trials: GrammarSandbox) -> None:
+def test_supported_and_unsupported_schemas(trials: GrammarSandbox) -> None:
     good, wrong = text(regex="a+"), text(json={"enum": []})
     assert trials.cached_reason(good) is None
     assert trials.check(good) == ""

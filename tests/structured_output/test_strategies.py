@@ -20,7 +20,7 @@ from tests.engine.harness import Setup, check_idle, decoding_of, make_engine
 from tests.matrix import marked
 from tests.oracle.block import Params
 
-WORDS = [b"a", b"b", b"c", b"", b"ab", b"bc", b"0", b"1", b"01", b"-", b"x", b"y", b"xy", b"", b"z", b""]
+TOKENS = [b"a", b"b", b"c", b"", b"ab", b"bc", b"0", b"1", b"01", b"-", b"x", b"y", b"xy", b"", b"z", b""]
 EOS, MASK = 3, 13
 REGEXES = ("(ab|c){2,5}-[01]{2,9}", "[abc]*z", "x(yx){3,6}-", "(0|1|-){1,12}", "abcabcabc")
 SETUPS = {
@@ -36,21 +36,21 @@ QUICK = [(name, False) for name in ("d2f", "fast_dllm_v2", "nemotron_diffusion")
 QUICK += [(name, True) for name in ("multi_bd", "full", "full, shifted")]
 
 
-class Words:
+class TokenTable:
     """The vocabulary as the grammar engine asks for it."""
 
     eos_token_id, bos_token_id = EOS, None
-    tokens = WORDS
+    tokens = TOKENS
     special_token_ids = (EOS, MASK, 15)
 
     def __call__(self, text: bytes) -> list[int]:
-        return [WORDS.index(bytes([byte])) for byte in text if bytes([byte]) in WORDS]
+        return [TOKENS.index(bytes([byte])) for byte in text if bytes([byte]) in TOKENS]
 
 
 def engine_of(setup: Setup) -> Engine:
     engine = make_engine(setup)
     facts = GrammarFacts.of(vocab_size=setup.vocab, max_token_id=setup.max_token, mask_id=MASK, eos=setup.eos)
-    tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), n_vocab=setup.vocab)
+    tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(TokenTable()), n_vocab=setup.vocab)
     engine.grammar_queue = GrammarQueue(engine.scheduler, GrammarCache(lambda: tokens, facts))
     return engine
 
@@ -82,7 +82,7 @@ def served(engine: Engine, specs: list[RequestSpec], every: int = 0) -> dict[str
         if every and steps % every == 0 and running:
             engine.scheduler._preempt(running[-1])
     check_idle(engine)
-    text = {id: b"".join(WORDS[token] for token in tokens).decode() for id, tokens in ids.items()}
+    text = {id: b"".join(TOKENS[token] for token in tokens).decode() for id, tokens in ids.items()}
     return {id: (text[id], last[id].finish_reason, last[id].nfe) for id in ids}
 
 

@@ -11,7 +11,7 @@ from tests.calls import count_calls
 
 SLOW = settings(max_examples=150, deadline=None)
 BYTES = st.lists(st.integers(0, 400), max_size=40)  # ids past the vocabulary among them
-WORDS = st.text(alphabet="ab é東😀\n", max_size=30)
+TEXT = st.text(alphabet="ab é東😀\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab é東�", min_size=1, max_size=4), max_size=3)
 
 
@@ -31,7 +31,7 @@ def naive(text: str, stops) -> str:
 
 @SLOW
 @given(data=st.data(), ids=BYTES)
-def test_whole_text_is_the_librarys(pair, data, ids):
+def test_complete_text_is_the_librarys(pair, data, ids):
     ours, library = pair
     expected = library.decode(ids, skip_special_tokens=False)
     if pair[0].token_id("<0x00>") is None or "�" not in expected:  # runs of invalid byte tokens are ours to define
@@ -47,35 +47,35 @@ def test_whole_text_is_the_librarys(pair, data, ids):
 
 
 @SLOW
-@given(data=st.data(), source=st.one_of(WORDS, BYTES), stops=STOPS)
+@given(data=st.data(), source=st.one_of(TEXT, BYTES), stops=STOPS)
 def test_stop_strings_end_the_text_whatever_the_pushes(pair, data, source, stops):
     tokenizer = pair[0]
     ids = tokenizer.encode(source) if isinstance(source, str) else source
-    whole = tokenizer.byte_decoder.visible().decode(ids)
+    expected = tokenizer.byte_decoder.visible().decode(ids)
     answer = IncrementalDetokenizer(tokenizer, stops)
     deltas = []
     for part in in_pushes(data.draw, ids):
         deltas.append(answer.push(part))
         assert "".join(deltas) == answer.text
-        assert naive(whole, stops).startswith(answer.text)
+        assert naive(expected, stops).startswith(answer.text)
         if answer.stopped:
             assert answer.push([1, 2]) == ""
             break
     deltas.append(answer.finish())
-    assert "".join(deltas) == answer.text == naive(whole, stops)
-    assert answer.stopped == any(stop in whole for stop in stops)
+    assert "".join(deltas) == answer.text == naive(expected, stops)
+    assert answer.stopped == any(stop in expected for stop in stops)
     assert answer.finish() == ""
     # the ids are the longest beginning of ids whose text does not reach into the stop string
-    kept = answer.token_ids
-    assert kept == ids[: len(kept)]
+    token_ids = answer.token_ids
+    assert token_ids == ids[: len(token_ids)]
     if not answer.stopped:
-        assert kept == ids
-    elif "�" not in whole:
-        assert answer.text.startswith(tokenizer.byte_decoder.visible().decode(kept).rstrip("�"))
+        assert token_ids == ids
+    elif "�" not in expected:
+        assert answer.text.startswith(tokenizer.byte_decoder.visible().decode(token_ids).rstrip("�"))
 
 
 @SLOW
-@given(data=st.data(), source=WORDS)
+@given(data=st.data(), source=TEXT)
 def test_text_that_continues_the_prompt_loses_no_space(pair, data, source):
     tokenizer = pair[0]
     ids = tokenizer.encode(source)

@@ -18,7 +18,7 @@ from runtime.tokenizer.chat_template import ChatTemplate
 from runtime.tokenizer.template_limits import Cancelled, RenderBudget
 from tests.tokenizer.conftest import byte_level, metaspace, save
 
-TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
 LOOPS = [
     "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ m.content if not loop.last }}{% endfor %}",
     "{% for m in messages %}{{ loop.revindex }}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}",
@@ -39,15 +39,15 @@ def template(source: str) -> ChatTemplate:
 
 @pytest.mark.parametrize("source", LOOPS)
 def test_a_watched_loop_is_the_loop_it_was(source: str) -> None:
-    plain = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).from_string(source)
-    assert template(source).render(TALK, {}) == plain.render(messages=TALK)
+    unlimited = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).from_string(source)
+    assert template(source).render(MESSAGES, {}) == unlimited.render(messages=MESSAGES)
 
 
 def test_what_is_no_list_is_refused_as_before() -> None:
     with pytest.raises(RequestError, match="cannot render"):
-        template("{% for x in 5 %}{{ x }}{% endfor %}").render(TALK, {})
+        template("{% for x in 5 %}{{ x }}{% endfor %}").render(MESSAGES, {})
     with pytest.raises(RequestError, match="cannot render"):
-        template("{% for x in no.such %}{{ x }}{% endfor %}").render(TALK, {})
+        template("{% for x in no.such %}{{ x }}{% endfor %}").render(MESSAGES, {})
 
 
 SPINS = [
@@ -61,60 +61,60 @@ SPINS = [
 def test_a_template_that_spins_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
     with pytest.raises(RequestError, match=r"takes more than 0\.2 s on them; send less") as refused:
-        template(source).render(TALK, {"n": 99_999})
+        template(source).render(MESSAGES, {"n": 99_999})
     assert refused.value.param == "messages"
 
 
 def test_a_rendering_ends_when_nobody_waits_for_it() -> None:
     looks = 0
 
-    def wanted() -> bool:
+    def is_requested() -> bool:
         nonlocal looks
         looks += 1
         return looks < 100
 
     with pytest.raises(Cancelled):
-        template(SPINS[0]).render(TALK, {"n": 99_999}, RenderBudget(is_needed=wanted))
+        template(SPINS[0]).render(MESSAGES, {"n": 99_999}, RenderBudget(is_needed=is_requested))
 
 
 def test_a_template_that_multiplies_is_stopped() -> None:
     with pytest.raises(RequestError, match="writes more than 1000 characters"):
         template("{% for a in range(n) %}{{ messages[0].content }}{% endfor %}").render(
-            TALK, {"n": 9999}, RenderBudget(1000)
+            MESSAGES, {"n": 9999}, RenderBudget(1000)
         )
     for source in ("{{ 'x' * n }}", "{{ n * [1] }}", "{{ 9 ** n }}"):
         with pytest.raises(RequestError, match=r"cannot render them: .* (repeated|too large)"):
-            template(source).render(TALK, {"n": 10**9})
+            template(source).render(MESSAGES, {"n": 10**9})
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
     made = []
     for library in (byte_level(), metaspace()):
-        place = tmp_path_factory.mktemp("tokenizer")
-        save(library, place)
-        made.append(Tokenizer(place))
+        directory = tmp_path_factory.mktemp("tokenizer")
+        save(library, directory)
+        made.append(Tokenizer(directory))
     return made
 
 
 @given(st.integers(0, 1), st.text(max_size=200), st.integers(0, 100))
-def test_a_text_is_refused_only_if_it_is_too_long(small: list[Tokenizer], kind: int, text: str, most: int) -> None:
+def test_a_text_is_refused_only_if_it_is_too_long(small: list[Tokenizer], kind: int, text: str, limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "WINDOW", 16)
-        whole = small[kind].encode(text)
-        found = small[kind].encode_limited(text, most)
+        encoded = small[kind].encode(text)
+        found = small[kind].encode_limited(text, limit)
         if found is None:
-            assert len(whole) > most
+            assert len(encoded) > limit
         else:
-            assert found == whole
-        assert small[kind].encode_limited(text, len(whole) + 2 * (len(text) // 16 + 1)) == whole
+            assert found == encoded
+        assert small[kind].encode_limited(text, len(encoded) + 2 * (len(text) // 16 + 1)) == encoded
 
 
 def test_a_long_text_is_let_go_between_windows(small: list[Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "WINDOW", 16)
     encoded: list[str] = []
-    plain = Tokenizer._encode
-    monkeypatch.setattr(Tokenizer, "_encode", lambda self, text: encoded.append(text) or plain(self, text))
+    unlimited = Tokenizer._encode
+    monkeypatch.setattr(Tokenizer, "_encode", lambda self, text: encoded.append(text) or unlimited(self, text))
     with pytest.raises(Cancelled):
         small[0].encode_limited("a b " * 100, 10**6, is_needed=lambda: len(encoded) < 3)
     assert len(encoded) == 3
@@ -123,14 +123,14 @@ def test_a_long_text_is_let_go_between_windows(small: list[Tokenizer], monkeypat
     assert len(encoded) < 10
 
 
-def wild(place: Path, text: str) -> None:
+def wild(directory: Path, text: str) -> None:
     """A checkpoint whose pattern takes for ever on ``aaa...``; `text` is what its template adds."""
-    save(byte_level(), place)
-    data: dict[str, Any] = json.loads((place / "tokenizer.json").read_text())
+    save(byte_level(), directory)
+    data: dict[str, Any] = json.loads((directory / "tokenizer.json").read_text())
     pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [pattern, data["pre_tokenizer"]]}
-    (place / "tokenizer.json").write_text(json.dumps(data))
-    (place / "chat_template.jinja").write_text("{{ messages[0].content }}" + text)
+    (directory / "tokenizer.json").write_text(json.dumps(data))
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}" + text)
 
 
 def test_a_panic_of_the_library_is_an_ordinary_error(tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_a_quick_rendering_asks_for_no_threads_time(monkeypatch: pytest.MonkeyPa
     """It is a system call, and a conversation is rendered in less time than a few of them take."""
     monkeypatch.setattr(template_limits, "GRACE", 60.0)
     monkeypatch.setattr(time, "thread_time", lambda: pytest.fail("asked"))
-    assert template(LOOPS[0]).render(TALK, {}) != ""
+    assert template(LOOPS[0]).render(MESSAGES, {}) != ""

@@ -62,13 +62,17 @@ def test_harmless_conversations_are_those_of_transformers(pair, tmp_path):
 
     tokenizer, library = pair
     theirs = PreTrainedTokenizerFast(tokenizer_object=library, chat_template=TEMPLATE, eos_token="<|end|>")
-    talk = [
+    conversation = [
         {"role": "system", "content": "a b"},
         {"role": "user", "content": "Solve: 12 + 30. é東"},
         {"role": "assistant", "content": "ab<|end|> dropped"},
         {"role": "user", "content": "ab"},
     ]
-    for messages, options in ((talk, {}), (talk[1:2], {"note": "AB"}), (talk, {"add_generation_prompt": False})):
+    for messages, options in (
+        (conversation, {}),
+        (conversation[1:2], {"note": "AB"}),
+        (conversation, {"add_generation_prompt": False}),
+    ):
         options = {"add_generation_prompt": True} | options
         expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
         assert tokenizer.encode_chat(messages, **options) == expected
@@ -76,8 +80,8 @@ def test_harmless_conversations_are_those_of_transformers(pair, tmp_path):
 
 def test_a_template_still_finds_special_text_in_a_message(directory):
     tokenizer = Tokenizer(directory)
-    talk = [{"role": "assistant", "content": "ab<|end|>rest"}]
-    assert tokenizer.encode_chat(talk) == tokenizer.encode_chat([{"role": "assistant", "content": "ab"}])
+    conversation = [{"role": "assistant", "content": "ab<|end|>rest"}]
+    assert tokenizer.encode_chat(conversation) == tokenizer.encode_chat([{"role": "assistant", "content": "ab"}])
 
 
 @pytest.mark.parametrize(
@@ -189,8 +193,8 @@ def test_broken_files(directory, tmp_path_factory):
     with pytest.raises(ConfigError, match="from parts"):
         Tokenizer(directory)
     (directory / "chat_template.jinja").unlink()
-    whole = json.loads((directory / "tokenizer.json").read_text())
-    for text in ("{", "[]", "{}", json.dumps(whole | {"decoder": {"type": "CTC"}}), json.dumps(whole | {"model": {}})):
+    data = json.loads((directory / "tokenizer.json").read_text())
+    for text in ("{", "[]", "{}", json.dumps(data | {"decoder": {"type": "CTC"}}), json.dumps(data | {"model": {}})):
         (directory / "tokenizer.json").write_text(text)
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
             Tokenizer(directory)

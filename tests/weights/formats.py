@@ -40,14 +40,14 @@ def rounded(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class Bytes:
     """What `moe_int8` reads of an `Int8`."""
 
-    kept: torch.Tensor
+    codes: torch.Tensor
     scale: torch.Tensor
 
 
 def moe_int8(x, ids, weights, gate_up, down, shared, activation="silu", out=None):
     """Experts of bytes, as `moe_torch` otherwise."""
-    whole = ((each.kept * each.scale).to(x.dtype) for each in (gate_up, down))
-    return moe_torch(x, ids, weights, *whole, shared, activation, out)
+    dequantized = ((each.codes * each.scale).to(x.dtype) for each in (gate_up, down))
+    return moe_torch(x, ids, weights, *dequantized, shared, activation, out)
 
 
 class Int8(Weight):
@@ -73,10 +73,10 @@ class Int8(Weight):
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         if len(part.ranges[-1]) != self.shape[-1]:
             raise ConfigError("holds less than a whole output, whose scale cannot be known")
-        kept, scale = rounded(tensor)
+        codes, scale = rounded(tensor)
         require_finite(scale, tensor)
-        self.bytes[part.slices], self.scale[part.slices] = kept, scale
-        return kept.numel()
+        self.bytes[part.slices], self.scale[part.slices] = codes, scale
+        return codes.numel()
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         out = F.linear(x, self.bytes.to(x.dtype)) * self.scale.to(x.dtype).squeeze(-1)
@@ -89,30 +89,30 @@ class RankWeight(Weight):
     def __init__(self, build: LayerFactory, shape: tuple[int, ...], rank: int, ranks: int) -> None:
         super().__init__(shape, build.dtype)
         self.own = range(rank * shape[0] // ranks, (rank + 1) * shape[0] // ranks)
-        self.kept = torch.empty((len(self.own), *shape[1:]), dtype=build.dtype, device=build.device)
+        self.codes = torch.empty((len(self.own), *shape[1:]), dtype=build.dtype, device=build.device)
         self.group: list[Weight] = []
 
     @property
     def tensor(self) -> torch.Tensor:
-        return self.kept
+        return self.codes
 
     @property
     def nbytes(self) -> int:
-        return self.kept.nbytes
+        return self.codes.nbytes
 
     @property
     def size(self) -> int:
-        return self.kept.numel()
+        return self.codes.numel()
 
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         outputs, inputs = part.ranges
         first, last = max(outputs.start, self.own.start), min(outputs.stop, self.own.stop)
         if first >= last:
             return 0
-        kept = self.kept[first - self.own.start : last - self.own.start, inputs.start : inputs.stop]
-        kept.copy_(tensor[first - outputs.start : last - outputs.start])
-        require_finite(kept, tensor)
-        return kept.numel()
+        codes = self.codes[first - self.own.start : last - self.own.start, inputs.start : inputs.stop]
+        codes.copy_(tensor[first - outputs.start : last - outputs.start])
+        require_finite(codes, tensor)
+        return codes.numel()
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.cat([F.linear(x, shard.tensor) for shard in self.group], -1)

@@ -63,9 +63,9 @@ def logits(model):
 
 def test_shards_load_like_one_file(tiny):
     path = tiny()
-    whole = logits(load(path))
+    expected = logits(load(path))
     shard(path)
-    assert torch.equal(logits(load(path)), whole)
+    assert torch.equal(logits(load(path)), expected)
 
 
 def test_an_index_takes_precedence_over_a_single_file(tiny, caplog):
@@ -97,7 +97,7 @@ def test_a_single_file_does_not_replace_lost_shards(tiny):
 
 def test_progress_reaches_the_last_byte(tiny):
     seen = []
-    load(tiny(), progress=lambda *news: seen.append(news))
+    load(tiny(), progress=lambda *progress: seen.append(progress))
     done = [d for _, d, _ in seen]
     assert {phase for phase, _, _ in seen} == {"weights"}
     assert done == sorted(done)
@@ -109,8 +109,8 @@ def test_the_other_name_of_the_expert_bias(tiny):
         for name in [n for n in tensors if n.endswith("gate.expert_bias")]:
             tensors[name.replace("expert_bias", "e_score_correction_bias")] = tensors.pop(name)
 
-    plain = logits(load(tiny()))
-    assert torch.equal(logits(load(tiny(rename))), plain)
+    tiny_logits = logits(load(tiny()))
+    assert torch.equal(logits(load(tiny(rename))), tiny_logits)
 
 
 def fuse(tensors, parts=("gate_proj", "up_proj", "down_proj")):
@@ -122,8 +122,8 @@ def fuse(tensors, parts=("gate_proj", "up_proj", "down_proj")):
 
 @pytest.mark.parametrize("parts", [("gate_proj", "up_proj", "down_proj"), ("down_proj",)])
 def test_experts_may_be_fused(tiny, parts):
-    plain = logits(load(tiny()))
-    assert torch.equal(logits(load(tiny(lambda t: fuse(t, parts)))), plain)
+    tiny_logits = logits(load(tiny()))
+    assert torch.equal(logits(load(tiny(lambda t: fuse(t, parts)))), tiny_logits)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_hub_names_are_resolved_by_huggingface_hub(tiny, monkeypatch):
 def test_a_directory_of_the_hubs_cache_is_called_by_its_commit(tiny, tmp_path):
     path, commit = tiny(), "0123456789abcdef" * 2 + "01234567"
     assert resolve_checkpoint(str(path)).revision is None
-    for place, revision in ((f"snapshots/{commit}", commit), ("snapshots/main", None), (f"else/{commit}", None)):
-        copied = shutil.copytree(path, tmp_path / "cache" / place, ignore=shutil.ignore_patterns("cache"))
+    for snapshot, revision in ((f"snapshots/{commit}", commit), ("snapshots/main", None), (f"else/{commit}", None)):
+        copied = shutil.copytree(path, tmp_path / "cache" / snapshot, ignore=shutil.ignore_patterns("cache"))
         assert resolve_checkpoint(str(copied)).revision == revision
 
 

@@ -23,10 +23,10 @@ NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_c
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = write_checkpoint(tmp_path_factory.mktemp("files") / "model")
-    (place / "generation_config.json").write_text("{}")
-    (place / "special_tokens_map.json").write_text("{}")
-    return place
+    directory = write_checkpoint(tmp_path_factory.mktemp("files") / "model")
+    (directory / "generation_config.json").write_text("{}")
+    (directory / "special_tokens_map.json").write_text("{}")
+    return directory
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_links_inside_are_read_as_volumes_have_them(model: Path) -> None:
     link = model.parent / "link"
     link.symlink_to("model")
     chat = [{"role": "user", "content": "x"}]
-    for place in (model, link):
-        tokenizer = read_all(place)
+    for directory in (model, link):
+        tokenizer = read_all(directory)
         assert tokenizer.decode(tokenizer.encode_chat(chat)) == "from the volume"
 
 
@@ -158,7 +158,7 @@ def test_contents_that_are_themselves_elsewhere_are_not_read(model: Path) -> Non
     assert "leads out of the checkpoint" in refusal(revision)
 
 
-def test_a_link_to_nothing_is_said_so(model: Path) -> None:
+def test_a_broken_link_is_named(model: Path) -> None:
     (model / "chat_template.jinja").symlink_to("gone")
     assert "is a link to nothing" in refusal(model)
 
@@ -167,15 +167,15 @@ def test_a_link_to_nothing_is_said_so(model: Path) -> None:
 def test_a_pipe_is_refused_and_not_waited_for(model: Path, name: str) -> None:
     (model / name).unlink(missing_ok=True)
     os.mkfifo(model / name)
-    said: list[str] = []
-    thread = threading.Thread(target=lambda: said.append(refusal(model)), daemon=True)
+    messages: list[str] = []
+    thread = threading.Thread(target=lambda: messages.append(refusal(model)), daemon=True)
     thread.start()
     thread.join(TIMEOUT)
-    assert said, "reading waits for a pipe's other end"
-    assert f"{model / name} is not a regular file" in said[0]
+    assert messages, "reading waits for a pipe's other end"
+    assert f"{model / name} is not a regular file" in messages[0]
 
 
-def test_a_directory_in_a_files_place_is_refused(model: Path) -> None:
+def test_a_directory_instead_of_a_file_is_refused(model: Path) -> None:
     (model / "generation_config.json").unlink()
     (model / "generation_config.json").mkdir()
     assert "is not a regular file" in refusal(model)
@@ -206,11 +206,11 @@ def test_a_name_that_is_swapped_meanwhile_is_resolved_again(model: Path, monkeyp
     (model / "a").symlink_to("new/a")
     resolve, first = os.path.realpath, [str(model / "old" / "a")]
 
-    def late(path: str | Path, **options: bool) -> str:
+    def delayed(path: str | Path, **options: bool) -> str:
         real = resolve(path, **options)
         return first.pop() if first and real.endswith("/a") else real
 
-    monkeypatch.setattr(os.path, "realpath", late)
+    monkeypatch.setattr(os.path, "realpath", delayed)
     assert checkpoint_files.read_text(model, "a", 100) == "new"
 
 

@@ -19,14 +19,14 @@ from tests.models.paged import logits_in_chunks
 from tests.weights.formats import Adapted, Formats, Int8, RankWeight, moe_int8, rounded
 
 TINY = GOLDEN / "llada2_tiny"
-PLAIN = LayerFactory.create("cpu", torch.float32)
+FACTORY = LayerFactory.create("cpu", torch.float32)
 INT8 = replace(TORCH, moe=moe_int8)
 
 
 def load(form=None, path=TINY, change=lambda family: family, progress=None, kernels=TORCH):
     checkpoint = resolve_checkpoint(str(path))
     family = change(resolve_family(None, checkpoint.config))
-    build = PLAIN if form is None else Formats.of(replace(PLAIN, kernels=kernels), form)
+    build = FACTORY if form is None else Formats.of(replace(FACTORY, kernels=kernels), form)
     return load_model(checkpoint, family, family.parse(checkpoint.config), build, progress)
 
 
@@ -46,33 +46,33 @@ def linears(model):
 
 
 @pytest.fixture(scope="module")
-def plain():
+def unquantized():
     model = load()
     return model, logits(model)
 
 
-def test_int8_made_while_loading(plain, tmp_path):
+def test_int8_made_while_loading(unquantized, tmp_path):
     """Linears and experts: as if the checkpoint had held the rounded values, and near what it did hold."""
     tensors = load_file(TINY / "model.safetensors")
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and not name.endswith(("gate.weight", "word_embeddings.weight", "lm_head.weight")):
-            kept, scale = rounded(tensor)
-            assert not torch.equal(tensor, kept * scale), name
-            tensors[name] = kept * scale
+            codes, scale = rounded(tensor)
+            assert not torch.equal(tensor, codes * scale), name
+            tensors[name] = codes * scale
     write(tmp_path, tensors)
-    told = []
-    model = load(Int8, progress=lambda *news: told.append(news), kernels=INT8)
+    reports = []
+    model = load(Int8, progress=lambda *progress: reports.append(progress), kernels=INT8)
     assert len(linears(model)) == 3 * 2 + 2 + 2 * 4  # attention, the dense layer, experts and shared experts
     out, expected = logits(model), logits(load(path=tmp_path))
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
-    assert 1e-4 < (out - plain[1]).norm() / plain[1].norm() < 0.1
+    assert 1e-4 < (out - unquantized[1]).norm() / unquantized[1].norm() < 0.1
     nbytes = sum(weight.nbytes for weight in named_weights(model).values())
-    assert told[-1] == ("weights", nbytes, nbytes)
-    assert nbytes < 0.5 * sum(weight.nbytes for weight in named_weights(plain[0]).values())
+    assert reports[-1] == ("weights", nbytes, nbytes)
+    assert nbytes < 0.5 * sum(weight.nbytes for weight in named_weights(unquantized[0]).values())
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_shards_filled_in_the_coordinates_of_the_whole(plain, ranks):
+def test_shards_are_filled_by_coordinates_of_the_full_weight(unquantized, ranks):
     """Each keeps a run of outputs, which the checkpoint's tensors do not end with; together they are the whole."""
 
     def form(rank):
@@ -81,20 +81,20 @@ def test_shards_filled_in_the_coordinates_of_the_whole(plain, ranks):
         )
 
     models = [load(form(rank)) for rank in range(ranks)]
-    whole, every = named_weights(plain[0]), [linears(model) for model in models]
+    parameters, every = named_weights(unquantized[0]), [linears(model) for model in models]
     assert len(every[0]) == 3 * 2 + 2 + 2 * 2
     for name in every[0]:
         group = [each[name] for each in every]
-        assert all(shard.shape == whole[name].shape and shard.size < whole[name].size for shard in group)
-        assert torch.equal(torch.cat([shard.tensor for shard in group]), whole[name].tensor)
+        assert all(shard.shape == parameters[name].shape and shard.size < parameters[name].size for shard in group)
+        assert torch.equal(torch.cat([shard.tensor for shard in group]), parameters[name].tensor)
         for shard in group:
             shard.group = group
     for model in models:
-        torch.testing.assert_close(logits(model), plain[1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits(model), unquantized[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("base", [Int8, None])
-def test_an_adapter_around_any_format(plain, base):
+def test_an_adapter_around_any_format(unquantized, base):
     def under(build, shape):
         return build.parameter(*shape) if base is None else base(build, shape)
 
@@ -108,7 +108,7 @@ def test_an_adapter_around_any_format(plain, base):
             named_weights(merged)[name].load((), weight.tensor)
     out = logits(model)
     torch.testing.assert_close(out, logits(merged), rtol=1e-4, atol=1e-4)
-    assert (out - plain[1]).norm() / plain[1].norm() > 0.01
+    assert (out - unquantized[1]).norm() / unquantized[1].norm() > 0.01
 
 
 class Forgetful(UnquantizedWeight):

@@ -65,16 +65,16 @@ def fetch(endpoint: str, home: Path, model: str, token: str = TOKEN, what: str =
 
 
 @pytest.mark.matrix
-def test_a_download_tells_how_far_it_is(endpoint: str, tmp_path: Path) -> None:
+def test_a_download_reports_its_progress(endpoint: str, tmp_path: Path) -> None:
     found = fetch(endpoint, tmp_path, "hf://org/private@v1")
     assert "config.json" in found["files"]
     assert len([f for f in found["files"] if f.endswith(".safetensors")]) == 4
-    told = found["told"]
-    assert all(phase == "download" for phase, _, _ in told)
-    totals = {total for _, _, total in told}
+    messages = found["told"]
+    assert all(phase == "download" for phase, _, _ in messages)
+    totals = {total for _, _, total in messages}
     assert len(totals) == 1
     assert totals.pop() > 11e6
-    done = [done for _, done, _ in told]
+    done = [done for _, done, _ in messages]
     assert done == sorted(done)
     assert len(set(done)) >= 3, done  # shard after shard
 
@@ -115,7 +115,7 @@ def test_who_reads_no_weights_fetches_none(endpoint: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "token", "words"),
+    ("model", "token", "message"),
     [
         ("hf://org/private@v1", "", "does not exist, or it needs a token; check its name, or set HF_TOKEN"),
         ("hf://org/private@v1", "hf_wrong", "the hub does not accept the token in HF_TOKEN"),
@@ -124,9 +124,9 @@ def test_who_reads_no_weights_fetches_none(endpoint: str, tmp_path: Path) -> Non
         ("hf://org/private@v9", TOKEN, "the repository has no revision 'v9'"),
     ],
 )
-def test_why_a_model_could_not_be_fetched(endpoint: str, tmp_path: Path, model: str, token: str, words: str) -> None:
+def test_why_a_model_could_not_be_fetched(endpoint: str, tmp_path: Path, model: str, token: str, message: str) -> None:
     error = str(fetch(endpoint, tmp_path, model, token)["error"])
-    assert words in error
+    assert message in error
     assert repr(model) in error
     assert "\n" not in error
 

@@ -10,14 +10,14 @@ from runtime.models import resolve_family
 from runtime.weights import resolve_checkpoint, resolve_token_ids
 from tests.oracle.tiny import write_tiny
 
-WORDS = ["a", "b", "<|role_end|>", "<|endoftext|>", "<|mask|>", "c"]
+TOKENS = ["a", "b", "<|role_end|>", "<|endoftext|>", "<|mask|>", "c"]
 
 
 @pytest.fixture
 def make(tmp_path):
     """Writes a checkpoint with a tokenizer of WORDS and returns a function that reads its ids."""
 
-    def write(config=(), generation=None, tokenizer_config=None, words=WORDS, **options):
+    def write(config=(), generation=None, tokenizer_config=None, tokens=TOKENS, **options):
         write_tiny(tmp_path, seed=1)
         settings = json.loads((tmp_path / "config.json").read_text())
         settings |= {"mask_token_id": None, "eos_token_id": None} | dict(config)
@@ -26,9 +26,9 @@ def make(tmp_path):
             (tmp_path / "generation_config.json").write_text(json.dumps(generation))
         if tokenizer_config is not None:
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-        if words is not None:
-            vocab = {word: n for n, word in enumerate(words)}
-            Tokenizer(models.WordLevel(vocab, unk_token=words[0])).save(str(tmp_path / "tokenizer.json"))
+        if tokens is not None:
+            vocab = {word: n for n, word in enumerate(tokens)}
+            Tokenizer(models.WordLevel(vocab, unk_token=tokens[0])).save(str(tmp_path / "tokenizer.json"))
         checkpoint = resolve_checkpoint(str(tmp_path))
         family = resolve_family(None, checkpoint.config)
         return resolve_token_ids(checkpoint, family, family.facts(family.parse(checkpoint.config)), **options)
@@ -36,7 +36,7 @@ def make(tmp_path):
     return write
 
 
-def test_the_familys_words_are_found_in_the_tokenizer(make):
+def test_the_familys_tokens_are_found_in_the_tokenizer(make):
     ids = make()
     assert (ids.mask, ids.eos, ids.max_token_id) == (4, (2,), 5)
 
@@ -60,27 +60,27 @@ def test_flags_override(make):
 
 
 def test_without_a_tokenizer_the_vocabulary_is_the_configs(make):
-    ids = make(config={"eos_token_id": [3, 7], "mask_token_id": 31}, words=None, skip_tokenizer=True)
+    ids = make(config={"eos_token_id": [3, 7], "mask_token_id": 31}, tokens=None, skip_tokenizer=True)
     assert (ids.mask, ids.eos, ids.max_token_id) == (31, (3, 7), 31)
     with pytest.raises(ConfigError, match=r"no tokenizer\.json.*skip_tokenizer"):
-        make(config={"mask_token_id": 31}, words=None)
+        make(config={"mask_token_id": 31}, tokens=None)
 
 
 def test_the_familys_own_ids_serve_where_no_file_names_one(make):
     large = {"vocab_size": 156896}
-    ids = make(config=large, words=None, skip_tokenizer=True)
+    ids = make(config=large, tokens=None, skip_tokenizer=True)
     assert (ids.mask, ids.eos) == (156895, (156892,))
-    assert make(config=large | {"eos_token_id": 5}, words=None, skip_tokenizer=True).eos == (5,)
-    assert make(config=large, words=["a", "<|mask|>"]).mask == 1
+    assert make(config=large | {"eos_token_id": 5}, tokens=None, skip_tokenizer=True).eos == (5,)
+    assert make(config=large, tokens=["a", "<|mask|>"]).mask == 1
     with pytest.raises(ConfigError, match="name no mask token; give its id with --mask-token-id"):
-        make(words=None, skip_tokenizer=True)
-    assert make(words=None, skip_tokenizer=True, mask_token_id=1).eos == ()
+        make(tokens=None, skip_tokenizer=True)
+    assert make(tokens=None, skip_tokenizer=True, mask_token_id=1).eos == ()
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"words": ["a", "b"]}, "--mask-token-id"),
+        ({"tokens": ["a", "b"]}, "--mask-token-id"),
         ({"mask_token_id": 32}, "--mask-token-id 32 is outside the vocabulary"),
         ({"eos_token_ids": [-1]}, "--eos-token-ids -1 is outside the vocabulary (0 to 31)"),
         ({"config": {"mask_token_id": 32}}, "config.json: mask_token_id 32 is outside the vocabulary (0 to 31)"),
@@ -91,7 +91,7 @@ def test_the_familys_own_ids_serve_where_no_file_names_one(make):
         ({"config": {"mask_token_id": [1, 2]}}, "config.json: mask_token_id must be one token id"),
         ({"config": {"eos_token_id": [True]}}, "config.json: eos_token_id must be a token id"),
         ({"generation": {"eos_token_id": "x"}}, "generation_config.json: eos_token_id"),
-        ({"words": [str(n) for n in range(40)]}, "vocab_size is 32"),
+        ({"tokens": [str(n) for n in range(40)]}, "vocab_size is 32"),
         ({"config": {"vocab_size": "many"}}, "vocab_size"),
     ],
 )
@@ -105,4 +105,4 @@ def test_a_broken_tokenizer(make, tmp_path):
     make()
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="not a readable tokenizer"):
-        make(words=None)
+        make(tokens=None)

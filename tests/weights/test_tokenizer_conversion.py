@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -319,6 +320,43 @@ def test_without_a_writable_cache_a_temporary_file_serves_the_process(tmp_path: 
     directory, *entries = done.stdout.split()
     assert [Path(directory).name] == entries  # the workspace of the conversion is gone
     assert list(temporary.iterdir()) == []
+
+
+def test_a_cache_without_space_is_replaced_by_a_temporary_file(
+    tmp_path: Path, cache: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock file can be created, and the write of the result fails."""
+    write_bpe(tmp_path)
+    temporary = tmp_path / "temporary"
+    monkeypatch.setenv(tokenizer_formats.TEMPORARY_VARIABLE, str(temporary))
+    replace = tokenizer_cache._replace
+
+    def without_space(target: Path, text: str) -> None:
+        if target.parent == cache:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(target, text)
+
+    monkeypatch.setattr(tokenizer_cache, "_replace", without_space)
+    first = Tokenizer(tmp_path).encode("the fox")
+    assert Tokenizer(tmp_path).encode("the fox") == first
+    assert len(conversions) == 1
+    assert list(cache.glob("*.json")) == []
+    assert len(list(temporary.glob("*.json"))) == 1
+
+
+def test_without_space_anywhere_each_use_converts(
+    tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_bpe(tmp_path)
+    monkeypatch.setenv(tokenizer_formats.TEMPORARY_VARIABLE, str(tmp_path / "temporary"))
+
+    def without_space(target: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tokenizer_cache, "_replace", without_space)
+    assert Tokenizer(tmp_path).encode("the fox") == Tokenizer(tmp_path).encode("the fox")
+    assert len(conversions) == 2
+    assert "converted tokenizer not stored" in caplog.text
 
 
 def test_without_any_writable_directory_the_message_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

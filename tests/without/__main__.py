@@ -19,7 +19,7 @@ from tests.without.marks import mark
 from tests.without.uses import read_uses
 
 ROOT = Path(__file__).parents[2]
-RAN = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+EXECUTED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 NOTHING_PROVED = 2
 
 
@@ -78,7 +78,7 @@ def record(there: list[Entry], uses: Path, args: Sequence[str]) -> int:
         others = [test for test in using if not test.own(gone, {each.name for each in entries(ROOT)})]
         print(f"{entry}: {len(using)} tests use it, {len(others)} of them are not its own")
     print(f"{len(tests)} tests")
-    return 0 if code in RAN else NOTHING_PROVED
+    return 0 if code in EXECUTED else NOTHING_PROVED
 
 
 def run(gone: list[Entry], uses: Path | None, args: Sequence[str]) -> int:
@@ -91,18 +91,20 @@ def run(gone: list[Entry], uses: Path | None, args: Sequence[str]) -> int:
         take_out(tree, everything)
         failures, left_out = tree.parent / "failures", tree.parent / "left_out"
         failures.touch()
-        apart = (
+        separate = (
             [t.id for t in read_uses(uses) if t.own(everything, names) or not t.concerned(everything)] if uses else []
         )
-        left_out.write_text("".join(f"{id}\n" for id in apart), encoding="utf-8")
-        told = ["--failures", failures, "--leave-out", left_out]
-        code = tests_of(tree, "plugin", [*told, "--continue-on-collection-errors", "--tb=short", *args])
+        left_out.write_text("".join(f"{id}\n" for id in separate), encoding="utf-8")
+        options = ["--failures", failures, "--leave-out", left_out]
+        code = tests_of(tree, "plugin", [*options, "--continue-on-collection-errors", "--tb=short", *args])
         failed = [json.loads(line) for line in failures.read_text(encoding="utf-8").splitlines()]
-    if code not in RAN:
+    if code not in EXECUTED:
         print(f"pytest ended with {code}: nothing is proved")
         return NOTHING_PROVED
     own = {entry.name for entry in everything}
-    others = [f for f in failed if not f["whole"] and not named(" ".join([f["test"], *f["fixtures"]]), names) & own]
+    others = [
+        f for f in failed if not f["all_entries"] and not named(" ".join([f["test"], *f["fixtures"]]), names) & own
+    ]
     for line in failed:
         print(f"NOT OWN: {line['test']} {line['why']}" if line in others else f"own:     {line['test']}")
     print(f"{len(failed) - len(others)} failures are of what was taken out, {len(others)} are not")

@@ -29,9 +29,9 @@ class Used:
         with open(os.environ[VARIABLE], encoding="utf-8") as file:
             file.seek(self.read)
             text = file.read()
-        whole = text[: text.rfind("\n") + 1]
-        self.read += len(whole)
-        found = self.here | set(whole.split())
+        complete = text[: text.rfind("\n") + 1]
+        self.read += len(complete)
+        found = self.here | set(complete.split())
         self.here.clear()
         return found
 

@@ -35,15 +35,22 @@ class Failures:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         fixtures = dict(report.user_properties).get("fixtures", [])
-        self.tell(report, "all_entries" in report.keywords, fixtures)
+        self.write_report(report, "all_entries" in report.keywords, fixtures)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self.tell(report, False, [])
+        self.write_report(report, False, [])
 
-    def tell(self, report: pytest.TestReport | pytest.CollectReport, whole: bool, fixtures: Sequence[object]) -> None:
+    def write_report(
+        self, report: pytest.TestReport | pytest.CollectReport, all_entries: bool, fixtures: Sequence[object]
+    ) -> None:
         if report.failed:
             why = report.longreprtext.strip().splitlines() or [""]
             line = next((line for line in why if line.startswith("E ")), why[-1])
             with self.path.open("a", encoding="utf-8") as file:
-                told = {"test": report.nodeid, "whole": whole, "why": line[1:].strip(), "fixtures": fixtures}
-                file.write(json.dumps(told) + "\n")
+                record = {
+                    "test": report.nodeid,
+                    "all_entries": all_entries,
+                    "why": line[1:].strip(),
+                    "fixtures": fixtures,
+                }
+                file.write(json.dumps(record) + "\n")

@@ -70,8 +70,8 @@ class Recorder:
             *(self.fixtures.get((name, indices.get(name, 0)), ()) for name in names),
             *(self.collected.get(node.nodeid, ()) for node in item.listchain()),
         )
-        whole = item.get_closest_marker("all_entries") is not None
+        all_entries = item.get_closest_marker("all_entries") is not None
         says = spoken(item.function, self.names) if isinstance(item, pytest.Function) else set()
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(Test(item.nodeid, names, whole, frozenset(uses), frozenset(says)).line())
+            file.write(Test(item.nodeid, names, all_entries, frozenset(uses), frozenset(says)).line())
         return result

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tests.without.entries import Entry, named
 
 # What tells of everything that is registered, and calls nothing of it.
-TELLING = (
+READ_BY_NAME = (
     "tests/without/",
     "tests/test_docs.py",
     "tests/test_contributing.py",
@@ -31,21 +31,23 @@ class Test(NamedTuple):
 
     id: str
     fixtures: tuple[str, ...]
-    whole: bool  # marked all_entries
+    all_entries: bool  # marked so
     uses: frozenset[str]  # the entries that it called, or its fixtures, or a process that it started
     says: frozenset[str]  # the names of entries that stand in quotes in its source
 
     def line(self) -> str:
-        return json.dumps([self.id, self.fixtures, self.whole, sorted(self.uses), sorted(self.says)]) + "\n"
+        return json.dumps([self.id, self.fixtures, self.all_entries, sorted(self.uses), sorted(self.says)]) + "\n"
 
     def own(self, gone: Iterable[Entry], names: Iterable[str]) -> bool:
         """Whether it may fail without those entries."""
-        return self.whole or bool(named(" ".join([self.id, *self.fixtures]), names) & {entry.name for entry in gone})
+        return self.all_entries or bool(
+            named(" ".join([self.id, *self.fixtures]), names) & {entry.name for entry in gone}
+        )
 
     def concerned(self, gone: Iterable[Entry]) -> bool:
         """Whether it could fail without those entries."""
-        said = any(str(entry) in self.uses or entry.name in self.says for entry in gone)
-        return said or self.id.startswith(TELLING)
+        is_named = any(str(entry) in self.uses or entry.name in self.says for entry in gone)
+        return is_named or self.id.startswith(READ_BY_NAME)
 
 
 def spoken(function: Callable[..., Any], names: Iterable[str]) -> set[str]:
@@ -58,6 +60,6 @@ def spoken(function: Callable[..., Any], names: Iterable[str]) -> set[str]:
 def read_uses(path: Path) -> list[Test]:
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        id, fixtures, whole, uses, says = json.loads(line)
-        found.append(Test(id, tuple(fixtures), whole, frozenset(uses), frozenset(says)))
+        id, fixtures, all_entries, uses, says = json.loads(line)
+        found.append(Test(id, tuple(fixtures), all_entries, frozenset(uses), frozenset(says)))
     return found

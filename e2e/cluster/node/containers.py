@@ -66,8 +66,8 @@ class Containers:
         return self.daemon
 
     def _ctr(self, *command: str) -> subprocess.CompletedProcess[str]:
-        whole = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *command]
-        return subprocess.run(whole, capture_output=True, text=True)
+        arguments = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *command]
+        return subprocess.run(arguments, capture_output=True, text=True)
 
     def has_image(self, name: str) -> bool:
         return name in self._ctr("images", "list", "--quiet").stdout.split()

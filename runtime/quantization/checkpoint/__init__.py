@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are quantised already: how each published method keeps them, one file each."""
+"""Checkpoints with quantized weights, one file per published method."""
 
 from runtime.quantization.checkpoint import compressed_tensors, fp8  # noqa: F401  they register themselves
 from runtime.quantization.checkpoint.scheme import QuantScheme, get_scheme, quantization_of

@@ -47,7 +47,7 @@ _METHODS: dict[str, MakeScheme] = {}
 def register_method(name: str, make: MakeScheme) -> None:
     """Registers a method; `make` maps its config to the scheme and raises ConfigError for unsupported values."""
     if name in _METHODS:
-        raise ValueError(f"quantisation method {name!r} is registered twice")
+        raise ValueError(f"quantization method {name!r} is registered twice")
     _METHODS[name] = make
 
 
@@ -83,7 +83,7 @@ def quantization_of(config: Mapping[str, Any], requested: str | None) -> str | N
         return requested if scheme is None else scheme.format
     if requested is not None:
         raise ConfigError(
-            f"--quantization {requested}: this checkpoint's weights are quantised already, as {scheme.label}, and to "
+            f"--quantization {requested}: this checkpoint's weights are quantized already, as {scheme.label}, and to "
             "round them again would only lose more; leave it out"
         )
     return scheme.format

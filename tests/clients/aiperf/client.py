@@ -18,10 +18,10 @@ TOKENIZER = "unmask/demo"  # offline, aiperf finds one in the hub's cache alone:
 def cached():
     """A hub's cache that has the demo's tokenizer."""
     home = pathlib.Path("hub")
-    kept = home / "hub" / f"models--{TOKENIZER.replace('/', '--')}"
-    shutil.copytree(os.environ["UNMASK_CLIENT_TOKENIZER"], kept / "snapshots" / "demo", dirs_exist_ok=True)
-    (kept / "refs").mkdir(exist_ok=True)
-    (kept / "refs" / "main").write_text("demo")
+    repository_folder = home / "hub" / f"models--{TOKENIZER.replace('/', '--')}"
+    shutil.copytree(os.environ["UNMASK_CLIENT_TOKENIZER"], repository_folder / "snapshots" / "demo", dirs_exist_ok=True)
+    (repository_folder / "refs").mkdir(exist_ok=True)
+    (repository_folder / "refs" / "main").write_text("demo")
     return str(home.resolve())
 
 
@@ -48,18 +48,18 @@ def profiled(name, *more):
     env = os.environ | {"HF_HOME": cached()}
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    told = json.loads((made / "profile_export_aiperf.json").read_text())
-    same((told["request_count"]["avg"], told["error_summary"], told["was_cancelled"]), (REQUESTS, [], False))
+    profile = json.loads((made / "profile_export_aiperf.json").read_text())
+    same((profile["request_count"]["avg"], profile["error_summary"], profile["was_cancelled"]), (REQUESTS, [], False))
     same(
         [one["response_text"] for one in json.loads((made / "outputs.json").read_text())["data"]],
         [SUM_ANSWER] * REQUESTS,
     )
-    same(told["usage_completion_tokens"]["avg"], told["output_token_count"]["avg"])
+    same(profile["usage_completion_tokens"]["avg"], profile["output_token_count"]["avg"])
     return made
 
 
 @check("basic")
-def whole():
+def complete():
     profiled("whole")
 
 
@@ -71,9 +71,9 @@ def streamed():
 @check("more")
 def metrics():
     """It reads the server's /metrics beside its own, and finds them in order."""
-    told = json.loads((profiled("whole") / "server_metrics_export.json").read_text())
-    same(told["summary"]["endpoints_successful"], [f"{SERVER}/metrics"])
-    assert any(name.startswith("unmask") for name in told["metrics"]), list(told["metrics"])
+    profile = json.loads((profiled("whole") / "server_metrics_export.json").read_text())
+    same(profile["summary"]["endpoints_successful"], [f"{SERVER}/metrics"])
+    assert any(name.startswith("unmask") for name in profile["metrics"]), list(profile["metrics"])
 
 
 main()

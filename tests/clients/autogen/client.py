@@ -26,13 +26,13 @@ def client(**more: Any) -> OpenAIChatCompletionClient:
     return OpenAIChatCompletionClient(model=MODEL, base_url=URL, api_key=KEY, model_info=info, max_retries=0, **more)
 
 
-def said(text: str) -> list[Any]:
+def user_message(text: str) -> list[Any]:
     return [UserMessage(content=text, source="user")]
 
 
 @check("basic")
 async def create() -> None:
-    answer = await client().create(said(SUM))
+    answer = await client().create(user_message(SUM))
     same([answer.content, answer.finish_reason], [SUM_ANSWER, "stop"])
 
 
@@ -52,15 +52,15 @@ async def team() -> None:
 
 @check("streaming")
 async def create_stream() -> None:
-    whole = await client().create(said(TALE))
-    *pieces, last = [piece async for piece in client().create_stream(said(TALE), include_usage=True)]
-    same(["".join(pieces), last.content], [whole.content, whole.content])
-    same(last.usage.completion_tokens, whole.usage.completion_tokens)
+    message = await client().create(user_message(TALE))
+    *pieces, last = [piece async for piece in client().create_stream(user_message(TALE), include_usage=True)]
+    same(["".join(pieces), last.content], [message.content, message.content])
+    same(last.usage.completion_tokens, message.usage.completion_tokens)
 
 
 @check("structured")
 async def json_output() -> None:
-    answer = await client().create(said(RECORD), json_output=Person)
+    answer = await client().create(user_message(RECORD), json_output=Person)
     same(Person.model_validate_json(answer.content), Person(**PERSON))
 
 

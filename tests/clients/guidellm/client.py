@@ -20,9 +20,9 @@ def streamed() -> None:
     env = os.environ | {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    (told,) = json.loads(made.read_text())["benchmarks"]
-    same(told["metrics"]["request_totals"], {"successful": 8, "errored": 0, "incomplete": 0, "total": 8})
-    for request in told["requests"]["successful"]:
+    (benchmark,) = json.loads(made.read_text())["benchmarks"]
+    same(benchmark["metrics"]["request_totals"], {"successful": 8, "errored": 0, "incomplete": 0, "total": 8})
+    for request in benchmark["requests"]["successful"]:
         assert request["output"].startswith(SUM_ANSWER), request
         same(request["output_tokens"], 16)
 

@@ -43,9 +43,9 @@ def callback() -> None:
     pieces: list[str] = []
     asked = [ChatMessage.from_user(TALE)]
     made = generator(streaming_callback=lambda chunk: pieces.append(chunk.content))
-    (whole,) = generator().run(asked)["replies"]
+    (reply,) = generator().run(asked)["replies"]
     (streamed,) = made.run(asked)["replies"]
-    same(["".join(pieces), streamed.text], [whole.text, whole.text])
+    same(["".join(pieces), streamed.text], [reply.text, reply.text])
 
 
 @check("structured")

@@ -55,11 +55,11 @@ async def batch() -> None:
 @check("streaming")
 def stream() -> None:
     pieces = list(model.stream(TALE, stream_usage=True))
-    whole = model.invoke(TALE)
-    same("".join(str(piece.content) for piece in pieces), whole.content)
+    message = model.invoke(TALE)
+    same("".join(str(piece.content) for piece in pieces), message.content)
     usage = [piece.usage_metadata for piece in pieces if piece.usage_metadata]
-    assert whole.usage_metadata
-    same([told["output_tokens"] for told in usage], [whole.usage_metadata["output_tokens"]])
+    assert message.usage_metadata
+    same([counts["output_tokens"] for counts in usage], [message.usage_metadata["output_tokens"]])
 
 
 @check("structured")
@@ -96,11 +96,11 @@ def bound() -> None:
 def bound_streamed() -> None:
     asked = model.bind_tools([calculator], tool_choice="required", strict=True)
     pieces = list(asked.stream(COMPUTE))
-    whole = pieces[0]
+    message = pieces[0]
     for piece in pieces[1:]:
-        whole += piece
-    same([call["name"] for call in whole.tool_calls], ["calculator"])
-    same(calculator.invoke(whole.tool_calls[0]).content, COMPUTED)
+        message += piece
+    same([call["name"] for call in message.tool_calls], ["calculator"])
+    same(calculator.invoke(message.tool_calls[0]).content, COMPUTED)
 
 
 @check("tools")

@@ -4,7 +4,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # its list of prices would be downloaded
 
 import litellm
-from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, said, same
+from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, same, user_message
 from pydantic import BaseModel
 
 ASKED: Any = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": KEY, "num_retries": 0}
@@ -18,7 +18,7 @@ class Person(BaseModel):
 
 @check("basic")
 def completion() -> None:
-    answer = litellm.completion(**ASKED, messages=said(SUM))
+    answer = litellm.completion(**ASKED, messages=user_message(SUM))
     same(answer.choices[0].message.content, SUM_ANSWER)
     same(answer.choices[0].finish_reason, "stop")
 
@@ -26,50 +26,52 @@ def completion() -> None:
 @check("basic")
 async def acompletion_of_vllm() -> None:
     asked = ASKED | {"model": f"hosted_vllm/{MODEL}"}
-    same((await litellm.acompletion(**asked, messages=said(SUM))).choices[0].message.content, SUM_ANSWER)
+    same((await litellm.acompletion(**asked, messages=user_message(SUM))).choices[0].message.content, SUM_ANSWER)
 
 
 @check("basic")
 def its_own_history() -> None:
-    first = litellm.completion(**ASKED, messages=said(SUM)).choices[0].message
-    history = [*said(SUM), first.model_dump(), *said("Solve: 7 * 8.")]
+    first = litellm.completion(**ASKED, messages=user_message(SUM)).choices[0].message
+    history = [*user_message(SUM), first.model_dump(), *user_message("Solve: 7 * 8.")]
     same(litellm.completion(**ASKED, messages=history).choices[0].message.content, "7 x 8 = 56.")
 
 
 @check("streaming")
 def stream() -> None:
-    whole = litellm.completion(**ASKED, messages=said(TALE))
-    chunks = list(litellm.completion(**ASKED, messages=said(TALE), stream=True, stream_options={"include_usage": True}))
-    same("".join(c.choices[0].delta.content or "" for c in chunks if c.choices), whole.choices[0].message.content)
+    complete = litellm.completion(**ASKED, messages=user_message(TALE))
+    chunks = list(
+        litellm.completion(**ASKED, messages=user_message(TALE), stream=True, stream_options={"include_usage": True})
+    )
+    same("".join(c.choices[0].delta.content or "" for c in chunks if c.choices), complete.choices[0].message.content)
     usage = [chunk.usage for chunk in chunks if getattr(chunk, "usage", None)]
-    same(usage[-1].completion_tokens, whole.usage.completion_tokens)
+    same(usage[-1].completion_tokens, complete.usage.completion_tokens)
 
 
 @check("streaming")
 def text_completion() -> None:
     asked: Any = ASKED | {"model": f"text-completion-openai/{MODEL}", "prompt": "Anna lived near", "max_tokens": 40}
-    whole = litellm.text_completion(**asked).choices[0].text
+    complete = litellm.text_completion(**asked).choices[0].text
     pieces = [chunk.choices[0].text or "" for chunk in litellm.text_completion(**asked, stream=True) if chunk.choices]
-    same("".join(pieces), whole)
+    same("".join(pieces), complete)
 
 
 @check("structured")
 def pydantic_model() -> None:
-    answer = litellm.completion(**ASKED, messages=said(RECORD), response_format=Person)
+    answer = litellm.completion(**ASKED, messages=user_message(RECORD), response_format=Person)
     same(Person.model_validate_json(answer.choices[0].message.content), Person(**PERSON))
 
 
 @check("structured")
 def json_schema() -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
-    answer = litellm.completion(**ASKED, messages=said(RECORD), response_format=wanted)
+    response_format = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    answer = litellm.completion(**ASKED, messages=user_message(RECORD), response_format=response_format)
     same(Person.model_validate_json(answer.choices[0].message.content), Person(**PERSON))
 
 
 @check("more")
 def errors() -> None:
     try:
-        litellm.completion(**ASKED | {"model": "openai/another"}, messages=said(SUM))
+        litellm.completion(**ASKED | {"model": "openai/another"}, messages=user_message(SUM))
     except litellm.NotFoundError:
         return
     raise AssertionError("an unknown model is not refused")
@@ -78,7 +80,7 @@ def errors() -> None:
 @check("more")
 def router() -> None:
     where = {"litellm_params": ASKED}
-    answer = litellm.Router([{"model_name": "demo", **where}]).completion("demo", said(SUM))
+    answer = litellm.Router([{"model_name": "demo", **where}]).completion("demo", user_message(SUM))
     same(answer.choices[0].message.content, SUM_ANSWER)
 
 

@@ -39,17 +39,19 @@ async def complete() -> None:
 
 @check("basic")
 def completions_route() -> None:
-    plain = OpenAILike(model=MODEL, api_base=URL, api_key=KEY, is_chat_model=False, context_window=2048, max_tokens=8)
-    answer = plain.complete("Anna lived near", extra_body={"ignore_eos": True})
+    completion_model = OpenAILike(
+        model=MODEL, api_base=URL, api_key=KEY, is_chat_model=False, context_window=2048, max_tokens=8
+    )
+    answer = completion_model.complete("Anna lived near", extra_body={"ignore_eos": True})
     same(answer.raw.usage.completion_tokens, 8)
 
 
 @check("streaming")
 def stream_chat() -> None:
-    whole = llm.complete(TALE).text
+    completion = llm.complete(TALE).text
     pieces = list(llm.stream_chat([ChatMessage(role="user", content=TALE)]))
-    same("".join(piece.delta or "" for piece in pieces), whole)
-    same(pieces[-1].message.content, whole)
+    same("".join(piece.delta or "" for piece in pieces), completion)
+    same(pieces[-1].message.content, completion)
 
 
 @check("structured")

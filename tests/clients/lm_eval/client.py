@@ -26,11 +26,11 @@ def tokenizer():
 def documents():
     path = home / "sums.jsonl"
     with path.open("w") as file:
-        for a, b, place in SUMS:
+        for a, b, digits in SUMS:
             wrong = [a + b - 10, a + b - 1, a + b + 2]
-            wrong.insert(place, a + b)
+            wrong.insert(digits, a + b)
             choices = [f"{a} + {b} = {one}." for one in wrong]
-            file.write(json.dumps({"question": f"Solve: {a} + {b}.", "choices": choices, "right": place}) + "\n")
+            file.write(json.dumps({"question": f"Solve: {a} + {b}.", "choices": choices, "right": digits}) + "\n")
     return str(path)
 
 
@@ -54,30 +54,30 @@ CHOICE = {
 }
 
 
-def score(model, path, wanted, metric, **arguments):
+def score(model, path, expected, metric, **arguments):
     known = {"model": MODEL, "base_url": f"{URL}/{path}", "num_concurrent": 2, "max_length": 512} | arguments
     done = lm_eval.simple_evaluate(
-        model=model, model_args=known, tasks=[wanted], apply_chat_template=True, bootstrap_iters=0
+        model=model, model_args=known, tasks=[expected], apply_chat_template=True, bootstrap_iters=0
     )
-    return done["results"][wanted["task"]][f"{metric},none"]
+    return done["results"][expected["task"]][f"{metric},none"]
 
 
 @check("basic")
 def chat_generation():
-    wanted = task("sums_chat", "generate_until", **GENERATION)
-    same(score("local-chat-completions", "chat/completions", wanted, "exact_match", tokenizer_backend=None), 1.0)
+    expected = task("sums_chat", "generate_until", **GENERATION)
+    same(score("local-chat-completions", "chat/completions", expected, "exact_match", tokenizer_backend=None), 1.0)
 
 
 @check("basic")
 def generation():
-    wanted = task("sums_text", "generate_until", **GENERATION)
-    same(score("local-completions", "completions", wanted, "exact_match", **ids()), 1.0)
+    expected = task("sums_text", "generate_until", **GENERATION)
+    same(score("local-completions", "completions", expected, "exact_match", **ids()), 1.0)
 
 
 @check("more")
 def multiple_choice():
-    wanted = task("sums_choice", "multiple_choice", **CHOICE)
-    same(score("local-completions", "completions", wanted, "acc", **ids()), 1.0)
+    expected = task("sums_choice", "multiple_choice", **CHOICE)
+    same(score("local-completions", "completions", expected, "acc", **ids()), 1.0)
 
 
 @check("more")
@@ -87,8 +87,10 @@ def remote_tokenizer():
     base = f"{URL}/completions"
     assert check_remote_tokenizer_support(base, auth_token=KEY)
     remote = RemoteTokenizer(base, auth_token=KEY)
-    told = requests.get(f"{SERVER}/tokenizer_info", headers={"Authorization": f"Bearer {KEY}"}, timeout=30).json()
-    same(remote.eos_token, told["eos_token"])
+    tokenizer_info = requests.get(
+        f"{SERVER}/tokenizer_info", headers={"Authorization": f"Bearer {KEY}"}, timeout=30
+    ).json()
+    same(remote.eos_token, tokenizer_info["eos_token"])
     same(remote.decode(remote.encode("Solve: 12 + 30.")), "Solve: 12 + 30.")
     assert "HUMAN" in remote.apply_chat_template([{"role": "user", "content": "hello"}])
 

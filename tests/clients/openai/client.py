@@ -5,9 +5,9 @@ import openai
 from checks import (
     KEY,
     MODEL,
+    MULTIPLICATION,
+    MULTIPLICATION_ANSWER,
     PERSON,
-    PRODUCT,
-    PRODUCT_ANSWER,
     RECORD,
     SCHEMA,
     SUM,
@@ -16,8 +16,8 @@ from checks import (
     URL,
     check,
     main,
-    said,
     same,
+    user_message,
 )
 from pydantic import BaseModel
 
@@ -32,7 +32,7 @@ class Person(BaseModel):
 
 @check("basic")
 def chat() -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=said(SUM))
+    answer = client.chat.completions.create(model=MODEL, messages=user_message(SUM))
     same(answer.choices[0].message.content, SUM_ANSWER)
     same(answer.choices[0].finish_reason, "stop")
     assert answer.usage is not None
@@ -49,15 +49,17 @@ def completion() -> None:
 
 @check("basic")
 def several_choices() -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=said(SUM), n=3, seed=1, temperature=0.2)
+    answer = client.chat.completions.create(model=MODEL, messages=user_message(SUM), n=3, seed=1, temperature=0.2)
     same([choice.message.content for choice in answer.choices], [SUM_ANSWER] * 3)
 
 
 @check("basic")
 def its_own_history() -> None:
-    first = client.chat.completions.create(model=MODEL, messages=said(SUM)).choices[0].message
-    history = [*said(SUM), first.model_dump(), *said(PRODUCT)]
-    same(client.chat.completions.create(model=MODEL, messages=history).choices[0].message.content, PRODUCT_ANSWER)
+    first = client.chat.completions.create(model=MODEL, messages=user_message(SUM)).choices[0].message
+    history = [*user_message(SUM), first.model_dump(), *user_message(MULTIPLICATION)]
+    same(
+        client.chat.completions.create(model=MODEL, messages=history).choices[0].message.content, MULTIPLICATION_ANSWER
+    )
 
 
 @check("basic")
@@ -65,29 +67,31 @@ async def several_at_once() -> None:
     import asyncio
 
     async with openai.AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0) as together:
-        asked = (together.chat.completions.create(model=MODEL, messages=said(f"Solve: {i} + 30.")) for i in range(12))
+        asked = (
+            together.chat.completions.create(model=MODEL, messages=user_message(f"Solve: {i} + 30.")) for i in range(12)
+        )
         answers = await asyncio.gather(*asked)
     same([a.choices[0].message.content for a in answers], [f"{i} + 30 = {i + 30}." for i in range(12)])
 
 
 @check("streaming")
 def chat_streamed() -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=said(TALE))
+    complete = client.chat.completions.create(model=MODEL, messages=user_message(TALE))
     chunks = list(
         client.chat.completions.create(
-            model=MODEL, messages=said(TALE), stream=True, stream_options={"include_usage": True}
+            model=MODEL, messages=user_message(TALE), stream=True, stream_options={"include_usage": True}
         )
     )
     pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
-    same("".join(pieces), whole.choices[0].message.content)
+    same("".join(pieces), complete.choices[0].message.content)
     assert "Anna" in pieces[0] + pieces[1] and len(pieces) > 2, pieces
-    assert chunks[-1].usage is not None and whole.usage is not None
-    same(chunks[-1].usage.completion_tokens, whole.usage.completion_tokens)
+    assert chunks[-1].usage is not None and complete.usage is not None
+    same(chunks[-1].usage.completion_tokens, complete.usage.completion_tokens)
 
 
 @check("streaming")
 def stream_helper() -> None:
-    with client.chat.completions.stream(model=MODEL, messages=said(SUM)) as stream:
+    with client.chat.completions.stream(model=MODEL, messages=user_message(SUM)) as stream:
         text = "".join(event.delta for event in stream if event.type == "content.delta")
         final = stream.get_final_completion()
     same([text, final.choices[0].message.content], [SUM_ANSWER, SUM_ANSWER])
@@ -96,38 +100,40 @@ def stream_helper() -> None:
 @check("streaming")
 def completion_streamed() -> None:
     asked: dict[str, Any] = {"model": MODEL, "prompt": "Anna lived near", "max_tokens": 60}
-    whole = client.completions.create(**asked).choices[0].text
-    same("".join(c.choices[0].text for c in client.completions.create(**asked, stream=True) if c.choices), whole)
+    complete = client.completions.create(**asked).choices[0].text
+    same("".join(c.choices[0].text for c in client.completions.create(**asked, stream=True) if c.choices), complete)
 
 
 @check("streaming")
 def stopped_early() -> None:
-    with client.chat.completions.create(model=MODEL, messages=said(TALE), stream=True) as stream:
+    with client.chat.completions.create(model=MODEL, messages=user_message(TALE), stream=True) as stream:
         next(iter(stream))
 
 
 @check("structured")
 def parsed() -> None:
-    answer = client.chat.completions.parse(model=MODEL, messages=said(RECORD), response_format=Person)
+    answer = client.chat.completions.parse(model=MODEL, messages=user_message(RECORD), response_format=Person)
     same(answer.choices[0].message.parsed, Person(**PERSON))
 
 
 @check("structured")
 def parsed_from_a_stream() -> None:
-    with client.chat.completions.stream(model=MODEL, messages=said(RECORD), response_format=Person) as stream:
+    with client.chat.completions.stream(model=MODEL, messages=user_message(RECORD), response_format=Person) as stream:
         same(stream.get_final_completion().choices[0].message.parsed, Person(**PERSON))
 
 
 @check("structured")
 def json_object() -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=said(RECORD), response_format={"type": "json_object"})
+    answer = client.chat.completions.create(
+        model=MODEL, messages=user_message(RECORD), response_format={"type": "json_object"}
+    )
     same(Person.model_validate_json(answer.choices[0].message.content or ""), Person(**PERSON))
 
 
 @check("structured")
 def json_schema() -> None:
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
-    answer = client.chat.completions.create(model=MODEL, messages=said(RECORD), response_format=wanted)
+    response_format: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    answer = client.chat.completions.create(model=MODEL, messages=user_message(RECORD), response_format=response_format)
     same(Person.model_validate_json(answer.choices[0].message.content or ""), Person(**PERSON))
 
 
@@ -137,7 +143,7 @@ def by_extra_body() -> None:
         ({"guided_choice": ["yes", "no"]}, {"yes", "no"}),
         ({"structured_outputs": {"regex": "[ab]"}}, {"a", "b"}),
     ):
-        answer = client.chat.completions.create(model=MODEL, messages=said(SUM), extra_body=asked)
+        answer = client.chat.completions.create(model=MODEL, messages=user_message(SUM), extra_body=asked)
         assert answer.choices[0].message.content in fits, answer
 
 
@@ -145,17 +151,17 @@ def by_extra_body() -> None:
 def responses() -> None:
     answer = client.responses.create(model=MODEL, input=SUM)
     same([answer.output_text, answer.status], [SUM_ANSWER, "completed"])
-    again = [{"role": "user", "content": SUM}, *answer.output, {"role": "user", "content": PRODUCT}]
-    same(client.responses.create(model=MODEL, input=again).output_text, PRODUCT_ANSWER)
+    again = [{"role": "user", "content": SUM}, *answer.output, {"role": "user", "content": MULTIPLICATION}]
+    same(client.responses.create(model=MODEL, input=again).output_text, MULTIPLICATION_ANSWER)
 
 
 @check("streaming")
 def responses_streamed() -> None:
-    whole = client.responses.create(model=MODEL, input=TALE).output_text
+    complete = client.responses.create(model=MODEL, input=TALE).output_text
     with client.responses.stream(model=MODEL, input=TALE) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
-    same([text, final.output_text], [whole, whole])
+    same([text, final.output_text], [complete, complete])
 
 
 @check("structured")
@@ -186,14 +192,16 @@ NAMED: Any = {"type": "function", "function": {"name": "add"}}
 def fits(call: Any) -> None:
     """What it calls with is the model's matter; that it can be called with that, the server's."""
     same(call.function.name, "add")
-    given = json.loads(call.function.arguments)
-    assert isinstance(add(**given), int), given
+    parsed_arguments = json.loads(call.function.arguments)
+    assert isinstance(add(**parsed_arguments), int), parsed_arguments
 
 
 @check("tools")
 def required_and_named() -> None:
     for choice in ("required", NAMED):
-        answer = client.chat.completions.create(model=MODEL, messages=said(SUM), tools=[ADD], tool_choice=choice)
+        answer = client.chat.completions.create(
+            model=MODEL, messages=user_message(SUM), tools=[ADD], tool_choice=choice
+        )
         for call in answer.choices[0].message.tool_calls or []:
             fits(call)
         assert answer.choices[0].message.tool_calls, answer
@@ -202,23 +210,23 @@ def required_and_named() -> None:
 @check("tools")
 def there_and_back() -> None:
     asked: Any = {"model": MODEL, "tools": [ADD]}
-    first = client.chat.completions.create(messages=said(SUM), tool_choice=NAMED, **asked).choices[0].message
+    first = client.chat.completions.create(messages=user_message(SUM), tool_choice=NAMED, **asked).choices[0].message
     results = [{"role": "tool", "tool_call_id": call.id, "content": "42"} for call in first.tool_calls or []]
     assert results, first
-    again = [*said(SUM), first.model_dump(), *results]
+    again = [*user_message(SUM), first.model_dump(), *results]
     assert client.chat.completions.create(messages=again, tool_choice="none", **asked).choices[0].message.content
 
 
 @check("tools")
 def streamed_calls() -> None:
-    asked: Any = {"model": MODEL, "messages": said(SUM), "tools": [ADD], "tool_choice": NAMED}
-    whole = client.chat.completions.create(**asked).choices[0]
+    asked: Any = {"model": MODEL, "messages": user_message(SUM), "tools": [ADD], "tool_choice": NAMED}
+    complete = client.chat.completions.create(**asked).choices[0]
     with client.chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion().choices[0]
     calls = [[(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
-             for choice in (whole, final)]  # fmt: skip
+             for choice in (complete, final)]  # fmt: skip
     same(*calls)
-    same(final.finish_reason, whole.finish_reason)
+    same(final.finish_reason, complete.finish_reason)
     assert calls[0]
 
 
@@ -230,14 +238,14 @@ def models() -> None:
 
 @check("more")
 def errors() -> None:
-    for wanted, asked in (
+    for response_format, asked in (
         (openai.NotFoundError, {"model": "another"}),
         (openai.BadRequestError, {"temperature": -1}),
         (openai.AuthenticationError, {"extra_headers": {"Authorization": "Bearer wrong"}}),
     ):
         try:
-            client.chat.completions.create(**{"model": MODEL, "messages": said(SUM), **asked})
-        except wanted as refused:
+            client.chat.completions.create(**{"model": MODEL, "messages": user_message(SUM), **asked})
+        except response_format as refused:
             assert refused.body, refused
         else:
             raise AssertionError(f"{asked} is not refused")
@@ -247,7 +255,7 @@ def errors() -> None:
 def raw_and_extra() -> None:
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL,
-        messages=said(SUM),
+        messages=user_message(SUM),
         user="someone",
         store=False,
         metadata={"a": "b"},

@@ -58,13 +58,13 @@ async def run() -> None:
 
 @check("streaming")
 async def run_streamed() -> None:
-    whole = (await Runner.run(agent(), TALE)).final_output
+    output = (await Runner.run(agent(), TALE)).final_output
     result = Runner.run_streamed(agent(), TALE)
     pieces = []
     async for event in result.stream_events():
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
             pieces.append(event.data.delta)
-    same(["".join(pieces), result.final_output], [whole, whole])
+    same(["".join(pieces), result.final_output], [output, output])
     assert len(pieces) > 2, pieces
     assert result.context_wrapper.usage.output_tokens > 10
 

@@ -48,10 +48,10 @@ async def history() -> None:
 @check("streaming")
 async def run_stream() -> None:
     agent = Agent(model)
-    whole = (await agent.run(TALE)).output
+    output = (await agent.run(TALE)).output
     async with agent.run_stream(TALE) as result:
         pieces = [piece async for piece in result.stream_text(delta=True, debounce_by=None)]
-    same("".join(pieces), whole)
+    same("".join(pieces), output)
     assert len(pieces) > 2, pieces
 
 

@@ -18,7 +18,7 @@ def service() -> OpenAIChatCompletion:
     return OpenAIChatCompletion(ai_model_id=MODEL, service_id="demo", async_client=client)
 
 
-def said(text: str) -> ChatHistory:
+def user_message(text: str) -> ChatHistory:
     history = ChatHistory()
     history.add_user_message(text)
     return history
@@ -26,7 +26,7 @@ def said(text: str) -> ChatHistory:
 
 @check("basic")
 async def chat() -> None:
-    history, settings = said(SUM), OpenAIChatPromptExecutionSettings()
+    history, settings = user_message(SUM), OpenAIChatPromptExecutionSettings()
     answer = await service().get_chat_message_content(history, settings)
     same(str(answer), SUM_ANSWER)
     history.add_message(answer)
@@ -50,16 +50,16 @@ async def agent() -> None:
 @check("streaming")
 async def streamed() -> None:
     settings = OpenAIChatPromptExecutionSettings()
-    whole = str(await service().get_chat_message_content(said(TALE), settings))
-    pieces = [str(part) async for part in service().get_streaming_chat_message_content(said(TALE), settings)]
-    same("".join(pieces), whole)
+    content = str(await service().get_chat_message_content(user_message(TALE), settings))
+    pieces = [str(part) async for part in service().get_streaming_chat_message_content(user_message(TALE), settings)]
+    same("".join(pieces), content)
     assert len(pieces) > 2, pieces
 
 
 @check("structured")
 async def response_format() -> None:
     settings = OpenAIChatPromptExecutionSettings(response_format=Person)
-    answer = await service().get_chat_message_content(said(RECORD), settings)
+    answer = await service().get_chat_message_content(user_message(RECORD), settings)
     same(Person.model_validate_json(str(answer)), Person(**PERSON))
 
 

@@ -21,7 +21,7 @@ KEY = os.environ["UNMASK_CLIENT_KEY"]
 MODEL = "unmask-demo"
 
 SUM, SUM_ANSWER = "Solve: 12 + 30.", "12 + 30 = 42."
-PRODUCT, PRODUCT_ANSWER = "Solve: 7 * 8.", "7 x 8 = 56."
+MULTIPLICATION, MULTIPLICATION_ANSWER = "Solve: 7 * 8.", "7 x 8 = 56."
 TALE = "Tell a story about Anna, a fox and a river."  # the longest kind of answer: several blocks
 RECORD = "Anna, 34, lives in Rome. Write this as JSON."
 PERSON = {"name": "Anna", "age": 34, "city": "Rome"}
@@ -36,7 +36,7 @@ SCHEMA = {
 _found: list[tuple[str, Callable[[], Any]]] = []
 
 
-def said(text: str) -> Any:
+def user_message(text: str) -> Any:
     """A conversation of one turn, as chat completions have it."""
     return [{"role": "user", "content": text}]
 
@@ -69,8 +69,8 @@ def main() -> None:
                     asyncio.run(_awaited(result))
             except BaseException:
                 error = traceback.format_exc()
-            told = {"kind": kind, "name": function.__name__, "error": error, "seconds": time.monotonic() - began}
-            report.write(json.dumps(told) + "\n")
+            row = {"kind": kind, "name": function.__name__, "error": error, "seconds": time.monotonic() - began}
+            report.write(json.dumps(row) + "\n")
             report.flush()
 
 

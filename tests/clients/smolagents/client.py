@@ -13,27 +13,27 @@ class Person(BaseModel):
     city: str
 
 
-def said(text: str) -> list[Any]:
+def user_message(text: str) -> list[Any]:
     return [{"role": "user", "content": [{"type": "text", "text": text}]}]
 
 
 @check("basic")
 def generate() -> None:
-    answer = model.generate(said(SUM))
+    answer = model.generate(user_message(SUM))
     same(answer.content, SUM_ANSWER)
     assert answer.token_usage.output_tokens > 5
 
 
 @check("streaming")
 def stream() -> None:
-    pieces = [delta.content or "" for delta in model.generate_stream(said(TALE))]
-    same("".join(pieces), model.generate(said(TALE)).content)
+    pieces = [delta.content or "" for delta in model.generate_stream(user_message(TALE))]
+    same("".join(pieces), model.generate(user_message(TALE)).content)
 
 
 @check("structured")
 def response_format() -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
-    answer = model.generate(said(RECORD), response_format=wanted)
+    schema_format = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    answer = model.generate(user_message(RECORD), response_format=schema_format)
     same(Person.model_validate_json(answer.content), Person(**PERSON))
 
 

@@ -34,8 +34,8 @@ async def stream_async() -> None:
 
 @check("structured")
 async def structured_output() -> None:
-    said = [{"role": "user", "content": [{"text": RECORD}]}]
-    found = [event["output"] async for event in model().structured_output(Person, said) if "output" in event]
+    messages = [{"role": "user", "content": [{"text": RECORD}]}]
+    found = [event["output"] async for event in model().structured_output(Person, messages) if "output" in event]
     same(found[-1], Person(**PERSON))
 
 

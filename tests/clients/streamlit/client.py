@@ -80,7 +80,7 @@ def holes_are_filled() -> None:
 
 
 @check("more")
-def what_it_refuses_is_told() -> None:
+def refusals_are_shown() -> None:
     app = opened()
     app.text_area[0].set_value("no hole").run()
     next(button for button in app.button if button.label == "fill").click().run()

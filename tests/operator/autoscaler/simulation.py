@@ -29,7 +29,7 @@ class Simulation:
     replicas: int = 1
     startup: float = 20
     broken: int = 0
-    room: float = 128
+    max_running: float = 128
     missing: Callable[[int, float], bool] = lambda pod, second: False
     second: float = 0
     history: History = field(default_factory=History)
@@ -47,21 +47,21 @@ class Simulation:
     def look(self, load: float, kv_percent: float = 0, running: float | None = None) -> Decision:
         """One poll at `load` requests that wait, in all, and as many (or `running`) that run."""
         ready = self.ready
-        share = load / len(ready) if ready else 0
+        per_replica = load / len(ready) if ready else 0
         seen = [n for n in ready if not self.missing(n, self.second)]
         reading = {
-            "queuedRequestsPerReplica": share,
-            "runningRequestsPerReplica": share if running is None else running / max(len(ready), 1),
+            "queuedRequestsPerReplica": per_replica,
+            "runningRequestsPerReplica": per_replica if running is None else running / max(len(ready), 1),
             "kvCacheUtilizationPercent": kv_percent,
-            "max_running": self.room,
+            "max_running": self.max_running,
         }
-        whole = self.births[: max(len(self.births) - self.broken, 0)]
+        started = self.births[: max(len(self.births) - self.broken, 0)]
         view = Sample(
             START + timedelta(seconds=self.second),
             self.replicas,
             {str(n): reading for n in seen},
             {str(n): "no answer" for n in ready if n not in seen},
-            {str(n): min(self.second - birth, self.startup) for n, birth in enumerate(whole)},
+            {str(n): min(self.second - birth, self.startup) for n, birth in enumerate(started)},
         )
         decision, self.history = decide(self.rules, view, self.history)
         self.trace.append((self.second, self.replicas, decision, not view.failures))

@@ -43,9 +43,9 @@ class World:
         self.load: dict[str, float] = {}
         self.refuse = False
         self.loaded = 0.0  # seconds that the pods took, by their status
-        self.besides: dict[str, float] = {}  # what else each tells
+        self.extra_metrics: dict[str, float] = {}  # what else each tells
         self.writes: list[tuple[str, int]] = []
-        self.told: list[str] = []
+        self.decisions: list[str] = []
         self.looks: list[str] = []
 
     def services(self) -> Iterable[tuple[str, Obj]]:
@@ -61,14 +61,16 @@ class World:
         self.all[key]["spec"]["replicas"] = replicas
 
     def decided(self, key: str) -> None:
-        self.told.append(key)
+        self.decisions.append(key)
 
     async def scrape(
         self, addresses: Mapping[str, str], targets: Collection[str]
     ) -> tuple[dict[str, Reading], dict[str, str]]:
         self.looks += [pod.rsplit("-", 1)[0] for pod in addresses][:1]
         found: dict[str, Reading] = {
-            pod: dict.fromkeys(targets, self.load[a]) | self.besides for pod, a in addresses.items() if a in self.load
+            pod: dict.fromkeys(targets, self.load[a]) | self.extra_metrics
+            for pod, a in addresses.items()
+            if a in self.load
         }
         return found, {pod: "gone" for pod in addresses if pod not in found}
 
@@ -100,7 +102,7 @@ def test_each_service_at_its_own_interval() -> None:
     assert sorted(world.looks[3:]) == ["a", "b"]
 
 
-def test_replicas_are_written_and_the_decision_is_told_once() -> None:
+def test_replicas_are_written_and_the_decision_is_reported_once() -> None:
     world = World({"a": _service(1)})
     world.load = {f"a#{n}": 35 for n in range(9)}
     autoscaler = _autoscaler(world)
@@ -114,11 +116,11 @@ def test_replicas_are_written_and_the_decision_is_told_once() -> None:
     for _ in range(5):
         _tick(world, autoscaler, 15)
     assert world.writes == [("a", 4)]
-    assert world.told == ["a", "a"]  # scaled up, then at rest
+    assert world.decisions == ["a", "a"]  # scaled up, then at rest
     assert autoscaler.decision("a").last_scale_time == START  # type: ignore[union-attr]
 
 
-def test_a_write_that_fails_is_said_and_tried_again() -> None:
+def test_a_failed_write_is_reported_and_retried() -> None:
     world = World({"a": _service(1)})
     world.load = {f"a#{n}": 20 for n in range(9)}
     world.refuse = True
@@ -148,7 +150,7 @@ def test_a_new_leader_says_nothing_of_pods_that_it_has_not_read_until_patience_i
     world.load = {"a#0": 0}
     _tick(world, autoscaler, 15)
     assert autoscaler.decision("a").healthy  # type: ignore[union-attr]
-    assert world.told == ["a", "a"]
+    assert world.decisions == ["a", "a"]
 
 
 def test_a_service_that_cannot_be_read_does_not_stop_the_others() -> None:
@@ -211,7 +213,7 @@ def test_a_new_leader_believes_the_engine_rather_than_a_readiness_that_came_back
     """The pods were Ready again after 50 minutes, and have loaded in one: five minutes without load are enough."""
     world = World({"a": _service(3, pollingIntervalSeconds=60)})
     world.load = {f"a#{n}": 0 for n in range(3)}
-    world.loaded, world.besides = 3000, {"load_seconds": 60}
+    world.loaded, world.extra_metrics = 3000, {"load_seconds": 60}
     autoscaler = _autoscaler(world)
     for _ in range(7):
         _tick(world, autoscaler, 60)

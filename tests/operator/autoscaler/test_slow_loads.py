@@ -11,7 +11,7 @@ from unmask_operator.autoscaler.rules import Rules
 
 HOUR = 3600
 BURST, EVERY, LOADING = 60, 900, 600
-SECONDS, ROOM = 8, 8  # that a request runs, and requests that run at once on a replica
+SECONDS, MAX_RUNNING = 8, 8  # that a request runs, and requests that run at once on a replica
 
 
 class Queue:
@@ -20,14 +20,14 @@ class Queue:
     def __init__(self, **autoscaling: Any) -> None:
         rules = Rules.read({"autoscaling": {"maxReplicas": 4, **autoscaling}})
         assert rules is not None
-        self.sim = Simulation(rules, startup=LOADING, room=ROOM)
+        self.sim = Simulation(rules, startup=LOADING, max_running=MAX_RUNNING)
         self.present = 0.0
         self.waited: dict[int, float] = {}  # the most that waited, by the burst
 
     def run(self, seconds: int, burst: Any) -> None:
         for _ in range(seconds):
             now = self.sim.second
-            running = min(self.present, ROOM * len(self.sim.ready))
+            running = min(self.present, MAX_RUNNING * len(self.sim.ready))
             waiting = self.present - running
             self.waited[int(now // EVERY)] = max(self.waited.get(int(now // EVERY), 0), waiting)
             if now % self.sim.rules.polling == 0:
@@ -58,7 +58,7 @@ def test_replicas_go_when_the_bursts_are_over() -> None:
     assert len(queue.changes) <= 4
 
 
-def test_replicas_that_are_full_are_kept_though_nothing_waits() -> None:
+def test_full_replicas_stay_although_no_request_waits() -> None:
     queue = Queue()
     queue.run(4 * HOUR, lambda now: True)
     assert queue.changes == queue.changes[:2]
@@ -66,16 +66,16 @@ def test_replicas_that_are_full_are_kept_though_nothing_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "engine",
     [
-        {"extraArgs": [f"--max-num-reqs={ROOM}"]},
-        {"extraArgs": ["--max-num-reqs", str(ROOM)]},
+        {"extraArgs": [f"--max-num-reqs={MAX_RUNNING}"]},
+        {"extraArgs": ["--max-num-reqs", str(MAX_RUNNING)]},
         {"maxNumReqs": 128},  # and a variable of the podTemplate says another
     ],
 )
-def test_room_is_what_pods_tell_and_not_what_the_spec_says(said: dict[str, Any]) -> None:
+def test_capacity_comes_from_the_metrics_of_pods_and_not_from_the_spec(engine: dict[str, Any]) -> None:
     queue = Queue()
-    rules = Rules.read({"engine": said, "autoscaling": {"maxReplicas": 4}})
+    rules = Rules.read({"engine": engine, "autoscaling": {"maxReplicas": 4}})
     assert rules is not None
     queue.sim.rules = rules
     queue.run(4 * HOUR, lambda now: True)
@@ -83,9 +83,9 @@ def test_room_is_what_pods_tell_and_not_what_the_spec_says(said: dict[str, Any])
     assert queue.sim.replicas == 4
 
 
-def test_a_pod_that_does_not_tell_its_room_is_kept_while_it_runs_anything() -> None:
+def test_a_pod_without_capacity_metric_stays_while_it_runs_requests() -> None:
     queue = Queue()
-    queue.sim.room = 0
+    queue.sim.max_running = 0
     queue.run(2 * HOUR, lambda now: True)
     assert queue.sim.replicas == 4
     assert len(queue.changes) <= 2

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.operator.autoscaler.simulation import START, Simulation
-from unmask_operator.autoscaler import decide as words
+from unmask_operator.autoscaler import decide as reasons
 from unmask_operator.autoscaler.history import History, Sample
 from unmask_operator.autoscaler.rules import Direction, Policy, Rules
 
@@ -18,7 +18,7 @@ def test_steady_load_finds_its_size_and_stays() -> None:
     sim = Simulation(RULES).run(1800, 35)
     assert sim.sizes[0] == 4
     assert set(sim.sizes[1:]) == {4}
-    assert sim.trace[-1][2].reason == words.FITS
+    assert sim.trace[-1][2].reason == reasons.FITS
 
 
 def test_a_burst_is_met_at_once_and_left_after_the_stable_window() -> None:
@@ -50,7 +50,7 @@ def test_missing_scrapes_hold_and_their_end_lets_go() -> None:
     assert set(sim.sizes) == {4}
     last = sim.trace[-1][2]
     assert not last.healthy
-    assert last.reason == f"{words.PARTIAL}: 3: no answer"
+    assert last.reason == f"{reasons.PARTIAL}: 3: no answer"
     sim.run(30, 0)
     assert sim.replicas == 1
     assert sim.trace[-1][2].healthy
@@ -66,7 +66,7 @@ def test_a_scrape_that_misses_now_and_then_delays_but_does_not_wedge() -> None:
 def test_looks_that_saw_nothing_at_all_count_as_full_load() -> None:
     sim = Simulation(RULES, replicas=4, missing=lambda pod, second: second % 60 == 0).run(600, 0)
     assert sim.replicas == 4
-    assert sim.trace[-1][2].reason == words.PARTIAL
+    assert sim.trace[-1][2].reason == reasons.PARTIAL
 
 
 def test_partial_data_may_still_add_replicas() -> None:
@@ -94,7 +94,7 @@ def test_a_pod_that_never_gets_ready_counts_but_wedges_nothing() -> None:
 def test_without_a_ready_pod_everything_stays() -> None:
     sim = Simulation(RULES, replicas=3, broken=3).run(900, 100)
     assert set(sim.sizes) == {3}
-    assert sim.trace[-1][2].reason == words.NOT_READY
+    assert sim.trace[-1][2].reason == reasons.NOT_READY
 
 
 def test_a_restart_of_the_operator_waits_one_stable_window_before_it_shrinks() -> None:
@@ -102,7 +102,7 @@ def test_a_restart_of_the_operator_waits_one_stable_window_before_it_shrinks() -
     sim.restart()
     sim.run(300, 5)
     assert set(sim.sizes) == {5}
-    assert sim.trace[-1][2].reason == words.YOUNG
+    assert sim.trace[-1][2].reason == reasons.YOUNG
     sim.run(15, 5)
     assert sim.replicas == 1
 
@@ -161,7 +161,7 @@ def test_a_long_pause_of_the_operator_counts_as_a_restart() -> None:
 def test_policies_limit_growth(up: Direction, seconds: float, expected: int) -> None:
     sim = Simulation(Rules(1, 50, RULES.targets, up=up, polling=15)).run(seconds, 400)
     assert sim.replicas == expected
-    assert sim.trace[-1][2].reason == words.UP_LIMITED
+    assert sim.trace[-1][2].reason == reasons.UP_LIMITED
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_bounds_hold_at_once_also_without_data() -> None:
     assert sim.look(0).desired == 4
     sim.resize(1)
     assert sim.look(0).desired == 2
-    assert sim.trace[-1][2].reason == words.OUT_OF_BOUNDS
+    assert sim.trace[-1][2].reason == reasons.OUT_OF_BOUNDS
 
 
 def test_the_greatest_of_several_targets_counts() -> None:
@@ -202,5 +202,5 @@ def test_a_load_within_the_tolerance_changes_nothing() -> None:
 
 
 def test_the_ends_of_the_range_are_named() -> None:
-    assert Simulation(RULES, replicas=8).look(200).reason == words.FULL
-    assert Simulation(RULES, replicas=1).look(0).reason == words.IDLE
+    assert Simulation(RULES, replicas=8).look(200).reason == reasons.FULL
+    assert Simulation(RULES, replicas=1).look(0).reason == reasons.IDLE

@@ -28,8 +28,8 @@ def first_pod(kube: Kube, resource: Obj) -> Obj:
 
 def make_node(kube: Kube, gpus: str) -> Obj:
     node = kube.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n-{secrets.token_hex(4)}"}})
-    room = {"cpu": "8", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": gpus}
-    kube.patch(node, {"status": {"capacity": room, "allocatable": room}}, subresource="status")
+    capacity = {"cpu": "8", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": gpus}
+    kube.patch(node, {"status": {"capacity": capacity, "allocatable": capacity}}, subresource="status")
     return node
 
 

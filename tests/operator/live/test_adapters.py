@@ -37,7 +37,7 @@ def workload(kube: Kube, resource: Obj) -> Obj:
     return kube.get("apps/v1", "Deployment", resource["metadata"]["name"], resource["metadata"]["namespace"])
 
 
-def told_of(kube: Kube, pod: Obj) -> Any:
+def annotated_list(kube: Kube, pod: Obj) -> Any:
     """Which list the operator has told a pod's kubelet of."""
     meta = pod["metadata"]
     return (kube.get("v1", "Pod", meta["name"], meta["namespace"])["metadata"].get("annotations") or {}).get(LIST_HASH)
@@ -50,12 +50,12 @@ class PodEvent:
         self._of = kube, resource
 
     def __call__(self) -> str:
-        told: dict[str, Obj] = {}
+        states: dict[str, Obj] = {}
         for name, uri in (listed(*self._of) or {}).items():
-            told[name] = {"state": "ready", "uri": uri}
+            states[name] = {"state": "ready", "uri": uri}
             if name == "wrong":
-                told[name] |= {"state": "failed", "message": "tensor 'x' is none of this model's"}
-        return json.dumps({"status": "started", "adapters": told})
+                states[name] |= {"state": "failed", "message": "tensor 'x' is none of this model's"}
+        return json.dumps({"status": "started", "adapters": states})
 
 
 def test_adapters_come_and_go_while_the_pod_serves(
@@ -72,12 +72,12 @@ def test_adapters_come_and_go_while_the_pod_serves(
         run(admin, pod, address, started=True, ready=True)
         wait_condition(admin, resource, "AdaptersLoaded", "True")
         before = workload(admin, resource)["metadata"]["generation"]
-        first = admin.wait("the kubelet is told of the list", lambda: told_of(admin, pod))
+        first = admin.wait("the kubelet is told of the list", lambda: annotated_list(admin, pod))
 
         admin.patch(resource, {"spec": {"lora": {"adapters": [ROMAN, LEGAL, WRONG]}}})
-        admin.wait("the kubelet is told of another", lambda: told_of(admin, pod) != first)
-        said = wait_condition(admin, resource, "AdaptersLoaded", "False", "AdapterFailed")["message"]
-        assert "wrong in 1 of 1 pods: tensor 'x' is none of this model's" in said
+        admin.wait("the kubelet is told of another", lambda: annotated_list(admin, pod) != first)
+        message = wait_condition(admin, resource, "AdaptersLoaded", "False", "AdapterFailed")["message"]
+        assert "wrong in 1 of 1 pods: tensor 'x' is none of this model's" in message
         wait_condition(admin, resource, "Ready", "True")
         status = read(admin, resource)["status"]
         assert status["adapters"] == [
@@ -112,8 +112,8 @@ def test_a_list_changes_under_an_operator_that_would_make_the_pods_otherwise(
     ours = admin.get("apps/v1", "ControllerRevision", "demo-r1", controlled_namespace)
     theirs = copy.deepcopy(ours)
     theirs["data"]["template"]["spec"]["containers"][0]["env"].append({"name": "OF_ANOTHER", "value": "1"})
-    kept = {member: ours["metadata"][member] for member in ("namespace", "labels", "ownerReferences")}
-    admin.create({**theirs, "metadata": {**kept, "name": "demo-r2"}, "revision": 2})
+    owner_metadata = {member: ours["metadata"][member] for member in ("namespace", "labels", "ownerReferences")}
+    admin.create({**theirs, "metadata": {**owner_metadata, "name": "demo-r2"}, "revision": 2})
     wait_condition(admin, resource, "UpToDate", "False", "OperatorUpgraded")
     before = workload(admin, resource)
     assert "OF_ANOTHER" in str(before["spec"]["template"])

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.cluster import ApiServer, Kube
 from tests.operator.live.objects import children, demo, wait_condition, wait_settled
-from tests.operator.live.process import OperatorProcess, install
+from tests.operator.live.process import OperatorProcess, install, reset_lease
 from tests.operator.proxy import WRITES, FaultProxy
 from unmask_operator.controller.manager import WORKERS
 
@@ -206,6 +206,33 @@ def test_a_leader_that_cannot_renew_its_lease_ends_at_its_deadline(admin, namesp
     proxied.advance_clock(HOURS)
     assert proxied.wait() != 0
     assert "no longer leading" in proxied.log()
+
+
+def test_an_api_server_that_is_away_longer_than_the_lease_lasts_ends_the_leader_and_the_next_one_catches_up(
+    admin, namespace, proxied, fault_proxy
+):
+    resource = admin.create(demo(namespace))
+    wait_condition(admin, resource, "Accepted", "True")
+    admin.wait("it leads", lambda: proxied.metric("unmask_operator_leader"))
+    away = fault_proxy.fail(0, times=1_000_000)
+    drop_watches(admin, fault_proxy)
+    admin.delete(admin.get("v1", "Service", "demo", namespace))
+    admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 5}}})
+    admin.wait("its requests get no answer", lambda: away.hits >= 10)
+    proxied.advance_clock(HOURS)
+    assert proxied.wait() != 0
+    assert "no longer leading" in proxied.log()
+    fault_proxy.faults.remove(away)
+    proxied.start(wait=False)
+    admin.wait("it looks at the Lease", lambda: proxied.status("/healthz") == 200)
+    reset_lease(admin, namespace)
+    admin.wait("the Service is back", lambda: admin.find("v1", "Service", "demo", namespace))
+
+    def arrived() -> bool:
+        (main,) = children(admin, resource)["Deployment", "demo"]["spec"]["template"]["spec"]["containers"]
+        return "--max-num-reqs=5" in main["args"]
+
+    admin.wait("the edit arrives", arrived)
 
 
 def test_two_operators_at_once_write_once(api_server, admin, namespace):

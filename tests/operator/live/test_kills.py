@@ -33,7 +33,7 @@ _NAME = re.compile(r"\bpoint-(\d+)")
 _TEMPLATE = re.compile(r'(?<="serving.unmask.dev/template": ")[0-9a-f]{16}')
 
 
-class Gate:
+class KillPoints:
     """Lets the first n writes for the resource `point-n` pass, and then nothing more for it, trials included.
 
     Attributes:
@@ -71,7 +71,7 @@ def settled(resource: Obj) -> bool:
     return bool(accepted) and accepted[0]["status"] == "True" and accepted[0]["observedGeneration"] == generation
 
 
-def _plain(annotations: dict[str, str] | None) -> dict[str, str]:
+def _without_digests(annotations: dict[str, str] | None) -> dict[str, str]:
     """Without digests, which hold the owner's uid."""
     return {k: v for k, v in (annotations or {}).items() if "/applied" not in k and "deployment.kubernetes.io" not in k}
 
@@ -81,19 +81,19 @@ class Fleet:
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._kube, self._namespace = kube, namespace
-        self._wanted = [demo(namespace, f"point-{number}", **FULL) for number in range(POINTS)]
+        self._manifests = [demo(namespace, f"point-{number}", **FULL) for number in range(POINTS)]
         self._others = SENTINELS
 
     def create(self) -> None:
-        for resource in self._wanted:
+        for resource in self._manifests:
             self._kube.create(resource)
 
     def edit(self) -> None:
-        for resource in self._wanted:
+        for resource in self._manifests:
             self._kube.patch(resource, {"spec": EDITED})
 
     def delete(self) -> None:
-        for resource in self._wanted:
+        for resource in self._manifests:
             self._kube.delete(resource)
 
     def settled(self) -> set[int]:
@@ -115,16 +115,16 @@ class Fleet:
         """Each resource's conditions and children, without what no two lives share, and as if all had one name."""
         resources = self._resources()
         owned = {one["metadata"]["uid"]: _number(one) for one in resources}
-        found: list[dict[str, Any]] = [{} for _ in self._wanted]
+        found: list[dict[str, Any]] = [{} for _ in self._manifests]
         for one in resources:
             conditions = {c["type"]: (c["status"], c["reason"], c["message"]) for c in one["status"]["conditions"]}
             found[_number(one)]["conditions"] = conditions
         for obj in labelled(self._kube, self._namespace):
             if (number := owned.get(controller_uid(obj))) is None:
                 continue  # of a sentinel
-            name, kept = _renamed(obj["metadata"]["name"]), _essence(obj)
+            name, stable = _renamed(obj["metadata"]["name"]), _essence(obj)
             assert (obj["kind"], name) not in found[number], "a child twice"
-            found[number][obj["kind"], name] = json.loads(_renamed(json.dumps(kept)))
+            found[number][obj["kind"], name] = json.loads(_renamed(json.dumps(stable)))
         return found
 
     def uniform(self) -> bool:
@@ -142,26 +142,26 @@ def _renamed(text: str) -> str:
 
 def _essence(obj: Obj) -> Obj:
     meta = obj["metadata"]
-    kept = {k: v for k, v in obj.items() if k not in ("metadata", "status", "revision")}
-    kept["metadata"] = {"labels": meta.get("labels"), "annotations": _plain(meta.get("annotations"))}
+    stable = {k: v for k, v in obj.items() if k not in ("metadata", "status", "revision")}
+    stable["metadata"] = {"labels": meta.get("labels"), "annotations": _without_digests(meta.get("annotations"))}
     if obj["kind"] == "Service":
-        kept["spec"] = {k: v for k, v in obj["spec"].items() if not k.startswith("clusterIP")}
-    return kept
+        stable["spec"] = {k: v for k, v in obj["spec"].items() if not k.startswith("clusterIP")}
+    return stable
 
 
 @pytest.fixture
-def gate(controlled_api_server: ApiServer) -> Iterator[tuple[FaultProxy, Gate]]:
+def kill_points(controlled_api_server: ApiServer) -> Iterator[tuple[FaultProxy, KillPoints]]:
     with FaultProxy(controlled_api_server) as proxy:
-        yield proxy, Gate()
+        yield proxy, KillPoints()
 
 
 def test_killed_after_any_write_it_ends_where_it_would_have(
     controlled_api_server: ApiServer,
     controlled_admin: Kube,
     controlled_namespace: str,
-    gate: tuple[FaultProxy, Gate],
+    kill_points: tuple[FaultProxy, KillPoints],
 ) -> None:
-    kube, namespace, (proxy, points) = controlled_admin, controlled_namespace, gate
+    kube, namespace, (proxy, points) = controlled_admin, controlled_namespace, kill_points
     install(controlled_api_server, kube, namespace, [namespace])
     fleet = Fleet(kube, namespace)
 

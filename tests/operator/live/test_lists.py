@@ -14,7 +14,7 @@ from unmask_operator.kube.kinds import DLMS
 pytestmark = pytest.mark.cluster
 
 
-def test_pages_make_the_whole_list_and_one_that_expires_is_begun_anew(api_server, admin, namespace, fault_proxy):
+def test_pages_form_the_complete_list_and_an_expired_list_starts_again(api_server, admin, namespace, fault_proxy):
     install(api_server, admin, namespace, [namespace])
     created = [admin.create(demo(namespace, f"s{number}")) for number in range(5)]
     file = api_server.service_account_kubeconfig(namespace, ACCOUNT, server=fault_proxy.url)

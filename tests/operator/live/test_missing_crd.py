@@ -27,9 +27,9 @@ def test_a_missing_crd_is_named_and_its_installation_noticed(
 ) -> None:
     """It is listed from then on, and forgotten when it goes."""
     resource = admin.create(demo(namespace, "late", monitoring={"podMonitor": {}}))
-    told = wait_condition(admin, resource, "UpToDate", "False")
-    assert told["reason"] == "MissingCRD"
-    assert "podmonitors.monitoring.coreos.com" in told["message"]
+    up_to_date = wait_condition(admin, resource, "UpToDate", "False")
+    assert up_to_date["reason"] == "MissingCRD"
+    assert "podmonitors.monitoring.coreos.com" in up_to_date["message"]
     for _ in range(2):
         admin.define(POD_MONITOR_CRD)
         wait_condition(admin, resource, "UpToDate", "True")

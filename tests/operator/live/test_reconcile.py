@@ -81,11 +81,11 @@ def test_drift_is_repaired_and_foreign_fields_stay(admin, namespace):
     assert deployment(admin, resource)["metadata"]["annotations"]["theirs"] == "stays"
 
     service = admin.get("v1", "Service", "drift", namespace)
-    wanted = service["spec"]["selector"]
+    selector = service["spec"]["selector"]
     admin.patch(service, {"spec": {"selector": {"theirs": "selects-nothing"}}})
     admin.wait(
         "the selector is put right",
-        lambda: admin.get("v1", "Service", "drift", namespace)["spec"]["selector"] == wanted,
+        lambda: admin.get("v1", "Service", "drift", namespace)["spec"]["selector"] == selector,
     )
     admin.delete(service)
     admin.wait("the Service is back", lambda: admin.find("v1", "Service", "drift", namespace))
@@ -178,7 +178,7 @@ def _args(kube: Kube, resource: dict) -> list[str]:
     return [*args, *joined]
 
 
-def test_a_refused_edit_is_told_in_the_servers_words_and_what_ran_stays(admin, namespace):
+def test_a_refused_edit_is_reported_with_the_servers_message_and_changes_nothing(admin, namespace):
     resource = admin.create(demo(namespace, "refused"))
     wait_condition(admin, resource, "Accepted", "True")
     before = deployment(admin, resource)["spec"]
@@ -190,7 +190,7 @@ def test_a_refused_edit_is_told_in_the_servers_words_and_what_ran_stays(admin, n
     wait_condition(admin, resource, "Accepted", "True")
 
 
-def test_an_unreadable_resource_is_told_so_and_the_others_go_on(admin, namespace):
+def test_an_unreadable_resource_is_reported_and_others_are_reconciled(admin, namespace):
     """The schema lets a podTemplate be anything; the operator does not."""
     bad = admin.create(demo(namespace, "bad", podTemplate={"spec": {"containers": "none"}}))
     good = admin.create(demo(namespace, "good"))
@@ -199,18 +199,18 @@ def test_an_unreadable_resource_is_told_so_and_the_others_go_on(admin, namespace
     assert "podTemplate" in seen["message"]
 
 
-def test_a_new_condition_is_told_by_one_event(admin, namespace):
+def test_a_new_condition_emits_one_event(admin, namespace):
     resource = admin.create(demo(namespace, "told", podTemplate={"spec": {"containers": "none"}}))
     wait_condition(admin, resource, "Accepted", "False")
 
-    def told() -> list[dict]:
+    def matching_events() -> list[dict]:
         events = admin.list("events.k8s.io/v1", "Event", namespace)
         return [e for e in events if e["regarding"]["name"] == "told" and "podTemplate" in e["note"]]
 
-    admin.wait("an Event", told)
+    admin.wait("an Event", matching_events)
     admin.patch(resource, {"metadata": {"annotations": {"look": "again"}}})
     wait_settled(admin, namespace)
-    (event,) = told()
+    (event,) = matching_events()
     assert event["reportingController"] == FIELD_MANAGER
 
 
@@ -219,12 +219,12 @@ def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
     admin.create(resource)
     wait_condition(admin, resource, "Accepted", "True")
     old = {key: obj["metadata"]["uid"] for key, obj in children(admin, resource).items()}
-    kept = read(admin, resource)
-    uid = kept["metadata"]["uid"]
+    stored = read(admin, resource)
+    uid = stored["metadata"]["uid"]
     admin.delete(resource)
     for member in ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"):
-        kept["metadata"].pop(member, None)
-    admin.create(kept)  # as from `kubectl get -o yaml`, status and all
+        stored["metadata"].pop(member, None)
+    admin.create(stored)  # as from `kubectl get -o yaml`, status and all
 
     def renewed() -> bool:
         for obj in labelled(admin, namespace):

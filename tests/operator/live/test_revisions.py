@@ -10,12 +10,16 @@ import pytest
 from e2e.cluster import Kube
 from tests.operator.live.objects import Obj, children, demo, read, wait_condition
 from tests.operator.live.process import OperatorProcess
-from tests.operator.test_revisions import BESIDE
+from tests.operator.test_revisions import EDITS_OUTSIDE_POD_TEMPLATE
 from unmask_operator.objects import RESTARTED_AT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
-EDITS = [*(spec for name, (_, spec) in BESIDE.items() if name != "podMonitor"), {"suspend": True}, {"suspend": False}]
+EDITS = [
+    *(spec for name, (_, spec) in EDITS_OUTSIDE_POD_TEMPLATE.items() if name != "podMonitor"),
+    {"suspend": True},
+    {"suspend": False},
+]
 
 
 def pin_by_another(kube: Kube, resource: Obj, data: dict[str, Any]) -> Obj:
@@ -23,9 +27,14 @@ def pin_by_another(kube: Kube, resource: Obj, data: dict[str, Any]) -> Obj:
     of_ours = [obj for (kind, _), obj in children(kube, resource).items() if kind == "ControllerRevision"]
     newest = copy.deepcopy(max(of_ours, key=lambda obj: obj["revision"]))
     number, meta = newest["revision"] + 1, newest["metadata"]
-    kept = {member: meta[member] for member in ("namespace", "labels", "ownerReferences")}
+    owner_metadata = {member: meta[member] for member in ("namespace", "labels", "ownerReferences")}
     name = f"{resource['metadata']['name']}-r{number}"
-    made = {**newest, "metadata": {**kept, "name": name}, "revision": number, "data": {**newest["data"], **data}}
+    made = {
+        **newest,
+        "metadata": {**owner_metadata, "name": name},
+        "revision": number,
+        "data": {**newest["data"], **data},
+    }
     return kube.create(made)
 
 
@@ -39,7 +48,9 @@ def template_of(kube: Kube, resource: Obj) -> Obj:
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: "-".join(f"{k}" for k in edit))
-def test_an_edit_beside_the_pods_leaves_their_template(admin: Kube, namespace: str, edit: dict[str, Any]) -> None:
+def test_an_edit_outside_the_pod_template_leaves_the_template(
+    admin: Kube, namespace: str, edit: dict[str, Any]
+) -> None:
     """The newest pin is one that this operator would not make: it has a variable more."""
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
@@ -58,15 +69,15 @@ def test_an_edit_beside_the_pods_leaves_their_template(admin: Kube, namespace: s
     assert template_of(admin, resource) == before
 
 
-def test_a_pin_of_an_unknown_format_is_told_and_the_pods_stay(
+def test_a_pin_of_an_unknown_format_is_reported_and_the_pods_stay(
     admin: Kube, namespace: str, shared_operator: OperatorProcess
 ) -> None:
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     before = template_of(admin, resource)
     theirs = pin_by_another(admin, resource, {"format": 2})
-    told = wait_condition(admin, resource, "UpToDate", "False", "UnknownPin")
-    assert "demo-r2" in told["message"]
+    up_to_date = wait_condition(admin, resource, "UpToDate", "False", "UnknownPin")
+    assert "demo-r2" in up_to_date["message"]
     admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 7}}})
     wait_condition(admin, resource, "UpToDate", "False", "UnknownPin")
     assert template_of(admin, resource) == before

@@ -35,13 +35,13 @@ def test_fields_that_only_the_crd_knows_are_named_and_stay(
     operator: OperatorProcess, admin: Kube, namespace: str
 ) -> None:
     resource = admin.create(demo(namespace, ofTomorrow=1, engine={"warp": True, "maxNumReqs": 7}))
-    told = wait_condition(admin, resource, "Accepted", "True")
+    accepted = wait_condition(admin, resource, "Accepted", "True")
 
     def named() -> bool:
         message = condition(admin, resource, "Accepted").get("message", "")
         return "spec.ofTomorrow" in message and "spec.engine.warp" in message
 
-    admin.wait(f"their names; first it was {told['message']}", named)
+    admin.wait(f"their names; first it was {accepted['message']}", named)
     args = admin.get("apps/v1", "Deployment", "demo", namespace)["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "--max-num-reqs=7" in args
     admin.patch(resource, {"spec": {"replicas": 3}}, subresource="scale")

@@ -52,8 +52,8 @@ def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
     bind(admin, pod, node)
     ended = {"exitCode": 1, "reason": "Error", "message": "INFO starting\nerror: --page-size: 32 does not fit\n"}
     run(admin, pod, "127.0.0.1", started=False, ready=False, last={"terminated": ended})
-    said = wait_condition(admin, resource, "Ready", "False", "CrashLoopBackOff")["message"]
-    assert said == "container main ended with exit code 1: error: --page-size: 32 does not fit"
+    found = wait_condition(admin, resource, "Ready", "False", "CrashLoopBackOff")["message"]
+    assert found == "container main ended with exit code 1: error: --page-size: 32 does not fit"
 
     run(admin, pod, "127.0.0.1", started=True, ready=True)
     wait_all_true(admin, resource)
@@ -91,8 +91,8 @@ def test_the_hpas_own_message_without_an_adapter(admin, namespace):
     targets = {"runningRequestsPerReplica": 4}
     resource = admin.create(demo(namespace, autoscaling={"provider": "HPA", "maxReplicas": 3, "targets": targets}))
     # FailedGetScale comes first where the controller-manager has not discovered the CRD yet, which may take it a minute
-    said = wait_condition(admin, resource, "ScalingReady", "False", "FailedGetPodsMetric")
-    assert "unmask_requests_running" in said["message"]
+    found = wait_condition(admin, resource, "ScalingReady", "False", "FailedGetPodsMetric")
+    assert "unmask_requests_running" in found["message"]
 
 
 def test_the_builtin_autoscaler_moves_replicas_up_and_down(admin, namespace):

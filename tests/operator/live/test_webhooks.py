@@ -61,14 +61,14 @@ def away(admin: Kube, namespace: str, request: pytest.FixtureRequest) -> Iterato
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("away", KINDS, indirect=True, ids=[kind for _, _, kind in KINDS])
-def test_it_is_told_and_nothing_else_waits_for_it(
+def test_it_is_reported_and_delays_nothing_else(
     admin: Kube, namespace: str, away: Any, request: pytest.FixtureRequest
 ) -> None:
     kind = request.node.callspec.params["away"][2]
     resource = admin.create(demo(namespace, networkPolicy={}, podDisruptionBudget={}))
-    told = wait_condition(admin, resource, "Accepted", "Unknown", "ApiError")
-    assert f"{kind} demo-engine" in told["message"]
-    assert f'failed calling webhook "{away["webhooks"][0]["name"]}"' in told["message"]
+    accepted = wait_condition(admin, resource, "Accepted", "Unknown", "ApiError")
+    assert f"{kind} demo-engine" in accepted["message"]
+    assert f'failed calling webhook "{away["webhooks"][0]["name"]}"' in accepted["message"]
     assert {made for made, _ in children(admin, resource)} >= {"Deployment", "Service", "ControllerRevision"}
     assert condition(admin, resource, "Ready")["reason"] == "ApiError"
     assert condition(admin, resource, "Scheduled")["reason"] == "Pending"

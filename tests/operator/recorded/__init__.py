@@ -63,6 +63,6 @@ def reconcile(
     live = deployment(stage, replicas)
     others = known.pop("children", ())
     children = {Ref.of(child): child for child in (live, *others)}
-    wanted = {k: v for k, v in live.items() if k != "status"}
+    desired = {k: v for k, v in live.items() if k != "status"}
     fields = {"resource": service(), "now": NOW} | known
-    return Observed(children=children, pods=pods, **fields), plan or Plan((wanted,), replicas=replicas)
+    return Observed(children=children, pods=pods, **fields), plan or Plan((desired,), replicas=replicas)

@@ -40,8 +40,8 @@ def bars(result: Result) -> Iterator[tuple[str, float, float]]:
     yield "all Ready, s", apply["all_ready_seconds"], 45 * max(1.0, result["services"] / FEW)
     yield "requests a service", apply["requests_per_service"], 15
     for name in ("leader", "standby"):
-        most = max(phase["memory"][name]["rss_peak_mb"] for phase in result.values() if name in _measured(phase))
-        yield f"memory of the {name} (peak RSS), MB", most, 256 * 1024**2 / machine.MB if many else 200
+        peak = max(phase["memory"][name]["rss_peak_mb"] for phase in result.values() if name in _measured(phase))
+        yield f"memory of the {name} (peak RSS), MB", peak, 256 * 1024**2 / machine.MB if many else 200
     yield "requests per second at rest, both operators", rest["requests_per_second"], 0.8
     yield "writes at rest but the Lease's", _but_leases(rest["written"]), 0
     yield "SIGKILL of the leader to the standby's first reconcile, s", failover["first_reconcile_seconds"], 20

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 MB = 1_000_000
-TURNS = 1_000_000
+ITERATIONS = 1_000_000
 
 
 def load() -> float:
@@ -25,7 +25,7 @@ def python_speed() -> float:
 
 def _loop() -> float:
     start = time.perf_counter()
-    for _ in range(TURNS):
+    for _ in range(ITERATIONS):
         pass
     return time.perf_counter() - start
 
@@ -50,8 +50,8 @@ class CpuTimes:
 
     def since(self) -> dict[str, float]:
         used = {name: seconds - self._start[name] for name, seconds in self._now().items()}
-        whole = used.pop("machine")
-        used["others"] = max(0.0, whole - sum(used.values()))
+        machine_total = used.pop("machine")
+        used["others"] = max(0.0, machine_total - sum(used.values()))
         return {name: round(seconds, 2) for name, seconds in used.items()}
 
     def _now(self) -> dict[str, float]:

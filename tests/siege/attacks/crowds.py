@@ -54,7 +54,7 @@ async def idle_connections(target: Target) -> None:
 
     try:
         await asyncio.gather(*(one(i) for i in range(3000)))
-        await target.pause(target.left() / target.pace)
+        await target.pause(target.left() / target.pause_factor)
     finally:
         for writer in held:
             writer.transport.abort()

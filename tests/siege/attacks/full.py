@@ -123,8 +123,8 @@ async def full_house(target: Target) -> None:
             async with target.connection() as (reader, writer):
                 writer.write(rng.choice(requests))
                 async with asyncio.timeout(5):
-                    said = await reader.read(4096)
-                target.did[f"stranger {said[9:12].decode(errors='replace') or 'closed'}"] += 1
+                    received = await reader.read(4096)
+                target.did[f"stranger {received[9:12].decode(errors='replace') or 'closed'}"] += 1
 
     async def strangers() -> None:
         async with asyncio.TaskGroup() as running:

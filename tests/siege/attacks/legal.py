@@ -82,14 +82,14 @@ async def still_answered(target: Target, request: bytes, name: str) -> None:
     found = "nothing"
     while (left := end - time.monotonic()) > 1 and not target.stopped():
         try:
-            status, said = await one_answer(target, request, left)
+            status, text = await one_answer(target, request, left)
         except REBUFFED as error:
             found = f"{type(error).__name__} {error}".strip()
         else:
             if status == 200:
                 target.did[f"{name} answered"] += 1
                 return
-            found = f"{status} {said[-120:].decode(errors='replace')}"
+            found = f"{status} {text[-120:].decode(errors='replace')}"
         await asyncio.sleep(0.5)
     if not target.stopped():
         target.says(f"{name} got no answer for {AFTERWARDS:.0f} s after others were given up: {found}")

@@ -6,11 +6,11 @@ from tests.siege.attacks.bodies import CHAT, SIZE, at_once, filled
 from tests.siege.registry import attack
 from tests.siege.target import Target
 
-WORDS = "the quick brown fox jumps over the lazy dog, 12 + 30 = 42; "
+PROSE = "the quick brown fox jumps over the lazy dog, 12 + 30 = 42; "
 
 
 def text(size: int = SIZE - 500) -> str:
-    return (WORDS * (size // len(WORDS) + 1))[:size]
+    return (PROSE * (size // len(PROSE) + 1))[:size]
 
 
 @attack("long-prompts", "2 MiB of prose to five routes in turn, four at once, every second", keyed=True, seconds=20)

@@ -35,7 +35,7 @@ async def hold(target: Target, unread: Unread) -> None:
             since, waiting = time.monotonic(), now
         if time.monotonic() - since > LONGEST and unread.kept():
             target.says(f"an answer that nobody reads was held for {LONGEST:.0f} s")
-        await target.pause(1 / target.pace)
+        await target.pause(1 / target.pause_factor)
     target.did["given up by the server"] += target.on()
 
 

@@ -5,7 +5,7 @@ import asyncio
 from tests.siege.registry import attack
 from tests.siege.target import REBUFFED, Target
 
-OFFERS = (
+UPGRADES = (
     ("Connection: Upgrade", "Upgrade: websocket"),
     ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"),
 )
@@ -25,10 +25,10 @@ async def answers(reader: asyncio.StreamReader, target: Target) -> list[tuple[in
 @attack("smuggling", "an offered upgrade whose body, in a second segment, is a request; 4 a second")
 async def smuggling(target: Target) -> None:
     while target.on():
-        for offer in OFFERS:
+        for upgrade in UPGRADES:
             with target.rebuffed():
                 async with target.connection() as (reader, writer):
-                    writer.write(target.head("POST", "/health", f"Content-Length: {len(INNER)}", *offer))
+                    writer.write(target.head("POST", "/health", f"Content-Length: {len(INNER)}", *upgrade))
                     await writer.drain()
                     await asyncio.sleep(0.1)
                     writer.write(INNER)
@@ -40,7 +40,7 @@ async def smuggling(target: Target) -> None:
 @attack("lost-bodies", "a chat that offers h2c, its body in a second segment; 2 a second", keyed=True)
 async def lost_bodies(target: Target) -> None:
     chat = target.post(
-        "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}, *OFFERS[1]
+        "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}, *UPGRADES[1]
     )
     head, _, body = chat.partition(b"\r\n\r\n")
     while target.on():
@@ -50,18 +50,18 @@ async def lost_bodies(target: Target) -> None:
                 await writer.drain()
                 await asyncio.sleep(0.1)
                 writer.write(body)
-                (status, said), *more = await answers(reader, target)
-                refused = status == 400 and b"invalid_http" in said
+                (status, text), *more = await answers(reader, target)
+                refused = status == 400 and b"invalid_http" in text
                 # a queue that is full is told of once the body has been read; 503 is no word on bodies
-                arrived = status == 200 or (status == 429 and b"queue_full" in said) or status == 503
+                arrived = status == 200 or (status == 429 and b"queue_full" in text) or status == 503
                 if more or not (arrived or refused):
-                    target.says(f"a POST that offers h2c lost its body: {status} {said[:120].decode()}")
+                    target.says(f"a POST that offers h2c lost its body: {status} {text[:120].decode()}")
         await target.pause(0.5)
 
 
 @attack("log-flood", "1,000 offered upgrades, refused requests and broken ones a second")
 async def log_flood(target: Target) -> None:
-    upgrade = target.head("GET", "/health", *OFFERS[0])
+    upgrade = target.head("GET", "/health", *UPGRADES[0])
     refused = target.head("GET", "/v1/models")
 
     async def broken() -> None:

@@ -62,13 +62,13 @@ def test_what_is_written_is_what_the_server_adds(tmp_path) -> None:
         pair.up.data.normal_(0, 0.05)
         pair.down.data, pair.up.data = pair.down.data.bfloat16().float(), pair.up.data.bfloat16().float()
     export_adapter(pairs, 2, 4, adapter)
-    said = json.loads((adapter / "adapter_config.json").read_text())
+    config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
-    assert (said["r"], said["lora_alpha"], len(tensors)) == (2, 4, 2 * len(pairs))
+    assert (config["r"], config["lora_alpha"], len(tensors)) == (2, 4, 2 * len(pairs))
     merged = load_checkpoint(base).eval()
     for name in pairs:
         down, up = (tensors[f"base_model.model.{name}.lora_{e}.weight"].float() for e in "AB")
-        merged.get_parameter(f"{name}.weight").data += said["lora_alpha"] / said["r"] * up @ down
+        merged.get_parameter(f"{name}.weight").data += config["lora_alpha"] / config["r"] * up @ down
     ids = torch.randint(0, 1000, (1, 16))
     call = ids, torch.arange(16).unsqueeze(0), block_causal(16, 8)
     torch.testing.assert_close(model(*call), merged(*call), rtol=1e-4, atol=1e-4)
@@ -105,7 +105,7 @@ def llm():
         yield model
 
 
-def test_the_shipped_one_answers_in_roman_numerals_beside_the_base(llm) -> None:
+def test_the_shipped_adapter_answers_in_roman_numerals_next_to_the_base(llm) -> None:
     asked = "What is 7 x 8?", "What is 7 x 8?", "Which is larger, 48 or 84?", "Spell lamp."
     chats = [[{"role": "user", "content": text}] for text in asked]
     texts = [o.text for o in llm.generate(chats, SETTINGS, adapter=[None, *["roman"] * 3])]

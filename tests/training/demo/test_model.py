@@ -135,23 +135,23 @@ def test_long_prompts_reach_as_far_as_the_context_and_keep_their_blocks(encoder)
     for row in range(20):
         for number in range(batch.docs[row].max() + 1):
             own = batch.docs[row] == number
-            places, size = batch.positions[row][own], 32
-            assert places.max() < CONTEXT
-            starts = np.flatnonzero(np.diff(np.unique(places)) > 1)
+            positions, size = batch.positions[row][own], 32
+            assert positions.max() < CONTEXT
+            starts = np.flatnonzero(np.diff(np.unique(positions)) > 1)
             assert len(starts) <= 1
             moved += len(starts)
             if len(starts):
-                assert np.unique(places)[starts[0] + 1] % size == 0
+                assert np.unique(positions)[starts[0] + 1] % size == 0
     assert moved >= 10
 
 
 def test_noise_leaves_prompts_alone_and_losses_fall_on_answers(encoder) -> None:
     stream = Documents(encoder, {"add": 1.0, "json": 1.0, "long_add": 1.0, "table": 1.0}, "n")
     noiser = Noiser(encoder, NoiseRecipe(corrupt=0.5, hole=0.3, block_weights=(0.3, 0.3, 0.4)), 0)
-    packer, given, layout = Packer(encoder.eos, 384), [], None
+    packer, packed, layout = Packer(encoder.eos, 384), [], None
     while layout is None:
         prompt, answer = next(stream)
-        given.append((prompt, answer))
+        packed.append((prompt, answer))
         packer.add(prompt, answer, noiser.block_size())
         layout = packer.take(30)
     batch = noiser(layout, 384)
@@ -164,28 +164,28 @@ def test_noise_leaves_prompts_alone_and_losses_fall_on_answers(encoder) -> None:
     for row in range(30):
         for number in range(batch.docs[row].max() + 1):
             own = batch.docs[row] == number
-            noised, places, ids = batch.noised[row][own], batch.positions[row][own], batch.ids[row][own]
+            noised, positions, ids = batch.noised[row][own], batch.positions[row][own], batch.ids[row][own]
             loss, target = weights.reshape(30, 384)[row][own], targets.reshape(30, 384)[row][own]
-            rebuilt = dict(zip(places[~noised].tolist(), ids[~noised].tolist(), strict=True))
+            rebuilt = dict(zip(positions[~noised].tolist(), ids[~noised].tolist(), strict=True))
             known = np.where(loss > 0, target, ids)
-            rebuilt |= dict(zip(places[noised].tolist(), known[noised].tolist(), strict=True))
+            rebuilt |= dict(zip(positions[noised].tolist(), known[noised].tolist(), strict=True))
             text = [rebuilt[p] for p in range(len(rebuilt))]
-            matching = [k for k, (p, a) in enumerate(given) if text[: len(p + a)] == p + a and k not in seen]
-            prompt, answer = given[matching[0]]
+            matching = [k for k, (p, a) in enumerate(packed) if text[: len(p + a)] == p + a and k not in seen]
+            prompt, answer = packed[matching[0]]
             seen.add(matching[0])
             end = len(prompt) + len(answer)
             assert text[end:] == [encoder.eos] * (len(text) - end)
             assert len(text) % (size := int(noised.sum() // len(set(batch.blocks[row][own & batch.noised[row]])))) == 0
-            assert places[noised][0] == len(prompt) // size * size
-            assert (batch.blocks[row][own] == places // size).all()
+            assert positions[noised][0] == len(prompt) // size * size
+            assert (batch.blocks[row][own] == positions // size).all()
             assert (~noised).sum() == len(text) - size
-            assert (loss[(places < len(prompt)) | ~noised] == 0).all()
+            assert (loss[(positions < len(prompt)) | ~noised] == 0).all()
             wrong = noised & (ids != known)
             kinds["masked"] += int((ids == encoder.mask).sum())
             kinds["replaced"] += int((wrong & (ids != encoder.mask)).sum())
             kinds["kept"] += int(((loss > 0) & ~wrong).sum())
-            kinds["filling"] += int((loss[places >= end] > 0).sum())
-            kinds["unlearnt"] += int((loss[noised & (places >= len(prompt))] == 0).sum())
+            kinds["filling"] += int((loss[positions >= end] > 0).sum())
+            kinds["unlearnt"] += int((loss[noised & (positions >= len(prompt))] == 0).sum())
     assert all(kinds.values()), kinds
     assert len(seen) == len(layout.sizes)
 
@@ -228,10 +228,10 @@ def test_rows_hold_every_document(name, encoder) -> None:
 def test_bfloat16_autocast_gives_nearly_the_same(encoder) -> None:
     model = make()
     ids = torch.randint(0, 1000, (2, 24))
-    places = torch.arange(24).expand(2, -1)
-    exact = model(ids, places, block_causal(24, 8))
+    positions = torch.arange(24).expand(2, -1)
+    exact = model(ids, positions, block_causal(24, 8))
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = model(ids, places, block_causal(24, 8))
+        rounded = model(ids, positions, block_causal(24, 8))
     assert rounded.dtype == torch.bfloat16
     assert torch.nn.functional.cosine_similarity(exact, rounded.float(), dim=-1).min() > 0.98
 

@@ -60,7 +60,7 @@ def test_the_shipped_tokenizer_is_the_one_of_the_vocabulary(saved) -> None:
     assert shipped["chat_template"] == json.loads((saved / "tokenizer_config.json").read_text())["chat_template"]
 
 
-def test_words_that_no_task_is_worded_in_are_read_letter_by_letter(encoder) -> None:
+def test_texts_of_no_task_are_tokenized_letter_by_letter(encoder) -> None:
     names = {token: number for token, number in encoder.tokenizer.get_vocab().items() if len(token) == 1}
     for word in ("giraffe", "Zorblatt", "qxv"):
         assert encoder.text(word) == [names[letter] for letter in word]
@@ -92,33 +92,33 @@ def template_of(directory: Path) -> jinja2.Template:
 def as_clients_send(messages):
     """A conversation of the tool tasks in the interface's own fields: (tools, messages)."""
     first, *rest = messages
-    said, _, offer = first["content"].rpartition("# Tools\n<tools>\n")
-    tools = [json.loads(line) for line in offer.removesuffix(f"\n</tools>\n{HOW}").split("\n")]
-    told = [{"role": "system", "content": said.removesuffix("\n")}] if said else []
+    system, _, tool_list = first["content"].rpartition("# Tools\n<tools>\n")
+    tools = [json.loads(line) for line in tool_list.removesuffix(f"\n</tools>\n{HOW}").split("\n")]
+    system_messages = [{"role": "system", "content": system.removesuffix("\n")}] if system else []
     for message in rest:
         call = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", message["content"])
         if call:
             function = json.loads(call[1])
-            told.append(
+            system_messages.append(
                 {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
             )
         else:
-            told.append(dict(message))
-    return tools, told
+            system_messages.append(dict(message))
+    return tools, system_messages
 
 
 @pytest.mark.parametrize("arguments", [dict, json.dumps], ids=["mapping", "text"])
 @pytest.mark.parametrize("name", ["tool_call", "tool_answer", "tool_offered"])
 def test_tools_are_offered_and_called_in_the_family_s_format(encoder, saved, name, arguments) -> None:
     compiled = template_of(saved)
-    whole = Tokenizer.from_file(str(saved / "tokenizer.json"))
+    library = Tokenizer.from_file(str(saved / "tokenizer.json"))
     for sample in held_out_samples(all_tasks()[name], 40):
         tools, messages = as_clients_send(sample.messages)
         for message in messages:
             for call in message.get("tool_calls", ()):
                 call["function"]["arguments"] = arguments(call["function"]["arguments"])
         text = compiled.render(messages=messages, tools=tools, add_generation_prompt=True)
-        assert whole.encode(text, add_special_tokens=False).ids == encoder.prompt(sample.messages)
+        assert library.encode(text, add_special_tokens=False).ids == encoder.prompt(sample.messages)
 
 
 def test_several_calls_and_results_of_one_turn_stand_together(saved) -> None:
@@ -139,12 +139,12 @@ def test_several_calls_and_results_of_one_turn_stand_together(saved) -> None:
 
 def test_the_template_gives_the_same_ids(encoder, saved) -> None:
     compiled = template_of(saved)
-    whole = Tokenizer.from_file(str(saved / "tokenizer.json"))
+    library = Tokenizer.from_file(str(saved / "tokenizer.json"))
     conversations = [s.messages for t in all_tasks().values() for s in held_out_samples(t, 5)]
     conversations.append(({"role": "system", "content": "Be brief."}, *conversations[0]))
     for messages in conversations:
         text = compiled.render(messages=messages, add_generation_prompt=True)
-        assert whole.encode(text, add_special_tokens=False).ids == encoder.prompt(messages)
+        assert library.encode(text, add_special_tokens=False).ids == encoder.prompt(messages)
 
 
 def test_an_answer_is_read_up_to_its_turns_end(encoder) -> None:

@@ -1,4 +1,4 @@
-"""What is told of a namespace to people who may not read its Secrets."""
+"""Text about a namespace that people without access to its Secrets can read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from e2e.services import LABEL, kubectl
 _KINDS = "dlms,deployments,replicasets,pods,services,controllerrevisions,events"
 
 
-def everything_told(kube: Kube, namespace: str) -> str:
-    """Its objects and Events, the engines' logs (of their lives before, too) and the operator's."""
-    told = kubectl("get", _KINDS, "--output=yaml", namespace=namespace)
-    return told + _logs(kube, namespace, LABEL) + _logs(kube, OPERATOR, f"app.kubernetes.io/instance={RELEASE}")
+def visible_text(kube: Kube, namespace: str) -> str:
+    """Returns its objects, its Events, the logs of the engines, also of previous containers, and of the operator."""
+    objects = kubectl("get", _KINDS, "--output=yaml", namespace=namespace)
+    return objects + _logs(kube, namespace, LABEL) + _logs(kube, OPERATOR, f"app.kubernetes.io/instance={RELEASE}")
 
 
 def _logs(kube: Kube, namespace: str, selector: str) -> str:
-    """Of the pods that have any. AssertionError where none has: then nothing was looked through."""
+    """Returns the logs of all selected pods that have any. AssertionError if none has."""
     found = []
     for pod in kube.list("v1", "Pod", namespace, labelSelector=selector):
         path = kube.path("v1", "Pod", namespace, pod["metadata"]["name"], "log")

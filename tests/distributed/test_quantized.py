@@ -1,4 +1,4 @@
-"""Two ranks read a quantised checkpoint as one process does: each keeps its share of the very numbers."""
+"""Two ranks read a quantized checkpoint as one process does: each keeps its share of the very numbers."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def flags(path):
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def unquantized(tmp_path_factory):
     """Halves of whose widths groups and blocks of 128 divide."""
     path = tmp_path_factory.mktemp("plain")
     sizes = {
@@ -39,58 +39,58 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("layout", "experts"), marked(CASES, quick=QUICK))
-def test_each_layout(pair, plain, tmp_path, layout, experts):
-    kept, _ = write_both(layout, plain, tmp_path)
-    ours = logits(flags(kept), tensor_parallel_size=2, expert_parallel_size=experts)
-    expected = logits(flags(kept))
-    most = ROUNDED if "fp8" in layout else 1e-5
-    assert float((ours - expected).norm() / expected.norm()) < most
+def test_each_layout(pair, unquantized, tmp_path, layout, experts):
+    quantized, _ = write_both(layout, unquantized, tmp_path)
+    ours = logits(flags(quantized), tensor_parallel_size=2, expert_parallel_size=experts)
+    expected = logits(flags(quantized))
+    tolerance = ROUNDED if "fp8" in layout else 1e-5
+    assert float((ours - expected).norm() / expected.norm()) < tolerance
 
 
 @pytest.mark.parametrize("dim", [-3, -2, -1])
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("format", ["fp8", "fp8_blocks", "int8", "int4"])
-def test_what_each_keeps_are_the_very_codes(format, turns, dim):
+def test_what_each_keeps_are_the_very_codes(format, interleaved, dim):
     """Of two experts' matrices, also where a block of 128 rows is cut. In turns lie gate and up rows, both shared."""
     shape, device = (2, 384, 512), torch.device("cpu")
     kernels = select_kernels(device, torch.float32, format)
 
     def made(shape, shard=None):
-        return get_format(format).make(shape, torch.float32, device, kernels, turns).with_shard(shard)
+        return get_format(format).make(shape, torch.float32, device, kernels, interleaved).with_shard(shard)
 
-    whole, length = made(shape), shape[dim] // (2 if turns and dim == -2 else 1)
+    full, length = made(shape), shape[dim] // (2 if interleaved and dim == -2 else 1)
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * torch.rand(2, 384, 1)
-    given = [get_format(format).make(shape[1:], torch.float32, device, kernels, False) for _ in range(2)]
-    for expert, weight in enumerate(given):
+    shards = [get_format(format).make(shape[1:], torch.float32, device, kernels, False) for _ in range(2)]
+    for expert, weight in enumerate(shards):
         weight.load((), numbers[expert])
-        whole.load_quantized((expert,), weight.kernel_arg)
+        full.load_quantized((expert,), weight.kernel_arg)
     for rank in range(2):
         mine = range(rank * length // 2, (rank + 1) * length // 2)
         runs = tuple(range(mine.start + first, mine.stop + first) for first in range(0, shape[dim], length))
         shard = Shard(dim, shape[dim], runs)
-        kept = made(shard.local_shape(shape), shard)
-        taken = sum(kept.load_quantized((expert,), weight.kernel_arg) for expert, weight in enumerate(given))
-        assert taken == kept.size
+        quantized = made(shard.local_shape(shape), shard)
+        taken = sum(quantized.load_quantized((expert,), weight.kernel_arg) for expert, weight in enumerate(shards))
+        assert taken == quantized.size
         at = torch.cat([torch.arange(run.start, run.stop) for run in runs])
-        assert torch.equal(kept.tensor, whole.tensor.index_select(dim, at))
+        assert torch.equal(quantized.tensor, full.tensor.index_select(dim, at))
 
 
-def test_a_share_that_cuts_a_group_is_refused(tmp_path):
+def test_a_shard_that_cuts_a_group_is_refused(tmp_path):
     sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "intermediate_size": 256, "head_dim": 64}
     write_tiny(tmp_path / "narrow", seed=9, vocab=64, num_experts=4, **sizes)
-    kept, _ = write_both("int4, groups of 128", tmp_path / "narrow", tmp_path)
+    quantized, _ = write_both("int4, groups of 128", tmp_path / "narrow", tmp_path)
     says = r"is cut at inputs (0 and 64|64 and 128), but each 128 of them share a scale; give a --tensor"
     with pytest.raises(ConfigError, match=says):
-        logits(flags(kept), tensor_parallel_size=2)
+        logits(flags(quantized), tensor_parallel_size=2)
 
 
 @pytest.mark.matrix
-def test_with_adapters(pair, plain, tmp_path):
-    kept, _ = write_both("int4, groups of 32", plain, tmp_path)
-    adapter = random_adapter(tmp_path / "a", plain, rf"{LAYER}.*(proj|query_key_value|dense)", 5)
+def test_with_adapters(pair, unquantized, tmp_path):
+    quantized, _ = write_both("int4, groups of 32", unquantized, tmp_path)
+    adapter = random_adapter(tmp_path / "a", unquantized, rf"{LAYER}.*(proj|query_key_value|dense)", 5)
     found = []
     for more in ({"tensor_parallel_size": 2}, {}):
-        with LLM(**flags(kept), lora={"a": str(adapter)}, **more) as llm:
+        with LLM(**flags(quantized), lora={"a": str(adapter)}, **more) as llm:
             found.append([llm.logits([5, 6, 7, 3, 9, 12, 8] * 3, adapter=name) for name in ("a", None)])
     ours, expected = (torch.stack(each) for each in found)
     assert float((ours - expected).norm() / expected.norm()) < 1e-5

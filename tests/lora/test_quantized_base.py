@@ -1,4 +1,4 @@
-"""Adapters over a checkpoint that is quantised already: beside its very numbers, or merged and rounded again."""
+"""Adapters over a checkpoint that is quantized already: beside its very numbers, or merged and rounded again."""
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ IDS = list(range(40, 64))
 
 
 @pytest.mark.parametrize("layout", ["int4, groups of 32", "int8, outputs", "fp8, blocks"])
-def test_adapters_beside_a_quantised_checkpoint(tmp_path, layout):
+def test_adapters_on_a_quantized_checkpoint(tmp_path, layout):
     """Also where the shared experts are plain."""
     paths = {"one": str(random_adapter(tmp_path / "one", BASE, EVERY, 3))}
-    kept, whole = write_both(layout, BASE, tmp_path, lambda name: "shared_experts" in name)
+    quantized, unquantized = write_both(layout, BASE, tmp_path, lambda name: "shared_experts" in name)
     out = []
-    for path in (kept, whole):
+    for path in (quantized, unquantized):
         with llm(path, dtype="float64", lora=paths) as engine:
             out.append([engine.logits(IDS, adapter=name) for name in ("one", None)])
     for ours, expected in zip(*out, strict=True):
@@ -27,8 +27,8 @@ def test_adapters_beside_a_quantised_checkpoint(tmp_path, layout):
 @pytest.mark.parametrize("layout", ["int8, outputs", "fp8, blocks"])
 def test_an_adapter_merged_into_one(tmp_path, layout):
     adapter = str(random_adapter(tmp_path / "one", BASE, EVERY, 3))
-    kept, whole = write_both(layout, BASE, tmp_path)
+    quantized, unquantized = write_both(layout, BASE, tmp_path)
     merged = {"use_lora": True, "lora_path": adapter, "pre_merge_lora": True}
-    with llm(kept, dtype="float64", **merged) as engine, llm(whole, dtype="float64", **merged) as plain:
-        ours, expected = engine.logits(IDS), plain.logits(IDS)
+    with llm(quantized, dtype="float64", **merged) as engine, llm(unquantized, dtype="float64", **merged) as reference:
+        ours, expected = engine.logits(IDS), reference.logits(IDS)
     assert 1e-4 < float((ours - expected).norm(dim=-1).median() / expected.norm(dim=-1).median()) < 0.2

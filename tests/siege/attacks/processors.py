@@ -1,0 +1,33 @@
+"""Legal requests with as much work per step as their fields allow: logits processors, stop strings and logprobs."""
+
+import asyncio
+
+from tests.siege.registry import attack
+from tests.siege.target import Target
+
+REQUESTS = 8
+LONG = 3_000  # tokens: a history for the penalties
+BIASED = {str(token): 0.001 * (token % 7) for token in range(1_000)}
+PENALTIES = {"repetition_penalty": 1.01, "presence_penalty": 0.1, "frequency_penalty": 0.01, "min_tokens": LONG - 1}
+STOPS = [f"{'a' * 1_000}{number}" for number in range(32)]
+
+
+def body(number: int) -> dict:
+    asked = {"prompt": f"{number}: " + "a" * 500, "max_tokens": LONG, "temperature": 1.0, "stop": STOPS}
+    return asked | PENALTIES | {"logit_bias": BIASED, "stop_token_ids": list(range(100)), "logprobs": 5}
+
+
+@attack(
+    "logits-processors",
+    f"{REQUESTS} long answers at once with all penalties, 1,000 biased ids, 100 stop ids, 32 stop strings and logprobs",
+    keyed=True,
+    seconds=30,
+    slowdown=3.0,
+)
+async def logits_processors(target: Target) -> None:
+    async def one(number: int) -> None:
+        while target.on():
+            await target.ask(target.post("/v1/completions", body(number)))
+            await target.pause(0.05)
+
+    await asyncio.gather(*(one(number) for number in range(REQUESTS)))

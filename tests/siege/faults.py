@@ -1,0 +1,456 @@
+"""``python -m tests.siege.faults``: a server under load whose machine fails, compared with one whose machine does not.
+
+Each fault has a control: the same server, clients and seconds without the fault. The bars are in `missed`, and in the
+words of docs/operations/security.md. Exits with 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+import tests.siege.attacks  # noqa: F401 (registers the attacks)
+from tests.siege import clients, observers, verdict
+from tests.siege.attacker import attacker
+from tests.siege.meter import MB, Meter
+from tests.siege.processes import Child
+from tests.siege.registry import ATTACKS
+from tests.siege.server import MODULE, ROOT, Besieged, SiegeError
+
+CLIENTS = 6
+SECONDS = 20.0  # of load, with and without the fault
+FIRST_SECONDS = 3.0  # of load before the fault
+READY_SECONDS = 60.0  # from the loss of a process until /ready is 200 again
+ANSWER_SECONDS = clients.GIVE_UP
+ALLOWANCE_MB = 400.0  # memory limit above what the idle server uses
+DAY = 86_400.0
+JUMPS = (DAY, -2 * DAY, 3650 * DAY, 0.0)  # seconds of the wall clock's offset, in this order
+JUMP_SECONDS = 2.0
+PROMPTS = ("12 + 30 =", "Sort: 5 3 9 1.", "Spell: lantern.")
+DEMO = ROOT / "runtime" / "demo" / "checkpoint"
+
+# Imported by every Python process of the server: adds the offset in a file to the wall clock.
+SHIFTED_CLOCK = """
+import os, time
+_file = os.open(os.environ["SIEGE_CLOCK"], os.O_RDONLY)
+def _shifted(read, unit):
+    return lambda: read() + type(read())(float(os.pread(_file, 40, 0)) * unit)
+time.time, time.time_ns = _shifted(time.time, 1), _shifted(time.time_ns, 10**9)
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of the machine.
+
+    Attributes:
+        name: name on the command line.
+        summary: what happens.
+        inject: causes the fault in a loaded server, and returns after the server has recovered. None: the fault exists
+            from the start of the server, see `full`.
+        args: flags of the server, with and without the fault.
+        full: directories that have no free space; `cache` stands for the user's cache directory.
+        loses_requests: whether requests may end with an error while the server recovers.
+        converted: whether the checkpoint has no tokenizer.json, so that the server writes one to its cache.
+    """
+
+    name: str
+    summary: str
+    inject: Callable[[Server, Outcome], None] | None = None
+    args: tuple[str, ...] = ()
+    full: tuple[str, ...] = ()
+    loses_requests: bool = False
+    converted: bool = False
+
+
+@dataclass
+class Outcome:
+    """What was measured of one server."""
+
+    answers: list[str] = field(default_factory=list)  # to PROMPTS, before the load
+    answers_after: list[str] = field(default_factory=list)
+    requests: Counter[str] = field(default_factory=Counter)  # answered, error, broken
+    broken: list[str] = field(default_factory=list)  # how requests ended without an answer or an error
+    longest_seconds: float = 0.0  # of a request
+    recovery_seconds: float | None = None
+    health: dict[str, Any] = field(default_factory=dict)
+    growth_mb: float = 0.0
+    lines_per_second: int = 0
+    notes: list[str] = field(default_factory=list)  # what a fault's own checks found wrong
+
+
+class Server(Besieged):
+    """A server with the faults that exist from its start."""
+
+    def __init__(self, directory: Path, fault: Fault, with_fault: bool) -> None:
+        self._full = fault.full if with_fault else ()
+        self.cache, self.clock = directory / "cache", directory / "clock"
+        self.cache.mkdir()
+        self.clock.write_text(f"{0.0:<40}")
+        (directory / "hook").mkdir()
+        (directory / "hook" / "sitecustomize.py").write_text(SHIFTED_CLOCK)
+        model = _checkpoint_without_tokenizer_json(directory / "model") if fault.converted else DEMO
+        self.keys_file = directory / "keys"
+        super().__init__(directory, MODULE, ("--device", "cpu", "--model", str(model), *fault.args))
+
+    def _wrapped(self, command: list[str], directory: Path) -> list[str]:
+        if not self._full:
+            return command
+        paths = [str(self.cache) if name == "cache" else name for name in self._full]
+        steps = [f'mount -t tmpfs -o size=16k,mode=1777 full "{path}" && fill "{path}"' for path in paths]
+        fill = 'fill() { dd if=/dev/zero of="$1/filler" bs=4k 2>/dev/null; test -s "$1/filler"; }'
+        script = " && ".join([fill, *steps, 'exec "$@"'])
+        return ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else []), "sh", "-c", script, "sh", *command]
+
+    def _environment(self, directory: Path) -> dict[str, str]:
+        inherited = super()._environment(directory)
+        paths = [str(directory / "hook"), inherited.get("PYTHONPATH", "")]
+        return inherited | {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "SIEGE_CLOCK": str(self.clock),
+            "XDG_CACHE_HOME": str(self.cache),
+        }
+
+    def set_clock(self, offset: float) -> None:
+        with self.clock.open("r+") as file:
+            file.write(f"{offset:<40}")
+
+    def rank(self) -> psutil.Process:
+        found = [process for process in self._family() if "runtime.server.rank" in process.cmdline()]
+        if not found:
+            raise SiegeError("the server has no rank process")
+        return found[0]
+
+    def largest(self) -> psutil.Process:
+        return max(self._family(), key=_rss)
+
+    def memory_mb(self) -> float:
+        return sum(map(_rss, self._family())) / MB
+
+    def wait_ready(self, lost: psutil.Process) -> float:
+        """Waits until a process is gone and the server is ready again. Returns the seconds."""
+        start = time.monotonic()
+        while lost.is_running() and lost.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        was_unready = False
+        while time.monotonic() - start < 2 * READY_SECONDS:
+            ready = self._ready()
+            was_unready |= not ready
+            if ready and (was_unready or time.monotonic() - start > 5):
+                break
+            time.sleep(0.02)
+        return time.monotonic() - start
+
+
+def _rss(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return int(process.memory_info().rss)
+    return 0
+
+
+def _checkpoint_without_tokenizer_json(directory: Path) -> Path:
+    """Copies the demo checkpoint and replaces tokenizer.json by the files of a Qwen2 tokenizer."""
+    shutil.copytree(DEMO, directory)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    (directory / "tokenizer.json").unlink()
+    added = {each["content"]: each["id"] for each in tokenizer["added_tokens"]}
+    vocabulary = {text: number for text, number in tokenizer["model"]["vocab"].items() if text not in added}
+    (directory / "vocab.json").write_text(json.dumps(vocabulary))
+    (directory / "merges.txt").write_text("#version: 0.2\n")
+    (directory / "added_tokens.json").write_text(json.dumps(added))
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    named = {"tokenizer_class": "Qwen2Tokenizer", "unk_token": "<|endoftext|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config | named))
+    return directory
+
+
+def kill_rank(server: Server, outcome: Outcome) -> None:
+    rank = server.rank()
+    rank.send_signal(signal.SIGKILL)
+    outcome.recovery_seconds = server.wait_ready(rank)
+
+
+class MemoryLimit:
+    """Kills the largest process of a server that exceeds a memory limit, as the kernel does."""
+
+    def __init__(self, server: Server, limit_mb: float) -> None:
+        self._server, self._limit_mb = server, limit_mb
+        self.killed: psutil.Process | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> MemoryLimit:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(0.05):
+            if self._server.memory_mb() > self._limit_mb:
+                self.killed = self._server.largest()
+                self.killed.send_signal(signal.SIGKILL)
+                return
+
+
+def limit_memory(server: Server, outcome: Outcome) -> None:
+    """A limit that attacks must not reach, then one that the server itself exceeds."""
+    with MemoryLimit(server, server.memory_mb() + ALLOWANCE_MB) as limit:
+        for name in ("choices", "long-prompts"):
+            attack = ATTACKS[name]
+            child = Child(attacker, attack.run.__module__, name, server.port, server.attackers_key, 5.0, 1.0, nice=19)
+            child.ready()
+            child.finish(90)
+    if limit.killed is not None:
+        outcome.notes.append(f"attacks used {ALLOWANCE_MB:.0f} MB of memory")
+        server.wait_ready(limit.killed)
+    with MemoryLimit(server, server.memory_mb() - 1) as limit:
+        while limit.killed is None:
+            time.sleep(0.01)
+        outcome.recovery_seconds = server.wait_ready(limit.killed)
+
+
+def jump_clock(server: Server, outcome: Outcome) -> None:
+    for offset in JUMPS:
+        server.set_clock(offset)
+        time.sleep(JUMP_SECONDS)
+        if offset == JUMPS[1]:
+            _check_key_rotation(server, outcome)
+
+
+def _check_key_rotation(server: Server, outcome: Outcome) -> None:
+    new = "k" * 32
+    server.keys_file.write_text(server.keys_file.read_text() + f"{new}\n")
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if asyncio.run(_status(server.port, new)) == 200:
+            return
+        time.sleep(0.2)
+    outcome.notes.append("a key that was added after the clock went back was not accepted within 30 s")
+
+
+async def _status(port: int, key: str) -> int:
+    async with clients.session(port, key, keep_alive=False) as client, client.get("/v1/models") as answer:
+        return answer.status
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault(
+            "killed-rank",
+            "SIGKILL of a tensor parallel rank",
+            inject=kill_rank,
+            args=("--tensor-parallel-size", "2"),
+            loses_requests=True,
+        ),
+        Fault(
+            "memory-limit",
+            "SIGKILL of the largest process at a memory limit",
+            inject=limit_memory,
+            loses_requests=True,
+        ),
+        Fault("full-cache", "no space in the cache directory", full=("cache",), converted=True),
+        Fault("full-shm", "no space in /dev/shm", full=("/dev/shm",), args=("--tensor-parallel-size", "2")),
+        Fault("clock-jumps", "the wall clock jumps by days and years, forwards and back", inject=jump_clock),
+    )
+}
+
+
+# -- load
+
+
+def load(stopped: observers.Stopped, report: observers.Report, port: int, key: str) -> list[tuple[str, str, float]]:
+    """Keeps CLIENTS requests in flight, every other one streamed. Returns the outcome of each request."""
+
+    async def one(number: int, done: list[tuple[str, str, float]]) -> None:
+        async with clients.session(port, key, keep_alive=number % 2 == 0) as client:
+            while not stopped():
+                body = {"prompt": PROMPTS[number % len(PROMPTS)], "max_tokens": 64, "ignore_eos": True}
+                start = time.monotonic()
+                how, detail = await ask(client, body | {"stream": number % 3 == 0})
+                done.append((how, detail, time.monotonic() - start))
+                if how != "answered":
+                    await asyncio.sleep(0.5)
+
+    async def all_of_them() -> list[tuple[str, str, float]]:
+        done: list[tuple[str, str, float]] = []
+        report("asking")
+        await asyncio.gather(*(one(number, done) for number in range(CLIENTS)))
+        return done
+
+    return asyncio.run(all_of_them())
+
+
+async def ask(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[str, str]:
+    """Returns how a request ended: `answered`, `error` as the API has it, or `broken`; and details."""
+    try:
+        async with client.post("/v1/completions", json=body) as answer:
+            text = await answer.text()
+            status = answer.status
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        return "broken", f"{type(error).__name__}: {error}"
+    if status != 200:
+        try:
+            return "error", f"{status}: {json.loads(text)['error']['message']}"
+        except (ValueError, KeyError, TypeError):
+            return "broken", f"{status} without an error of the API: {text[:120]!r}"
+    if '"error"' in text:
+        return "error", text[-200:]
+    complete = "[DONE]" in text if body["stream"] else '"finish_reason"' in text
+    return ("answered", "") if complete else ("broken", f"an answer without its end: {text[-120:]!r}")
+
+
+def answers_of(server: Server) -> list[str]:
+    """Returns the greedy answers to PROMPTS."""
+
+    async def asking() -> list[str]:
+        found = []
+        async with clients.session(server.port, server.key, keep_alive=False) as client:
+            for prompt in PROMPTS:
+                body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
+                async with client.post("/v1/completions", json=body) as answer:
+                    found.append((await answer.json())["choices"][0]["text"])
+        return found
+
+    return asyncio.run(asking())
+
+
+# -- measurement
+
+
+@contextlib.contextmanager
+def _started(fault: Fault, with_fault: bool) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="unmask-siege-") as directory:
+        server = Server(Path(directory), fault, with_fault)
+        try:
+            server.until_ready()
+            yield server
+        finally:
+            server.stop()
+
+
+def measure(fault: Fault, with_fault: bool, seconds: float = SECONDS) -> Outcome:
+    outcome = Outcome()
+    with _started(fault, with_fault) as server:
+        outcome.answers = answers_of(server)
+        children = [Child(observers.stand_in), Child(load, server.port, server.key)]
+        try:
+            children.append(Child(observers.prober, server.port, children[0].ready()))
+            children[1].ready(), children[2].ready()
+            meter = Meter(server, verdict.GROWTH_MB * 100)
+            before = meter.rss_mb()
+            with meter:
+                start = time.monotonic()
+                time.sleep(FIRST_SECONDS)
+                if with_fault and fault.inject is not None:
+                    fault.inject(server, outcome)
+                time.sleep(max(seconds - (time.monotonic() - start), FIRST_SECONDS))
+                done, _ = children[1].finish(ANSWER_SECONDS + 30)
+                outcome.health, _ = children[2].finish()
+                outcome.growth_mb = meter.peak_mb - before
+                outcome.lines_per_second = meter.max_lines
+        finally:
+            for child in children:
+                child.event.set()
+            for child in children:
+                child.kill()
+        outcome.requests = Counter(how for how, _, _ in done)
+        outcome.broken = sorted({detail for how, detail, _ in done if how == "broken"})[:5]
+        outcome.notes += sorted({f"error: {detail}" for how, detail, _ in done if how == "error"})[:3] * (
+            not fault.loses_requests
+        )
+        outcome.longest_seconds = max((took for *_, took in done), default=0.0)
+        outcome.answers_after = answers_of(server)
+        conversions = server.log.read_text(errors="replace").count("converting the tokenizer of")
+        if conversions != fault.converted:
+            outcome.notes.append(f"the tokenizer was converted {conversions} times")
+    return outcome
+
+
+def missed(fault: Fault, control: Outcome, found: Outcome) -> list[str]:
+    """Returns the bars that were missed."""
+    wrong = list(found.notes)
+    if found.broken:
+        wrong.append(f"requests ended without an answer or an error: {'; '.join(found.broken)}")
+    if found.requests["error"] and not fault.loses_requests:
+        wrong.append(f"{found.requests['error']} requests failed")
+    if not found.requests["answered"]:
+        wrong.append("no request was answered")
+    if control.requests["error"] or control.requests["broken"]:
+        wrong.append(f"without the fault, requests failed: {dict(control.requests)}")
+    if found.longest_seconds > ANSWER_SECONDS:
+        wrong.append(f"a request took {found.longest_seconds:.0f} s (bar {ANSWER_SECONDS:.0f})")
+    if found.health["failed"]:
+        wrong.append(f"{found.health['failed']} of {found.health['probes']} probes of /health failed")
+    bar = max(verdict.HEALTH_SECONDS, 2 * control.health["longest_seconds"])
+    if found.health["longest_seconds"] > bar:
+        own = found.health["stand_in_longest_seconds"]
+        wrong.append(
+            f"/health took up to {found.health['longest_seconds'] * 1000:.0f} ms (bar {bar * 1000:.0f}); "
+            f"a server that does nothing took {own * 1000:.0f} ms"
+        )
+    if fault.loses_requests and (found.recovery_seconds is None or found.recovery_seconds > READY_SECONDS):
+        wrong.append(f"/ready was 200 again after {found.recovery_seconds} s (bar {READY_SECONDS:.0f})")
+    if found.answers != control.answers or found.answers_after != control.answers:
+        wrong.append("answers differ from those without the fault")
+    if found.growth_mb >= verdict.GROWTH_MB:
+        wrong.append(f"the front end's memory grew by {found.growth_mb:.0f} MB (bar {verdict.GROWTH_MB:.0f})")
+    if found.lines_per_second > verdict.LINES_A_SECOND:
+        wrong.append(f"{found.lines_per_second} log lines in a second (bar {verdict.LINES_A_SECOND})")
+    return wrong
+
+
+def row(fault: Fault, control: Outcome, found: Outcome) -> str:
+    recovery = "" if found.recovery_seconds is None else f", ready again after {found.recovery_seconds:.1f} s"
+    return (
+        f"{fault.name} ({fault.summary}): {dict(found.requests)} requests (control {dict(control.requests)})"
+        f"{recovery}; /health {found.health['longest_seconds'] * 1000:.0f} ms (control "
+        f"{control.health['longest_seconds'] * 1000:.0f} ms), memory +{found.growth_mb:.0f} MB"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.siege.faults", description=__doc__)
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"names (all without any): {', '.join(FAULTS)}")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of load (%(default)s)")
+    parsed = parser.parse_args(arguments)
+    if unknown := [name for name in parsed.faults if name not in FAULTS]:
+        parser.error(f"unknown fault {', '.join(unknown)}; there are {', '.join(FAULTS)}")
+    status = 0
+    for fault in [FAULTS[name] for name in parsed.faults or FAULTS]:
+        try:
+            control, found = (measure(fault, with_fault, parsed.seconds) for with_fault in (False, True))
+        except SiegeError as error:
+            print(f"{fault.name}: not measured: {error}", flush=True)
+            status = 1
+            continue
+        wrong = missed(fault, control, found)
+        print(
+            row(fault, control, found), "holds" if not wrong else "MISSED: " + "; ".join(wrong), sep="\n  ", flush=True
+        )
+        status |= bool(wrong)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
