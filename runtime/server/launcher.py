@@ -139,8 +139,8 @@ class Server:
 
     def _speaking(self) -> HttpFrontend | Crew:
         if self.reports is not None:
-            board = self.socket_directory / "board"
-            return Crew(self.config, self.engine_client, self.reports, self.listener, board, self._give_up)
+            counters = self.socket_directory / "board"
+            return Crew(self.config, self.engine_client, self.reports, self.listener, counters, self._give_up)
         # only now, so that the backends load while this process imports; connections wait in the kernel
         from runtime.server.http_frontend import HttpFrontend
 

@@ -225,7 +225,7 @@ def test_what_is_held_is_given_back() -> None:
 
 
 def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
-    """What `make_room` says under a hard limit of open files, called in a process of its own."""
+    """What `raise_open_files_limit` says under a hard limit of open files, called in a process of its own."""
     code = (
         "import resource, sys\n"
         "from runtime.errors import ConfigError\n"
