@@ -93,7 +93,7 @@ def test_a_backend_that_breaks_is_restarted(fake: ServerProcess, salt: str) -> N
     with fake.client() as client:
         answer = client.post("/generate", json={"prompt": "x", "cache_salt": salt})
         assert answer.status_code == 503
-        assert "gone" in answer.json()["error"]["message"]
+        assert "engine process" in answer.json()["error"]["message"]
         fake.until_metric("unmask_backend_failures_total", failures + 1)
         fake.until_ready()
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200

@@ -157,13 +157,13 @@ def test_without_the_extra_one_line_names_it(
     assert "unmask[otel]" in line.getMessage()
 
 
-def test_a_protocol_that_is_not_spoken_is_told(
+def test_an_unsupported_protocol_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLES[0], "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     assert tracing.start() is None
-    assert "not grpc" in caplog.text
+    assert "protocol grpc is not supported" in caplog.text
 
 
 @pytest.mark.parametrize("more", [{}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
