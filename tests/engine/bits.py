@@ -50,14 +50,14 @@ def questions(count: int, seed: int, *, tokens: int = 12, longest: int = 70) -> 
 @contextmanager
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
     """The hidden states of all sampled rows, as bytes."""
-    heard: Bits = set()
+    received: Bits = set()
 
     @torch.inference_mode()
     def hear(runner: ModelRunner, blocks: DenoiseBlocks, left: torch.Tensor) -> None:
         block, at = np.nonzero(blocks.sampled)
         rows = left[torch.from_numpy(blocks.rows[block] + at).to(left.device)]
         rows = runner.model.final_hidden_states(rows).contiguous() if len(rows) else rows
-        heard.update(bytes(row) for row in rows.view(torch.uint8).cpu().numpy())
+        received.update(bytes(row) for row in rows.view(torch.uint8).cpu().numpy())
 
     def watched(kind: type[ModelRunner]) -> None:
         launch_sampling = kind.launch_sampling
@@ -72,7 +72,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
 
     watched(ModelRunner)
     watched(CudaGraphRunner)
-    yield heard
+    yield received
 
 
 def answers(
@@ -89,17 +89,17 @@ def answers(
         return said
 
 
-def check(each: Served, asked: list[Question], heard: Bits, *schedules: dict[str, Any], **flags: Any) -> None:
+def check(each: Served, asked: list[Question], received: Bits, *schedules: dict[str, Any], **flags: Any) -> None:
     """One at a time, then all together under each of the schedules' flags, twice: the second time what the first left
     in the prefix cache is there."""
-    heard.clear()
+    received.clear()
     expected = answers(each, [[question] for question in asked], disable_prefix_caching=True, **flags)
-    alone = set(heard)
+    alone = set(received)
     assert alone
     for schedule in schedules:
-        heard.clear()
+        received.clear()
         assert answers(each, [asked, asked], **flags | schedule) == expected * 2, schedule
-        assert heard == alone, (schedule, len(heard - alone), len(alone))
+        assert received == alone, (schedule, len(received - alone), len(alone))
 
 
 def check_looks(directory: Path, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:

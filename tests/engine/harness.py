@@ -269,7 +269,7 @@ def expected(setup: Setup, ask: Ask, logits_of: LogitsOf | None = None, embedded
 
 
 @dataclass
-class Heard:
+class Received:
     """The outputs of one request."""
 
     outputs: list[EngineOutput] = field(default_factory=list)
@@ -283,9 +283,9 @@ class Heard:
         return bool(self.outputs) and self.outputs[-1].finish_reason is not None
 
 
-def check_heard(heard: Heard, result: Result, report: str, *, whole: bool) -> None:
+def check_received(received: Received, result: Result, report: str, *, whole: bool) -> None:
     """The outputs equal the oracle's trace, as far as they go (`whole`: to the end)."""
-    outputs, events = heard.outputs, result.events
+    outputs, events = received.outputs, result.events
     assert all(o.finish_reason is None and not o.eos for o in outputs[:-1])
     assert all(o.error is None for o in outputs), outputs[-1].error
     if report == "final":
@@ -303,15 +303,15 @@ def check_heard(heard: Heard, result: Result, report: str, *, whole: bool) -> No
             assert (o.start, o.tokens, o.masked) == (e.start, e.tokens, e.masked)
     if whole:
         last = outputs[-1]
-        assert (heard.tokens, last.nfe, last.finish_reason) == (result.tokens, result.nfe, result.finish_reason)
+        assert (received.tokens, last.nfe, last.finish_reason) == (result.tokens, result.nfe, result.finish_reason)
         assert last.eos == (result.finish_reason == "stop")
 
 
-def check_logprobs(heard: Heard, setup: Setup, ask: Ask, logits_of: LogitsOf | None) -> None:
+def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: LogitsOf | None) -> None:
     """Each token's, and the likeliest ones', are those of the step that last wrote its position, whatever the request
     has done to logits; of strategies without a naive decoder that forwards whole sequences, that there are as many."""
     told = []
-    for output in heard.outputs:
+    for output in received.outputs:
         assert output.logprobs is not None
         told.append(output.logprobs)
         assert len(told[-1].values) == len(output.new_tokens) + output.eos
@@ -334,7 +334,7 @@ def check_logprobs(heard: Heard, setup: Setup, ask: Ask, logits_of: LogitsOf | N
         for at in range(prompt, len(before)):
             if after[at] != before[at] and after[at] != setup.mask and at - prompt not in ask.fixed:
                 rows[at] = after[at], logits[at - setup.oracle.shift]
-    tokens = [*heard.tokens, *(one.end for one in told if one.end is not None)]
+    tokens = [*received.tokens, *(one.end for one in told if one.end is not None)]
     tops = [
         list(zip(*pair, strict=True))[: setup.vocab] for one in told for pair in zip(one.ids, one.tops, strict=True)
     ]
@@ -443,7 +443,7 @@ def check_idle(engine: Engine) -> None:
 
 
 class Run:
-    """An engine and all that was heard of its requests, checked after every step.
+    """An engine and all that was received of its requests, checked after every step.
 
     Args:
         engine: on the hash model unless given. logits_of, embedded: the multi_bd and dmax oracles' view of the same.
@@ -462,29 +462,29 @@ class Run:
         self.logits_of = logits_of
         self.embedded = embedded
         self.asks: dict[str, Ask] = {}
-        self.heard: dict[str, Heard] = {}
+        self.received: dict[str, Received] = {}
         self.aborted: set[str] = set()
         self._checked: dict[int, int] = {}
 
     def add(self, ask: Ask) -> str:
         id = f"r{len(self.asks)}"
-        self.asks[id], self.heard[id] = ask, Heard()
+        self.asks[id], self.received[id] = ask, Received()
         self.engine.add(spec_of(id, ask))
         return id
 
     def abort(self, id: str) -> None:
         self.engine.abort(id)
-        if not self.heard[id].ended:
+        if not self.received[id].ended:
             self.aborted.add(id)
         check_accounting(self.engine)
 
     def step(self) -> None:
         for output in self.engine.step():
-            heard = self.heard[output.id]
-            assert not heard.ended, "news after the end"
+            received = self.received[output.id]
+            assert not received.ended, "news after the end"
             assert output.id not in self.aborted, "news of an aborted request"
             assert output.error is None, output.error
-            heard.outputs.append(output)
+            received.outputs.append(output)
         check_accounting(self.engine)
         if self.hashed:
             for request in self.engine.scheduler.running:
@@ -498,15 +498,15 @@ class Run:
                 break
             self.step()
         check_idle(self.engine)
-        assert all(heard.ended or id in self.aborted for id, heard in self.heard.items())
+        assert all(received.ended or id in self.aborted for id, received in self.received.items())
 
     def compare(self) -> None:
-        """Everything heard equals the oracle's."""
+        """Everything received equals the oracle's."""
         for id, ask in self.asks.items():
             result = expected(self.setup, ask, self.logits_of, self.embedded)
-            check_heard(self.heard[id], result, ask.report, whole=self.heard[id].ended)
+            check_received(self.received[id], result, ask.report, whole=self.received[id].ended)
             if ask.logprobs is not None:
-                check_logprobs(self.heard[id], self.setup, ask, self.logits_of)
+                check_logprobs(self.received[id], self.setup, ask, self.logits_of)
 
 
 def run_all(setup: Setup, asks: Iterable[Ask]) -> Run:

@@ -62,7 +62,7 @@ class Watched:
 
     def __init__(self, setup: Setup, several: list[Ask], monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = make_engine(setup)
-        self.heard: dict[str, list[EngineOutput]] = {}
+        self.received: dict[str, list[EngineOutput]] = {}
         self._noted = noting(monkeypatch)
         for number, ask in enumerate(several):
             self.engine.add(spec_of(f"r{number}", ask))
@@ -75,7 +75,7 @@ class Watched:
         """How many forwards began ahead in it."""
         before = self.began
         for output in self.engine.step():
-            self.heard.setdefault(output.id, []).append(output)
+            self.received.setdefault(output.id, []).append(output)
         return self.began - before
 
     def drain(self) -> None:
@@ -84,7 +84,7 @@ class Watched:
         check_idle(self.engine)
 
     def tokens(self, id: str) -> list[int]:
-        return [token for output in self.heard[id] for token in output.new_tokens]
+        return [token for output in self.received[id] for token in output.new_tokens]
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,19 @@ def test_a_batch_that_goes_on_begins_its_next_step_early(
     monkeypatch.setattr(runner.step, "forward", forwards)
     watched.drain()
     expected = run_all(setup, several)
-    for id, other in expected.heard.items():
+    for id, other in expected.received.items():
         assert watched.tokens(id) == other.tokens
-        assert watched.heard[id][-1].nfe == other.outputs[-1].nfe
+        assert watched.received[id][-1].nfe == other.outputs[-1].nfe
     steps = watched.engine.stats().steps
     assert (steps / 2 if early else -1) < watched.began < (steps if early else 1)  # not where a block ended
     assert forwards.call_count == steps, "none in vain"
 
 
-@pytest.mark.parametrize("who", ["waits", "is heard"])
+@pytest.mark.parametrize("who", ["waits", "is received"])
 def test_nothing_begins_early_where_somebody(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = replace(SETUP, max_reqs=1) if who == "waits" else SETUP
     watched = Watched(setup, asking(36, 36) if who == "waits" else asking(36), monkeypatch)
-    watched.engine.set_overlap_callback(lambda: None, lambda: who == "is heard")
+    watched.engine.set_overlap_callback(lambda: None, lambda: who == "is received")
     for _ in range(20):
         watched.step()
     assert not watched.began
@@ -136,7 +136,9 @@ def test_who_comes_meanwhile_joins_a_step_later(monkeypatch: pytest.MonkeyPatch)
     assert [request.spec.id for request in watched.engine.scheduler.running] == ["r0", "r1"]
     watched.drain()
     expected = run_all(SETUP, several)
-    assert {id: watched.tokens(id) for id in ("r0", "r1")} == {id: each.tokens for id, each in expected.heard.items()}
+    assert {id: watched.tokens(id) for id in ("r0", "r1")} == {
+        id: each.tokens for id, each in expected.received.items()
+    }
 
 
 def test_who_leaves_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,10 +147,10 @@ def test_who_leaves_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) ->
     while not watched.step():
         pass
     watched.engine.abort("r1")
-    said = len(watched.heard["r1"])
+    said = len(watched.received["r1"])
     watched.drain()
-    assert len(watched.heard["r1"]) == said
-    assert watched.tokens("r0") == run_all(SETUP, several).heard["r0"].tokens
+    assert len(watched.received["r1"]) == said
+    assert watched.tokens("r0") == run_all(SETUP, several).received["r0"].tokens
 
 
 def test_a_step_that_all_have_left_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +165,7 @@ def test_a_step_that_all_have_left_is_not_run(monkeypatch: pytest.MonkeyPatch) -
     assert watched.engine.stats().steps == steps
     watched.engine.add(spec_of("r1", several[1]))
     watched.drain()
-    assert watched.tokens("r1") == run_all(SETUP, several).heard["r1"].tokens
+    assert watched.tokens("r1") == run_all(SETUP, several).received["r1"].tokens
 
 
 def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +178,9 @@ def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CudaGraphRunner, "launch_sampling", lambda *_: 1 / 0)
         watched.step()
-    assert [watched.heard[id][-1].finish_reason for id in ("r0", "r1")] == ["error"] * 2
+    assert [watched.received[id][-1].finish_reason for id in ("r0", "r1")] == ["error"] * 2
     watched.drain()
-    assert watched.tokens("r2") == run_all(SETUP, several).heard["r2"].tokens
+    assert watched.tokens("r2") == run_all(SETUP, several).received["r2"].tokens
 
 
 @pytest.mark.matrix
@@ -288,24 +290,24 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
         several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
         several = [replace(ask, params=endless(ask.params), logprobs=None) for ask in several]
         expected = run_all(setup, several)
-        engine, heard, aborted = make_engine(setup), list[EngineOutput](), set[str]()
+        engine, received, aborted = make_engine(setup), list[EngineOutput](), set[str]()
         runner = engine.runner
         assert isinstance(runner, CudaGraphRunner)
-        assert engine.set_overlap_callback(lambda: heard.extend(engine.take_outputs()))
+        assert engine.set_overlap_callback(lambda: received.extend(engine.take_outputs()))
         coming = [(f"r{number}", ask) for number, ask in enumerate(several)]
         while coming or engine.has_work():
             if coming and (not engine.has_work() or data.draw(st.integers(0, 5)) == 0):
                 id, ask = coming.pop(0)
                 engine.add(spec_of(id, ask))
             if data.draw(st.integers(0, 9)) == 0:
-                heard += engine.take_outputs()
+                received += engine.take_outputs()
                 aborted.add(id)
                 engine.abort(id)
             engine.execute_step()
-        heard += engine.take_outputs()
+        received += engine.take_outputs()
         check_idle(engine)
-        for id, other in expected.heard.items():
-            mine = [output for output in heard if output.id == id]
+        for id, other in expected.received.items():
+            mine = [output for output in received if output.id == id]
             said = [token for output in mine for token in output.new_tokens]
             assert said == other.tokens[: len(said)]
             if id not in aborted:

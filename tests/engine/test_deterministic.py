@@ -10,36 +10,36 @@ SCHEDULES = {"max_num_reqs": 3}, {"max_num_reqs": 8, "max_num_batched_tokens": 1
 
 
 @pytest.fixture
-def heard(monkeypatch):
+def received(monkeypatch):
     with listening(monkeypatch) as found:
         yield found
 
 
 @pytest.mark.parametrize("seed", marked([0, 1], quick=[0]))
-def test_bits_do_not_depend_on_the_batch(heard, seed):
-    check(Served("llada2_tiny"), questions(4, seed, tokens=6, longest=45), heard, *SCHEDULES)
+def test_bits_do_not_depend_on_the_batch(received, seed):
+    check(Served("llada2_tiny"), questions(4, seed, tokens=6, longest=45), received, *SCHEDULES)
 
 
 @pytest.mark.parametrize("quantization", marked(["fp8", "int8"], quick=["int8"]))
-def test_nor_do_those_of_other_weights(heard, quantization):
+def test_nor_do_those_of_other_weights(received, quantization):
     asked = questions(3, 2, tokens=4, longest=40)
-    check(Served("llada2_tiny"), asked, heard, SCHEDULES[0], quantization=quantization)
+    check(Served("llada2_tiny"), asked, received, SCHEDULES[0], quantization=quantization)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("each", served(once=True))
-def test_nor_do_those_of_any_family_and_strategy(heard, each):
-    check(each, questions(6, 3), heard, *SCHEDULES)
+def test_nor_do_those_of_any_family_and_strategy(received, each):
+    check(each, questions(6, 3), received, *SCHEDULES)
 
 
-def test_without_it_they_do(heard):
+def test_without_it_they_do(received):
     """Else the tests above would say nothing."""
     asked = questions(4, 0, tokens=6, longest=45)
     answers(Served("llada2_tiny"), [[question] for question in asked], deterministic=False)
-    alone = set(heard)
-    heard.clear()
+    alone = set(received)
+    received.clear()
     answers(Served("llada2_tiny"), [asked], deterministic=False)
-    assert heard != alone
+    assert received != alone
 
 
 @pytest.mark.parametrize("folder", marked(["llada2_tiny", "sdar_moe", "dmax"], quick=["llada2_tiny"]))

@@ -23,27 +23,27 @@ SCHEDULES = (
 
 
 @pytest.fixture
-def heard(monkeypatch):
+def received(monkeypatch):
     with listening(monkeypatch) as found:
         yield found
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("folder", ["llada2_tiny", "sdar", "llada", "dmax", "diffusion_gemma"])
-def test_bits_do_not_depend_on_the_batch(heard, folder, kind):
+def test_bits_do_not_depend_on_the_batch(received, folder, kind):
     flags = {"device": "cuda", "dtype": "bfloat16"} | ({} if kind == "bfloat16" else {"quantization": kind})
-    check(Served(folder), questions(24, 1), heard, *SCHEDULES, **flags)
+    check(Served(folder), questions(24, 1), received, *SCHEDULES, **flags)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_nor_do_those_of_several_canvases_of_diffusion_gemma(heard, dtype):
+def test_nor_do_those_of_several_canvases_of_diffusion_gemma(received, dtype):
     asked = questions(16, 4, tokens=40, longest=40)
-    check(Served("diffusion_gemma"), asked, heard, *SCHEDULES, device="cuda", dtype=dtype)
+    check(Served("diffusion_gemma"), asked, received, *SCHEDULES, device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize("attn_impl", ["triton", "torch"])
-def test_nor_on_it_with_other_attention(heard, attn_impl):
-    check(Served("llada2_tiny"), questions(12, 2), heard, *SCHEDULES, device="cuda", attn_impl=attn_impl)
+def test_nor_on_it_with_other_attention(received, attn_impl):
+    check(Served("llada2_tiny"), questions(12, 2), received, *SCHEDULES, device="cuda", attn_impl=attn_impl)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

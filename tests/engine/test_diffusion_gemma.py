@@ -163,9 +163,9 @@ def test_engine_equals_the_oracle_whatever_the_batch():
 @pytest.mark.parametrize("held", [False, True], ids=["written at once", "written while the next runs"])
 def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""
-    engine, told = llm.engine, []
+    engine, sent = llm.engine, []
     if held:
-        monkeypatch.setattr(engine, "_on_outputs", lambda: told.extend(engine.take_outputs()))
+        monkeypatch.setattr(engine, "_on_outputs", lambda: sent.extend(engine.take_outputs()))
     prompts, params = zip(*(asked(n) for n in range(3)), strict=True)
     ids = [f"{n}" for n in range(3)]
 
@@ -173,7 +173,7 @@ def test_a_preemption_changes_nothing(llm, held, monkeypatch):
         """Each one's tokens and nfe, and how many steps the engine made."""
         for id, prompt, ask in zip(ids, prompts, params, strict=True):
             engine.add(resolve(ask, prompt, llm.info, RequestContext(id=id)))
-        told.clear()
+        sent.clear()
         step = 0
         while engine.has_work():
             if step == preempted:
@@ -183,10 +183,10 @@ def test_a_preemption_changes_nothing(llm, held, monkeypatch):
                     assert request.nfe == before
             engine.execute_step()
             if not held:
-                told.extend(engine.take_outputs())
+                sent.extend(engine.take_outputs())
             step += 1
-        told.extend(engine.take_outputs())
-        return {out.id: (out.new_tokens, out.nfe) for out in told}, step
+        sent.extend(engine.take_outputs())
+        return {out.id: (out.new_tokens, out.nfe) for out in sent}, step
 
     undisturbed, steps = answers()
     assert steps > 15
@@ -218,15 +218,15 @@ def test_committed_kv_equals_a_prefill_of_the_same_tokens(llm):
 def test_a_first_step_that_has_nothing_else_to_forward_is_told_of(llm, monkeypatch):
     """Of a prompt that is cached whole; what became of the step is written while the next one runs."""
     _, params = asked(0)
-    prompt, told = list(range(50, 82)), []
-    monkeypatch.setattr(llm.engine, "_on_outputs", lambda: told.extend(llm.engine.take_outputs()))
+    prompt, sent = list(range(50, 82)), []
+    monkeypatch.setattr(llm.engine, "_on_outputs", lambda: sent.extend(llm.engine.take_outputs()))
     for number in range(2):
         llm.engine.add(resolve(replace(params, max_tokens=16), prompt, llm.info, RequestContext(id=f"{number}")))
         while llm.engine.has_work():
             llm.engine.execute_step()
-        told.extend(llm.engine.take_outputs())
-    assert [out.cached_tokens for out in told] == [0, 32]
-    assert told[0].new_tokens == told[1].new_tokens
+        sent.extend(llm.engine.take_outputs())
+    assert [out.cached_tokens for out in sent] == [0, 32]
+    assert sent[0].new_tokens == sent[1].new_tokens
 
 
 def test_exactly_as_many_tokens_as_asked_for_and_no_more_steps(llm):
@@ -286,7 +286,7 @@ def test_temperature_scales_the_schedule(llm):
 def test_every_step_is_told(llm):
     """A denoise event shows the canvas as the next step finds it; what is not accepted is noise, and called open."""
     prompt, params = asked(0)
-    spec = resolve(replace(params, max_tokens=16), prompt, llm.info, RequestContext(id="told", stream_mode="denoise"))
+    spec = resolve(replace(params, max_tokens=16), prompt, llm.info, RequestContext(id="sent", stream_mode="denoise"))
     llm.engine.add(spec)
     outputs = []
     while llm.engine.has_work():

@@ -126,10 +126,10 @@ def test_what_others_find_in_the_cache_is_of_ids_alone() -> None:
     run = Run(setup)
     first = run.add(Ask((1, 2, 4, 5, 6), SLOW))
     run.drain()
-    prompt = (1, 2, 4, 5, 6, *run.heard[first].tokens)
+    prompt = (1, 2, 4, 5, 6, *run.received[first].tokens)
     second = run.add(Ask((*prompt, 7), replace(SLOW, max_tokens=6)))
     run.drain()
-    assert run.heard[second].outputs[-1].cached_tokens == 24
+    assert run.received[second].outputs[-1].cached_tokens == 24
     run.compare()
 
 
@@ -143,7 +143,7 @@ def test_embeddings_matter() -> None:
         id = run.add(Ask((1, 2, 4), replace(SLOW, **change)))
         run.drain()
         run.compare()
-        told.add(tuple(run.heard[id].tokens))
+        told.add(tuple(run.received[id].tokens))
     assert len(told) == len(changes) - 1, "a weight means nothing to dmax_topk, and everything else something"
 
 

@@ -27,20 +27,20 @@ class Overlapping:
         return getattr(self.runner, name)
 
 
-def overlapping(setup: Setup, heard: list[EngineOutput], several: Sequence[Ask] = ()) -> Engine:
-    """An engine whose news come to `heard` while it is at the next step, with the requests r0, r1 ..."""
+def overlapping(setup: Setup, received: list[EngineOutput], several: Sequence[Ask] = ()) -> Engine:
+    """An engine whose news come to `received` while it is at the next step, with the requests r0, r1 ..."""
     engine = make_engine(setup)
     engine.runner = Overlapping(engine.runner)
-    assert engine.set_overlap_callback(lambda: heard.extend(engine.take_outputs()))
+    assert engine.set_overlap_callback(lambda: received.extend(engine.take_outputs()))
     for number, ask in enumerate(several):
         engine.add(spec_of(f"r{number}", ask))
     return engine
 
 
-def drain(engine: Engine, heard: list[EngineOutput]) -> None:
+def drain(engine: Engine, received: list[EngineOutput]) -> None:
     while engine.has_work():
         engine.execute_step()
-    heard += engine.take_outputs()
+    received += engine.take_outputs()
     check_idle(engine)
 
 
@@ -51,11 +51,11 @@ def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) ->
     setup = data.draw(setups(strategy=strategy))
     several = data.draw(st.lists(asks(setup), min_size=1, max_size=5))
     expected = run_all(setup, several)
-    heard: list[EngineOutput] = []
-    engine = overlapping(setup, heard, several)
-    drain(engine, heard)
-    for id, other in expected.heard.items():
-        mine = [output for output in heard if output.id == id]
+    received: list[EngineOutput] = []
+    engine = overlapping(setup, received, several)
+    drain(engine, received)
+    for id, other in expected.received.items():
+        mine = [output for output in received if output.id == id]
         assert [token for output in mine for token in output.new_tokens] == other.tokens
         assert [output.finish_reason for output in mine[:-1]] == [None] * (len(mine) - 1)
         assert mine[-1].finish_reason == other.outputs[-1].finish_reason
@@ -70,23 +70,23 @@ def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.Da
     setup = data.draw(setups(buffer=1))
     several = data.draw(st.lists(asks(setup), min_size=2, max_size=5))
     expected = run_all(setup, several)
-    heard: list[EngineOutput] = []
-    engine = overlapping(setup, heard, several)
+    received: list[EngineOutput] = []
+    engine = overlapping(setup, received, several)
     aborted: dict[str, int] = {}
     while engine.has_work():
         if data.draw(st.integers(0, 7)) == 0:
             id = f"r{data.draw(st.integers(0, len(several) - 1))}"
-            aborted.setdefault(id, len(heard))
+            aborted.setdefault(id, len(received))
             engine.abort(id)
         if data.draw(st.integers(0, 7)) == 0:
-            heard += engine.take_outputs()
+            received += engine.take_outputs()
         if data.draw(st.integers(0, 7)) == 0:
             engine.stats()
         engine.execute_step()
-    heard += engine.take_outputs()
+    received += engine.take_outputs()
     check_idle(engine)
-    for id, other in expected.heard.items():
-        mine = [output for output in heard[: aborted.get(id)] if output.id == id]
+    for id, other in expected.received.items():
+        mine = [output for output in received[: aborted.get(id)] if output.id == id]
         said = [token for output in mine for token in output.new_tokens]
         assert said == other.tokens[: len(said)]
         if id not in aborted:
@@ -119,8 +119,8 @@ def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
     endless = {"accept_threshold": 1.0, "ignore_eos": True}
     several = [Ask((1, 2, 3), Params(max_tokens=count, **endless)) for count in (16, 5, 16)]
     expected = run_all(setup, several)
-    heard: list[EngineOutput] = []
-    engine = overlapping(setup, heard, several)
+    received: list[EngineOutput] = []
+    engine = overlapping(setup, received, several)
     apply, calls = engine.strategy.update, 0
 
     def fails(request: Any, *others: Any) -> None:
@@ -131,40 +131,40 @@ def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
             raise RuntimeError("out of luck")
 
     monkeypatch.setattr(engine.strategy, "update", fails)
-    drain(engine, heard)
+    drain(engine, received)
     assert calls == at
-    ends = [(output.id, output.finish_reason, output.error) for output in heard if output.finish_reason]
+    ends = [(output.id, output.finish_reason, output.error) for output in received if output.finish_reason]
     assert sorted(ends) == [
         ("r0", "length", None), ("r1", "error", "RuntimeError: out of luck"), ("r2", "length", None),
     ]  # fmt: skip
     for id in ("r0", "r2"):
-        assert [t for output in heard if output.id == id for t in output.new_tokens] == expected.heard[id].tokens
+        assert [t for output in received if output.id == id for t in output.new_tokens] == expected.received[id].tokens
 
 
 def test_errors_are_told_though_every_step_fails() -> None:
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
-    heard: list[EngineOutput] = []
-    engine = overlapping(Setup(max_reqs=1), heard)
+    received: list[EngineOutput] = []
+    engine = overlapping(Setup(max_reqs=1), received)
     engine.runner.launch_forward = Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
     for number in range(3):
         engine.add(spec_of(f"r{number}", Ask((1, 2, 3), Params(max_tokens=5))))
     told = []
     while engine.has_work():
         engine.execute_step()
-        told.append(len(heard))
+        told.append(len(received))
     assert told == [1, 2, 3]
 
 
 def test_a_step_that_nobody_has_a_turn_in_tells_too() -> None:
     """As long as a grammar is compiled there is work, but no turn."""
-    heard: list[EngineOutput] = []
-    engine = overlapping(Setup(), heard)
+    received: list[EngineOutput] = []
+    engine = overlapping(Setup(), received)
     engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=3, accept_threshold=0.0, ignore_eos=True))))
     while engine.scheduler.running or engine.scheduler.waiting:
         engine.execute_step()
     assert engine._output_processor.updated_requests
     engine.execute_step()
-    assert heard[-1].finish_reason == "length"
+    assert received[-1].finish_reason == "length"
 
 
 def test_of_an_aborted_request_nothing_more_is_told() -> None:

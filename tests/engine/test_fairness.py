@@ -31,7 +31,7 @@ def crowd(run: Run, groups: int = 8, size: int = 16, owner: str = "", params: Pa
 def steps_until(run: Run, id: str, limit: int = 2000) -> int:
     """Steps until the request has ended."""
     for steps in range(limit):
-        if run.heard[id].ended:
+        if run.received[id].ended:
             return steps
         run.step()
     raise AssertionError(f"{id} has not ended after {limit} steps")
@@ -53,7 +53,7 @@ def test_one_among_eight_crowds_is_served_at_once() -> None:
         run.step()
     assert len(run.engine.scheduler.running) == run.setup.max_reqs
     assert steps_until(run, run.add(ask)) <= usual + 2  # its prefill and its step may not share a forward
-    assert sum(heard.ended for heard in run.heard.values()) == 1
+    assert sum(received.ended for received in run.received.values()) == 1
     finish(run)
 
 

@@ -71,7 +71,7 @@ def test_what_is_forwarded(cache: str, rows: list[tuple[int, int]], shift: bool)
     run.add(Ask(PROMPT, replace(ONE_A_STEP, cache=cache)))
     run.drain()
     run.compare()
-    assert run.heard["r0"].outputs[-1].nfe == 60
+    assert run.received["r0"].outputs[-1].nfe == 60
     assert run.turns == [turn for part in rows for turn in [(0, 0, 70, 1), *[(0, *part, 1)] * 19]]
     stats = run.engine.stats()
     assert (stats.forwards_denoise, stats.forwards_prefill, stats.forwards_commit) == (60, 0, 0)
@@ -93,7 +93,7 @@ def test_who_makes_way_writes_its_canvas_again_and_goes_on(cache: str, shift: bo
     again = [turn for turn in run.turns if not turn[3]]
     assert again == ([] if cache == "none" else [(1, 0, 70, 0)])
     assert run.engine.stats().forwards_prefill == len(again)
-    assert [o.nfe for o in run.heard["r1"].outputs] == list(range(1, 61))
+    assert [o.nfe for o in run.received["r1"].outputs] == list(range(1, 61))
 
 
 def test_a_canvas_waits_for_all_its_pages_and_nobody_slips_past() -> None:

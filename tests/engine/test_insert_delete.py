@@ -85,7 +85,7 @@ def test_turns_of_a_conversation(data: st.DataObject) -> None:
         fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, room))
         id = run.add(replace(ask, prompt=prompt, params=fitting, given=()))
         run.drain()
-        prompt = (*prompt, *run.heard[id].tokens, SPLIT, 5)
+        prompt = (*prompt, *run.received[id].tokens, SPLIT, 5)
     with clear():
         run.compare()
 
@@ -142,10 +142,10 @@ def test_what_holds_whatever_the_logits(data: st.DataObject) -> None:
         assert (request.tokens[: len(final)] == final).all()
         assert request.answered or request.num_stable_tokens <= max(request.num_final_tokens, prompt)
         assert all(block.finished or block.steps < setup.block + limit for block in request.blocks)
-    heard = run.heard["r0"]
-    assert (len(heard.tokens), heard.outputs[-1].finish_reason) == (p.max_tokens, "length")
-    assert not {DELETE, SPLIT, setup.mask} & set(heard.tokens)
-    for output in heard.outputs:
+    received = run.received["r0"]
+    assert (len(received.tokens), received.outputs[-1].finish_reason) == (p.max_tokens, "length")
+    assert not {DELETE, SPLIT, setup.mask} & set(received.tokens)
+    for output in received.outputs:
         assert output.tokens is not None
         assert output.masked is not None
         free = [i for i in range(len(output.tokens)) if output.start + i >= prompt and i not in output.masked]
@@ -158,8 +158,8 @@ def test_a_cap_gives_no_orders() -> None:
     for nfe in range(1, 12):
         run = run_all(Setup(orders=ORDERS), [Ask((1, 2), replace(EDIT, max_nfe=nfe))])
         run.compare()
-        cut += len(run.heard["r0"].tokens)
-        assert not {DELETE, SPLIT} & set(run.heard["r0"].tokens)
+        cut += len(run.received["r0"].tokens)
+        assert not {DELETE, SPLIT} & set(run.received["r0"].tokens)
     assert cut
 
 

@@ -48,9 +48,9 @@ def test_1_exactly_n_tokens(strategy: str, data: st.DataObject) -> None:
     endless = {"ignore_eos": True, "stop_token_ids": (), "max_nfe": None, "max_repetition_run": None}
     forced = [replace(a, params=replace(a.params, **endless)) for a in several]
     run = run_all(setup, forced)
-    for ask, heard in zip(forced, run.heard.values(), strict=True):
-        assert len(heard.tokens) == ask.params.max_tokens
-        assert heard.outputs[-1].finish_reason == "length"
+    for ask, received in zip(forced, run.received.values(), strict=True):
+        assert len(received.tokens) == ask.params.max_tokens
+        assert received.outputs[-1].finish_reason == "length"
 
 
 @STRATEGIES
@@ -73,8 +73,8 @@ def test_2_an_answer_depends_on_its_request_alone(strategy: str, data: st.DataOb
     for companion in data.draw(st.lists(asks(other), max_size=3)):
         run.add(companion)
     run.drain()
-    mine, first = run.heard[id].outputs[-1], alone.heard["r0"].outputs[-1]
-    assert run.heard[id].tokens == alone.heard["r0"].tokens
+    mine, first = run.received[id].outputs[-1], alone.received["r0"].outputs[-1]
+    assert run.received[id].tokens == alone.received["r0"].tokens
     assert (mine.nfe, mine.finish_reason, mine.eos) == (first.nfe, first.finish_reason, first.eos)
 
 
@@ -123,7 +123,7 @@ def test_4_deltas_add_up_to_the_answer(strategy: str, data: st.DataObject) -> No
     setup = data.draw(setups(strategy=strategy))
     ask = data.draw(asks(setup))
     run = run_all(setup, [replace(ask, report=report) for report in ("final", "stable", "denoise")])
-    final, stable, denoise = run.heard.values()
+    final, stable, denoise = run.received.values()
     assert len(final.outputs) == 1
     assert final.tokens == stable.tokens == denoise.tokens
     assert all(o.new_tokens for o in stable.outputs[:-1])
@@ -210,7 +210,7 @@ def test_6_no_request_harms_another_or_the_engine(strategy: str, data: st.DataOb
                 assert "out of luck" in (output.error or "")
                 failed.add(output.id)
             else:
-                run.heard[output.id].outputs.append(output)
+                run.received[output.id].outputs.append(output)
     assert "bad" in failed
     check_idle(run.engine)
     run.aborted |= failed - {"bad"}
@@ -274,7 +274,7 @@ def test_6_a_strategy_that_fails_on_a_request_harms_only_that(strategy: str, met
             if output.id == "bad":
                 ends += [output.error or "answered"] if output.finish_reason else []
             else:
-                run.heard[output.id].outputs.append(output)
+                run.received[output.id].outputs.append(output)
     assert ends in (["RuntimeError: out of luck"], ["answered"])  # it may fail on what it commits after its answer
     assert calls < 0 or ends == ["answered"]
     check_idle(run.engine)
@@ -324,8 +324,8 @@ def test_max_nfe_counts_steps_alone(algorithm: str) -> None:
     assert crowded.engine.scheduler.preemptions > 0
     for n, ask in enumerate(several):
         alone = run_all(replace(setup, pages=64, budget=64), [ask])
-        assert alone.heard["r0"].outputs[-1].nfe == crowded.heard[f"r{n}"].outputs[-1].nfe
-        assert alone.heard["r0"].tokens == crowded.heard[f"r{n}"].tokens
+        assert alone.received["r0"].outputs[-1].nfe == crowded.received[f"r{n}"].outputs[-1].nfe
+        assert alone.received["r0"].tokens == crowded.received[f"r{n}"].tokens
 
 
 def test_6_an_engine_that_nobody_asks_for_statistics_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:

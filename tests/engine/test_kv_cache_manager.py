@@ -92,7 +92,7 @@ def test_eight_equal_prompts_are_computed_once(page: int, budget: int) -> None:
     run = watch(setup, [Ask(PROMPT, Params(max_tokens=8, seed=i), report="final") for i in range(8)])
     assert len(PROMPT) <= prefilled(run) <= 1.3 * len(PROMPT)
     assert run.engine.scheduler.prefix_hit_tokens == 8 * len(PROMPT) - prefilled(run)
-    hits = sorted(heard.outputs[-1].cached_tokens or 0 for heard in run.heard.values())
+    hits = sorted(received.outputs[-1].cached_tokens or 0 for received in run.received.values())
     assert hits == [0] + [len(PROMPT)] * 7
 
 

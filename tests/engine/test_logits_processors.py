@@ -51,23 +51,23 @@ def test_what_asks_for_nothing_is_replayed() -> None:
 def test_a_bias_decides() -> None:
     for token in (0, 11):
         biased = replace(PLAIN, params=replace(PLAIN.params, logit_bias=((token, 100.0),)))
-        assert run(Setup(), biased).heard["r0"].tokens == [token] * 9
+        assert run(Setup(), biased).received["r0"].tokens == [token] * 9
 
 
 def test_no_token_comes_again_where_steps_take_one_and_the_penalty_is_high() -> None:
     params = replace(PLAIN.params, max_tokens=8, accept_threshold=1.0, logit_bias=((3, -100.0),))
     for penalty in ({"presence_penalty": 90.0}, {"frequency_penalty": 90.0}):
-        tokens = run(Setup(), replace(PLAIN, params=replace(params, **penalty))).heard["r0"].tokens
+        tokens = run(Setup(), replace(PLAIN, params=replace(params, **penalty))).received["r0"].tokens
         assert len(set(tokens)) == len(tokens) == 8
 
 
 def test_stop_tokens_end_an_answer_though_ends_of_sequence_do_not() -> None:
     params = replace(PLAIN.params, logit_bias=((7, 100.0),), stop_token_ids=(7,), max_tokens=9)
     for least in (0, 5):
-        heard = run(Setup(), replace(PLAIN, params=replace(params, min_tokens=least))).heard["r0"]
-        assert heard.outputs[-1].finish_reason == "stop"
-        assert len(heard.tokens) == least
-        assert 7 not in heard.tokens
+        received = run(Setup(), replace(PLAIN, params=replace(params, min_tokens=least))).received["r0"]
+        assert received.outputs[-1].finish_reason == "stop"
+        assert len(received.tokens) == least
+        assert 7 not in received.tokens
 
 
 def some_shapes(random):

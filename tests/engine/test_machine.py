@@ -22,7 +22,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.run = Run(setup)
 
     def live(self) -> list[str]:
-        return [id for id, heard in self.run.heard.items() if not heard.ended and id not in self.run.aborted]
+        return [id for id, received in self.run.received.items() if not received.ended and id not in self.run.aborted]
 
     @precondition(lambda self: len(self.live()) < 12)
     @rule(data=st.data())
@@ -47,9 +47,9 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.run.asks)
     @rule(data=st.data())
     def follow_up(self, data: st.DataObject) -> None:
-        """A next turn: a new prompt that begins with an earlier prompt and what was heard of its answer."""
+        """A next turn: a new prompt that begins with an earlier prompt and what was received of its answer."""
         id = data.draw(st.sampled_from(sorted(self.run.asks)))
-        prompt = (*self.run.asks[id].prompt, *self.run.heard[id].tokens, 7)
+        prompt = (*self.run.asks[id].prompt, *self.run.received[id].tokens, 7)
         ask = data.draw(asks(self.setup_))
         if len(prompt) + ask.params.max_tokens <= self.setup_.max_len:
             self.run.add(replace(ask, prompt=prompt))

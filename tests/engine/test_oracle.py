@@ -47,5 +47,5 @@ def test_turns_of_a_conversation(strategy: str, data: st.DataObject) -> None:
         fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, room))
         id = run.add(replace(ask, prompt=prompt, params=fitting, given=()))
         run.drain()
-        prompt = (*prompt, *run.heard[id].tokens, 5, 6)
+        prompt = (*prompt, *run.received[id].tokens, 5, 6)
     run.compare()

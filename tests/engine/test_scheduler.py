@@ -90,7 +90,7 @@ def test_round_robin_when_the_budget_binds(count: int, budget: int) -> None:
         for own, _, decode in turns:
             served[own] += decode > 0
         assert max(served.values()) - min(served.values()) <= 1
-    nfe = [heard.outputs[-1].nfe for heard in run.heard.values()]
+    nfe = [received.outputs[-1].nfe for received in run.received.values()]
     assert nfe == [4] * count
 
 
@@ -148,7 +148,7 @@ def test_the_newest_makes_way_and_the_oldest_never_does() -> None:
         waiting = {r.arrival_index for r in run.engine.scheduler.waiting}
         preempted = before & waiting
         assert not preempted or min(preempted) > max(after, default=-1)
-        ended += [int(id[1:]) for id, heard in run.heard.items() if heard.ended and int(id[1:]) not in ended]
+        ended += [int(id[1:]) for id, received in run.received.items() if received.ended and int(id[1:]) not in ended]
     assert run.engine.scheduler.preemptions >= 3
     assert ended == [0, 1, 2, 3]
     run.compare()
@@ -162,8 +162,8 @@ def test_what_was_decoded_survives_a_preemption() -> None:
     setup = Setup(pages=12, max_len=48, prefix_caching=False)
     run = watch(setup, [Ask(prompt(n, 4), replace(SLOW, max_tokens=40)) for n in range(3)])
     assert run.engine.scheduler.preemptions > 0
-    for heard in run.heard.values():
-        assert [o.nfe for o in heard.outputs] == list(range(1, 41))
+    for received in run.received.values():
+        assert [o.nfe for o in received.outputs] == list(range(1, 41))
 
 
 def test_prefix_hits() -> None:
@@ -171,13 +171,13 @@ def test_prefix_hits() -> None:
     ask = Ask(prompt(0, 19), replace(SLOW, max_tokens=9))
     run = run_all(setup, [ask])
     again = run.add(ask)
-    longer = run.add(Ask((*ask.prompt, *run.heard["r0"].tokens, 1, 2), SLOW))
+    longer = run.add(Ask((*ask.prompt, *run.received["r0"].tokens, 1, 2), SLOW))
     salted = run.add(replace(ask, salt="tenant"))
     other = run.add(Ask((7, *ask.prompt[1:]), SLOW))
     aligned = run.add(Ask(ask.prompt[:16], SLOW))
     run.drain()
     run.compare()
-    hits = {id: run.heard[id].outputs[0].cached_tokens for id in run.heard}
+    hits = {id: run.received[id].outputs[0].cached_tokens for id in run.received}
     # whole pages of 8 below the last whole block of the prompt; the answer's committed blocks are hits as well
     assert hits == {"r0": 0, again: 16, longer: 24, salted: 0, other: 0, aligned: 16}
     assert run.engine.stats().prefix_hit_tokens == sum(hits.values())
@@ -192,7 +192,7 @@ def test_a_prompts_mask_ids_are_no_hit_for_masks_to_fill(page: int) -> None:
     id = run.add(Ask(stem, SLOW))
     run.drain()
     run.compare()
-    assert run.heard[id].outputs[0].cached_tokens == (16 if page == 8 else 20)
+    assert run.received[id].outputs[0].cached_tokens == (16 if page == 8 else 20)
 
 
 def test_no_hits_when_switched_off() -> None:
@@ -200,7 +200,7 @@ def test_no_hits_when_switched_off() -> None:
     run = run_all(Setup(prefix_caching=False), [ask])
     run.add(ask)
     run.drain()
-    assert run.heard["r1"].outputs[0].cached_tokens == 0
+    assert run.received["r1"].outputs[0].cached_tokens == 0
     assert run.engine.stats().pages_cached == 0
 
 
@@ -216,7 +216,7 @@ def test_cached_pages_are_reclaimed_least_recently_used_first() -> None:
     old = [run.add(Ask(prompt(n, 13), short)) for n in (0, 1)]
     run.drain()
     run.compare()
-    assert [run.heard[id].outputs[0].cached_tokens for id in ("r3", *old)] == [12, 12, 8]
+    assert [run.received[id].outputs[0].cached_tokens for id in ("r3", *old)] == [12, 12, 8]
 
 
 def test_a_block_costs_its_steps_and_no_commit() -> None:
@@ -229,7 +229,7 @@ def test_a_block_costs_its_steps_and_no_commit() -> None:
     ):
         run = run_all(setup, [Ask(prompt(0, length), p)])
         stats = run.engine.stats()
-        nfe = run.heard["r0"].outputs[-1].nfe
+        nfe = run.received["r0"].outputs[-1].nfe
         assert 12 <= nfe <= (12 if length == 4 else 15)  # masks past the end may be taken first
         assert stats.forwards_denoise == nfe
         assert stats.forwards_commit == commits
@@ -238,7 +238,7 @@ def test_a_block_costs_its_steps_and_no_commit() -> None:
 def test_the_reply_does_not_wait_for_the_commit() -> None:
     run = Run(Setup())
     run.add(Ask(prompt(0, 4), replace(SLOW, max_tokens=4)))
-    while not run.heard["r0"].ended:
+    while not run.received["r0"].ended:
         run.step()
     assert run.engine.has_work()
     run.abort("r0")  # too late to matter

@@ -72,5 +72,5 @@ def test_an_unaligned_prompt_of_fast_dllm_v2_finds_all_its_blocks() -> None:
     ):
         id = run.add(Ask(prompt, p))
         run.drain()
-        assert run.heard[id].outputs[-1].cached_tokens == cached
+        assert run.received[id].outputs[-1].cached_tokens == cached
     run.compare()

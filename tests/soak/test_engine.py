@@ -7,7 +7,7 @@ import random
 import psutil
 import pytest
 
-from tests.engine.harness import Ask, Run, Setup, check_heard, check_idle
+from tests.engine.harness import Ask, Run, Setup, check_idle, check_received
 from tests.engine.samples import ALGORITHMS
 from tests.oracle.block import Params
 from tests.oracle.decode import decode
@@ -63,11 +63,11 @@ def test_thousands_of_requests(seed: int) -> None:
         run.step()
         if run.engine._requests and rng.random() < 0.01:
             run.abort(rng.choice(sorted(run.engine._requests)))
-        for id in [id for id, result in run.heard.items() if result.ended or id in run.aborted]:
-            outputs, asked = run.heard.pop(id), run.asks[id]
+        for id in [id for id, result in run.received.items() if result.ended or id in run.aborted]:
+            outputs, asked = run.received.pop(id), run.asks[id]
             if outputs.ended and rng.random() < 0.2:
                 result = decode(run.logits_of, asked.prompt, asked.params, setup.oracle)
-                check_heard(outputs, result, asked.report, whole=True)
+                check_received(outputs, result, asked.report, whole=True)
                 compared += 1
             run.aborted.discard(id)
         if not early and started >= REQUESTS // 3:

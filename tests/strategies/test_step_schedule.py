@@ -31,4 +31,4 @@ def test_so_many_forwards_are_made(algorithm: str, prompt: int, tokens: int, tot
     p = Params(max_tokens=tokens, ignore_eos=True, algorithm=algorithm, total_steps=total)
     run = run_all(setup, [Ask(tuple(range(prompt)), p)])
     run.compare()
-    assert run.heard["r0"].outputs[-1].nfe == min(total, tokens)
+    assert run.received["r0"].outputs[-1].nfe == min(total, tokens)

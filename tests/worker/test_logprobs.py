@@ -69,7 +69,7 @@ def expected(setup: Setup, text: list[int], first: int, stride: int = 1) -> list
     return found
 
 
-def heard(run: Run, *specs: RequestSpec) -> dict[str, list[tuple[int, float]]]:
+def received(run: Run, *specs: RequestSpec) -> dict[str, list[tuple[int, float]]]:
     """Tokens and values of each, all run together."""
     for spec in specs:
         run.engine.add(spec)
@@ -88,7 +88,7 @@ def test_each_token_given_all_before_it(setup: Setup, replayed: bool) -> None:
     setup = replace(setup, replayed=replayed)
     text = [1, 2, 3, 5, 6, 7, 3, 4, 11, 2, 13, 9, 0, 3]
     for first in (1, 4, 6):
-        ((_, told),) = heard(Run(setup), spec_of(setup, text, first, id="s")).items()
+        ((_, told),) = received(Run(setup), spec_of(setup, text, first, id="s")).items()
         rows = expected(setup, text, first)
         assert [token for token, _ in told] == text[first:]
         for (token, value), row in zip(told, rows, strict=True):
@@ -115,7 +115,7 @@ def test_beside_others_and_several_a_forward(data: st.DataObject) -> None:
             run.engine.add(queue.pop())
         for output in run.engine.step():
             if output.id == answer:
-                run.heard[answer].outputs.append(output)
+                run.received[answer].outputs.append(output)
             elif output.finish_reason is not None and output.logprobs is not None:
                 told[output.id] = list(zip(output.new_tokens, output.logprobs.values, strict=True))
     run.compare()

@@ -41,12 +41,12 @@ def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
 class Listening(ModelRunner):
     """Keeps the rows of every plan, of each sequence and sampled, and what came of it."""
 
-    heard: list[tuple[int, int, int]]
+    received: list[tuple[int, int, int]]
 
     def launch(self, plan: StepPlan) -> BlockResults:
         assert plan.blocks is not None
         rows = np.bincount(plan.layout.tiles[:, 0], plan.layout.tiles[:, 2]).max()
-        self.heard.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
+        self.received.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
         return super().launch(plan)
 
 
@@ -58,7 +58,7 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
         UnifiedPool(model.kv_shapes, num_pages=3, page_size=setup.page, dtype=torch.float64, device="cpu"),
         SamplerConfig(setup.block, setup.mask, setup.max_token, ()),
     )
-    runner.heard = []
+    runner.received = []
     drawn: list[int] = []
     distribution = sampling.filtered_probs
 
@@ -69,7 +69,7 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
 
     monkeypatch.setattr(sampling, "filtered_probs", counted)
     warm_up(runner, rows=45, max_seq_len=22)
-    assert runner.heard == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
+    assert runner.received == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
     assert drawn == [4, 8, 16, 32, 44]
 
 
