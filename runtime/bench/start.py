@@ -10,10 +10,8 @@ import argparse
 import http.client
 import json
 import os
-import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.bench.output import add_json
+from runtime.bench.started import launched
 from runtime.errors import ConfigError
 
 POLL_SECONDS = 0.02
@@ -117,28 +116,15 @@ def _measure(args: argparse.Namespace, model: str | None, kernel_cache: str) -> 
         for file in Path(model).iterdir():
             with open(file, "rb") as opened:
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "runtime.server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--log-level", "warning", *(["--model", model] if model else []), *args.server_args.split()]
     began = time.monotonic()
-    server = subprocess.Popen(command, env=os.environ | {"TRITON_CACHE_DIR": kernel_cache})
-    try:
+    with launched(model, args.server_args, TRITON_CACHE_DIR=kernel_cache) as (server, port):
         return _poll(server, port, began)
-    finally:
-        server.terminate()
-        try:
-            server.wait(60)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
 
 
 def _poll(server: subprocess.Popen[bytes], port: int, began: float) -> StartTimes:
     health = first = last = 0.0
     weight_bytes = 0
-    while (now := time.monotonic() - began) < LIMIT_SECONDS:
+    while time.monotonic() - began < LIMIT_SECONDS:
         if server.poll() is not None:
             raise ConfigError(f"the server exited with status {server.returncode} before it was ready")
         status, body = _get(port, "/startup")

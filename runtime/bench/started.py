@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import os
 import socket
 import subprocess
 import sys
@@ -52,18 +53,37 @@ def running(args: argparse.Namespace, model: str | None) -> Iterator[str]:
     if args.url:
         yield args.url
         return
+    module = "runtime.bench.random_server" if args.arch else "runtime.server"
+    with launched(model, args.server_args, module=module) as (server, port):
+        _wait_until_ready(server, port)
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def launched(
+    model: str | None, server_args: str, *, module: str = "runtime.server", **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Starts a server on a free port of the loopback address, and stops it at the end. It may not be ready yet.
+
+    Args:
+        model: Value of ``--model``; None for the demo.
+        server_args: Further flags, as one string.
+        module: Module to start.
+        environment: Variables to set in addition to those of this process.
+
+    Yields:
+        The process and its port.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    module = "runtime.bench.random_server" if args.arch else "runtime.server"
     command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--log-level", "warning", *args.server_args.split()]
+    command += ["--log-level", "warning", *server_args.split()]
     if model:
         command += ["--model", model]
-    server = subprocess.Popen(command)
+    server = subprocess.Popen(command, env=os.environ | environment)
     try:
-        _wait_until_ready(server, port)
-        yield f"http://127.0.0.1:{port}"
+        yield server, port
     finally:
         server.terminate()
         try:
