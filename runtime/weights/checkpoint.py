@@ -89,7 +89,7 @@ class Checkpoint:
         with checkpoint_files.opened(self.path, file) as descriptor:
             if descriptor is None:
                 raise ConfigError(f"{self.path / file} is gone; download the checkpoint again")
-            yield descriptor, tensor_ranges(descriptor)
+            yield descriptor, tensor_ranges(descriptor, str(self.path / file))
 
     def tensor_files(self) -> dict[str, str]:
         """Returns tensor name -> safetensors file. Raises ConfigError if a shard is missing or unreadable."""

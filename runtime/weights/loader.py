@@ -187,14 +187,14 @@ def _load(
         with _name_errors(stored, checkpoint):
             return _load_weight(name, stored, copies.get(name, ()), slot, params[slot.param], own, extra)
 
+    complete_on_gpu = {name for name, weight in params.items() if weight.shard is None and weight.device.type == "cuda"}
     streamed = {
         name
         for name, slot in slots.items()
         if name not in copies
         and slot.transform is None
         and (transform is None or not transform.applies_to(name))
-        and params[slot.param].shard is None
-        and params[slot.param].device.type == "cuda"
+        and slot.param in complete_on_gpu
     }
     with defer_checks() as checks, closing(_prefetch(checkpoint, sources, slots, streamed)) as tensors:
         for name, stored in tensors:
@@ -228,9 +228,11 @@ def _prefetch(
         shards: list[Shard] = []
         by_stored_name: dict[str, str] = {}
         device = torch.device("cpu")
-        for file in sorted({sources[name].file for name in streamed}):
+        by_file: dict[str, dict[str, str]] = {}  # file -> stored name -> canonical name
+        for name in streamed:
+            by_file.setdefault(sources[name].file, {})[sources[name].main_part[1]] = name
+        for file, own in sorted(by_file.items()):
             descriptor, ranges = stack.enter_context(checkpoint.tensor_bytes(file))
-            own = {sources[name].main_part[1]: name for name in streamed if sources[name].file == file}
             found = sorted((ranges[stored] for stored in own if stored in ranges), key=lambda at: at.start)
             by_stored_name |= {at.name: own[at.name] for at in found}
             shards.append(Shard(str(checkpoint.path / file), descriptor, found))

@@ -69,14 +69,21 @@ class _Stopped(Exception):
     """The loader needs no more tensors."""
 
 
-def tensor_ranges(descriptor: int) -> dict[str, TensorRange]:
+def tensor_ranges(descriptor: int, path: str) -> dict[str, TensorRange]:
     """Reads the header of a safetensors file that the library has validated.
+
+    Args:
+        descriptor: The open file.
+        path: Its path in messages.
 
     Returns:
         Name -> range of each tensor whose dtype torch has.
+
+    Raises:
+        ConfigError: The file cannot be read.
     """
-    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-    header: dict[str, Any] = json.loads(_read_bytes(descriptor, length, 8))
+    length = int.from_bytes(_read(descriptor, path, 8, 0), "little")
+    header: dict[str, Any] = json.loads(_read(descriptor, path, length, 8))
     first = 8 + length
     return {
         name: TensorRange(
@@ -128,9 +135,10 @@ class _Reader:
 
     def __init__(self, shards: Sequence[Shard], device: torch.device) -> None:
         self._device = device
-        self._shards = iter(shards)
+        segmented = [(shard, segments(shard.tensors)) for shard in shards]
+        self._shards = iter(segmented)
         self._next_shard = threading.Lock()
-        self._num_segments = sum(len(segments(shard.tensors)) for shard in shards)
+        self._num_segments = sum(len(groups) for _, groups in segmented)
         self._ready: queue.SimpleQueue[_Segment | BaseException] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._slots = [threading.Semaphore(NUM_PREFETCHED) for _ in range(min(NUM_THREADS, len(shards)))]
@@ -168,8 +176,9 @@ class _Reader:
     def _run(self, slots: threading.Semaphore) -> None:
         try:
             copier = _Copier(self._device)
-            while (shard := self._take_shard()) is not None:
-                for group in segments(shard.tensors):
+            while (taken := self._take_shard()) is not None:
+                shard, groups = taken
+                for group in groups:
                     slots.acquire()
                     if self._stopping.is_set():
                         raise _Stopped
@@ -180,7 +189,7 @@ class _Reader:
         except BaseException as error:  # raised in the thread that loads
             self._ready.put(error)
 
-    def _take_shard(self) -> Shard | None:
+    def _take_shard(self) -> tuple[Shard, list[list[TensorRange]]] | None:
         with self._next_shard:
             return next(self._shards, None)
 
@@ -207,7 +216,7 @@ class _Copier:
                 if (copied := self._copied[which]) is not None:
                     copied.synchronize()
                 part = self._buffers[which][: min(BUFFER_BYTES, stop - first)]
-                _read_into(shard, memoryview(part.numpy()), first)  # type: ignore[arg-type]
+                _read_into(shard.descriptor, shard.path, memoryview(part.numpy()), first)  # type: ignore[arg-type]
                 data[first - start : first - start + len(part)].copy_(part, non_blocking=True)
                 self._copied[which] = self._record()
         return data, self._record()
@@ -216,20 +225,20 @@ class _Copier:
         return None if self._stream is None else self._stream.record_event()
 
 
-def _read_bytes(descriptor: int, length: int, offset: int) -> bytes:
+def _read(descriptor: int, path: str, length: int, offset: int) -> bytes:
     data = bytearray(length)
-    _read_into(Shard("", descriptor, ()), memoryview(data), offset)
+    _read_into(descriptor, path, memoryview(data), offset)
     return bytes(data)
 
 
-def _read_into(shard: Shard, buffer: memoryview, offset: int) -> None:
+def _read_into(descriptor: int, path: str, buffer: memoryview, offset: int) -> None:
     """Fills `buffer` from the file at `offset`. Raises ConfigError if the file ends before."""
     done = 0
     while done < len(buffer):
         try:
-            count = os.preadv(shard.descriptor, [buffer[done:]], offset + done)
+            count = os.preadv(descriptor, [buffer[done:]], offset + done)
         except OSError as error:
-            raise ConfigError(f"{shard.path} cannot be read: {error.strerror}") from None
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
         if count == 0:
-            raise ConfigError(f"{shard.path} is shorter than its header states; download the checkpoint again")
+            raise ConfigError(f"{path} is shorter than its header states; download the checkpoint again")
         done += count

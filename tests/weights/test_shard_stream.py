@@ -38,7 +38,7 @@ def shards(tmp_path):
             save_file(tensors, tmp_path / f"{number}.safetensors")
             opened.append(os.open(tmp_path / f"{number}.safetensors", os.O_RDONLY))
         return [
-            Shard(f"{number}.safetensors", file, sorted(tensor_ranges(file).values(), key=lambda at: at.start))
+            Shard(f"{number}.safetensors", file, sorted(tensor_ranges(file, "file").values(), key=lambda at: at.start))
             for number, file in enumerate(opened)
         ]
 
@@ -80,7 +80,7 @@ def test_tensors_with_unaligned_bytes(tmp_path):
     data = len(header).to_bytes(8, "little") + header + b"xyz" + values.numpy().tobytes()
     (tmp_path / "file").write_bytes(data)
     with open(tmp_path / "file", "rb") as file:
-        ranges = tensor_ranges(file.fileno())
+        ranges = tensor_ranges(file.fileno(), "file")
         with stream_tensors([Shard("file", file.fileno(), [ranges["a"], ranges["b"]])], CPU) as tensors:
             read = {at.name: each.clone() for at, each in tensors}
     assert torch.equal(read["b"], values)
