@@ -23,9 +23,9 @@ def configure_process() -> None:
 
     That library's batch calls, the only ones that leave the interpreter's lock, would otherwise start a thread a core.
 
-    The event loop gives the lock up in every call of the system, some ten a request, and has it back when another
-    thread lets go: after Python's 5 ms each time, a template that is rendered beside it would hold everybody up for
-    seconds.
+    The event loop releases the lock in every system call, some ten per request, and gets it back when another thread
+    releases it. With Python's default of 5 ms each time, a template that another thread renders would delay all
+    requests for seconds.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.setswitchinterval(LOCK_SECONDS)

@@ -157,9 +157,7 @@ def test_without_the_extra_one_line_names_it(
     assert "unmask[otel]" in line.getMessage()
 
 
-def test_an_unsupported_protocol_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unsupported_protocol_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv(VARIABLES[0], "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     assert tracing.start() is None

@@ -27,7 +27,7 @@ from runtime.server.frontends import words
 from runtime.server.frontends.board import Board
 from runtime.server.frontends.channel import Channel
 from runtime.server.frontends.remote import Head, Remote
-from runtime.server.frontends.reports import told
+from runtime.server.frontends.reports import snapshot
 from runtime.server.frontends.words import (
     Able,
     Answer,
@@ -81,7 +81,7 @@ class FrontendProcess:
             case Stop():
                 self.ended.set()
             case Observe() if self.remote is not None:
-                self.head.say(told(self.remote.request_metrics))
+                self.head.say(snapshot(self.remote.request_metrics))
             case Known() | Outputs() | Failed() | Answer() if self.remote is not None:
                 self.remote.hear(message)
 

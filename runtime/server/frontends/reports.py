@@ -14,8 +14,8 @@ _PASSING = ("gauge", "info")  # types whose samples say how it is now
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def told(observed: RequestMetrics) -> Observations:
-    """A process's report."""
+def snapshot(observed: RequestMetrics) -> Observations:
+    """Returns the report of a process."""
     return Observations(
         [
             (metric.name, metric.type, metric.documentation, [(s.name, s.labels, s.value) for s in metric.samples])
@@ -28,7 +28,7 @@ class Reports(Collector):
     """The last report of each process, and the totals of those that have ended: a total never becomes less."""
 
     def __init__(self) -> None:
-        self.nothing = told(RequestMetrics())  # so that every name is there from the start
+        self.nothing = snapshot(RequestMetrics())  # so that every name is there from the start
         self.current: dict[int, Observations] = {}
         self.past: dict[str, Samples] = {}
 
