@@ -14,7 +14,7 @@ from runtime.server.engine_client.ipc_protocol import Outputs, encode
 from runtime.server.frontends import words
 from runtime.server.frontends.board import Board, Owned
 from runtime.server.frontends.channel import Channel
-from runtime.server.frontends.reports import Reports, told
+from runtime.server.frontends.reports import Reports, snapshot
 from runtime.server.frontends.words import Failed, Refusal
 from runtime.server.metrics import RequestMetrics
 
@@ -105,11 +105,11 @@ def test_reports_add_up_and_totals_outlive_their_process() -> None:
 
     reports = Reports()
     assert samples(reports)["unmask_connections"] == 0
-    reports.take(0, told(observing(3, 5)))
-    reports.take(1, told(observing(4, 2)))
+    reports.take(0, snapshot(observing(3, 5)))
+    reports.take(1, snapshot(observing(4, 2)))
     both = {"unmask_requests_total": 7, "unmask_request_seconds_count": 7, "unmask_connections": 7}
     assert samples(reports) == both
     reports.retire(0)
     assert samples(reports) == both | {"unmask_connections": 2}
-    reports.take(0, told(observing(1, 1)))  # the next in its place
+    reports.take(0, snapshot(observing(1, 1)))  # the next in its place
     assert samples(reports) == {"unmask_requests_total": 8, "unmask_request_seconds_count": 8, "unmask_connections": 3}
