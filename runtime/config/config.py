@@ -158,7 +158,7 @@ class ServerConfig:
     node_rank: int = 0
     master_addr: str = "localhost"
     master_port: int | None = None
-    host: str = "::"
+    host: str = "127.0.0.1"
     port: int = 8000
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
     log_format: Literal["text", "json"] = "text"

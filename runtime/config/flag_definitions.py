@@ -203,8 +203,9 @@ FLAGS: tuple[Flag, ...] = (
     *DECODING_FLAGS,
     _server(
         name="host",
-        default="::",
-        help="address or name to listen on; default: all IPv4 and IPv6 addresses, without IPv6 on the host 0.0.0.0",
+        default="127.0.0.1",
+        help="address or name to listen on; :: accepts other machines, over IPv6 and IPv4; UNMASK_DEFAULT_HOST, which "
+        "the container image sets to ::, replaces the default",
     ),
     _server(name="port", type="int", default=8000, low=0, high=65535, help="port to listen on; 0 takes a free one"),
     _server(

@@ -20,8 +20,10 @@ from runtime.config.flag_definitions import BY_SPELLING, FLAGS
 from runtime.config.flags import ENV_PREFIX, Flag, check
 from runtime.errors import ConfigError
 
-# Variables that Kubernetes sets in every pod for a Service whose name begins with "unmask".
 TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # prefix of variables of a test cluster, which are not flags
+# Default of --host for an image: a container is reached through other addresses than loopback.
+DEFAULT_HOST = ENV_PREFIX + "DEFAULT_HOST"
+# Variables that Kubernetes sets in every pod for a Service whose name begins with "unmask".
 _INJECTED = re.compile(
     r"UNMASK(_\w+)?_SERVICE_(HOST|PORT(_\w+)?)|UNMASK(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )
@@ -79,6 +81,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     """
     command_line = vars(build_parser().parse_args(list(argv)))
     sources: dict[str, tuple[Any, str]] = {}  # dest -> value, source
+    if DEFAULT_HOST in environ:
+        sources["host"] = (environ[DEFAULT_HOST], DEFAULT_HOST)
     env = from_environment(environ, ignore=command_line)
     file_flag = next(flag for flag in FLAGS if flag.name == "config")
     path = command_line.get("config") or (env["config"][0] if "config" in env else None)
@@ -117,6 +121,8 @@ def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {})
     """Returns the flags in UNMASK_ variables. `ignore`: dests that the command line overrides."""
     found: dict[str, tuple[Any, str]] = {}
     for name in sorted(n for n in environ if n.startswith(ENV_PREFIX) and not n.startswith(TEST_CLUSTER_PREFIX)):
+        if name == DEFAULT_HOST:
+            continue
         value = environ[name]
         flag = BY_SPELLING.get(name.removeprefix(ENV_PREFIX).lower()) if name.isupper() else None
         if flag is not None and _LINK.match(value) and flag.type == "int":

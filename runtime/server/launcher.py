@@ -151,6 +151,7 @@ class Server:
         url, scope = listener_url(config.host, self.listener), describe(self.listener)
         names = ", ".join(config.model_names)
         log.info("listening on %s%s, serving %s", url, f" ({scope})" if scope else "", names)
+        log.info("web page: %s, base URL of the API: %s/v1", url, url)
         if config.engine.model is None:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
         if not (config.api_key or config.api_key_file) and is_reachable(self.listener):

@@ -176,6 +176,22 @@ def test_environment_names():
     assert parse([], {"UNMASK_DISABLE_PREFIX_CACHING": "1"}).engine.disable_prefix_caching
 
 
+def test_the_default_of_host_in_an_image_yields_to_every_other_source(tmp_path, capsys):
+    image = {"UNMASK_DEFAULT_HOST": "::"}
+    file = tmp_path / "c.yaml"
+    file.write_text("host: 10.0.0.1")
+    assert parse([], image).host == "::"
+    assert parse(["--config", str(file)], image).host == "10.0.0.1"
+    assert parse(["--config", str(file)], image | {"UNMASK_HOST": "10.0.0.2"}).host == "10.0.0.2"
+    assert parse(["--host", "10.0.0.3"], image | {"UNMASK_HOST": "10.0.0.2"}).host == "10.0.0.3"
+    assert dataclasses.replace(parse([], image), host="127.0.0.1") == parse([], {})
+    with pytest.raises(SystemExit):
+        parse(["--print-config"], image)
+    assert 'host: "::"  # UNMASK_DEFAULT_HOST' in capsys.readouterr().out
+    refused(environ={"UNMASK_DEFAULT_HOST": ""}, match="UNMASK_DEFAULT_HOST: is empty")
+    refused(environ={"UNMASK_DEFAULT_PORT": "1"}, match="UNMASK_DEFAULT_PORT: no such variable")
+
+
 def test_a_server_starts_in_the_shell_of_a_test_cluster():
     assert parse([], {"UNMASK_E2E_CLUSTER": "e2e-0", "UNMASK_E2E_KUBECONFIG": "/x"}) == parse([], {})
 
