@@ -29,6 +29,7 @@ class EngineConfig:
 
     model: str | None = None
     model_name: str | None = None
+    plugin: tuple[str, ...] = ()
     decoding_strategy: str | None = None
     sampling_mode: Literal["naive", "edit"] | None = None
     mask_token_id: int | None = None

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RegisteredTwiceError
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.layer_factory import LayerFactory
@@ -142,7 +142,7 @@ def register_family(family: ModelFamily[Arch]) -> ModelFamily[Arch]:
     family = replace(family, parse=lambda config: parse(canonical(config)))
     for key in (family.key, *family.aliases):
         if key in _FAMILIES:
-            raise ValueError(f"model family {key!r} is registered twice")
+            raise RegisteredTwiceError(f"model family {key!r} is registered twice")
         _FAMILIES[key] = family
     return family
 

@@ -20,6 +20,7 @@ import uvloop
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
+from runtime.plugins import load_plugins
 from runtime.server import env, logs
 from runtime.server.engine_client.ipc_sockets import socket_dir
 from runtime.server.engine_client.local_client import LocalEngineClient
@@ -45,8 +46,9 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     """Serves until a signal. Returns the exit code. Raises ConfigError when the server cannot start."""
     env.configure_process()
     use_one_arena()
-    check_parsers(config)
     logs.configure_logging(config.log_level, config.log_format, "frontend")
+    load_plugins(config.engine.plugin)
+    check_parsers(config)
     for note in config.notes:
         log.warning("%s", note)
     if config.node_rank:

@@ -20,6 +20,7 @@ from typing import Any
 from runtime.distributed.address import loopback, resolve
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.parent_death import exit_with_parent
+from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs
 from runtime.server.engine_client import ipc_protocol, ipc_sockets
@@ -192,6 +193,7 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
                 raise FrontendGone(command.reason)
 
     try:
+        load_plugins(configure.engine.plugin)
         engine = make_engine(configure, progress, link.fail)
     except FrontendGone:
         raise
