@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -62,6 +64,7 @@ PROTOCOLS = (
 )
 BASES = (protocol.ResponseHead, responses_protocol.ResponseSettings)  # only part of other types
 DECODING = "#/components/schemas/Decoding"
+MAX_SUGGESTED_FOR = 64  # characters of a path that similar routes are searched for; bounds the CPU time of a 404
 
 
 class App(FastAPI):
@@ -139,7 +142,17 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals: no such route, no such method."""
     assert isinstance(error, HTTPException)
     target = f"{request.method} {request.url.path[:200]}"
-    message = {404: f"there is no route {target}", 405: f"{target} is not possible with this method"}.get(
+    routes = list(request.app.openapi_schema["paths"])
+    missing = f"there is no route {target}{_suggestion(request.url.path, routes)}"
+    message = {404: missing, 405: f"{target} is not possible with this method"}.get(
         error.status_code, str(error.detail)
     )
     return error_response(RequestError(message, status=error.status_code), request.url.path, error.headers)
+
+
+def _suggestion(path: str, routes: Sequence[str]) -> str:
+    """Returns the route that is most similar, as text that follows the message; "" if none is similar."""
+    if len(path) > MAX_SUGGESTED_FOR:
+        return ""
+    close = difflib.get_close_matches(path, routes, n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else ""
