@@ -30,27 +30,57 @@ _INJECTED = re.compile(
 _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
+EXAMPLE = "python -m runtime.server --model hf://inclusionAI/LLaDA2.0-mini --max-num-reqs 64 --port 8000"
+_SOURCES = f"""\
+Every flag has an environment variable ({ENV_PREFIX}MAX_NUM_REQS=64) and may be in the --config file. The command line
+takes precedence over the environment, and the environment over the file."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message.replace("unrecognized arguments:", "no such flag:") + " (--help lists the flags)")
+        unknown = "unrecognized arguments: "
+        if message.startswith(unknown):
+            arguments = message.removeprefix(unknown)
+            spellings = [f"--{name}" for flag in FLAGS for name in flag.spellings]
+            message = f"no such flag: {arguments}{_suggest(arguments.split()[0].partition('=')[0], spellings)}"
+        raise ConfigError(f"{message} (--help lists common flags, --help-all lists all flags)")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Returns a parser that collects text only; `check` converts values of all sources."""
+class _Help(argparse.Action):
+    """Prints common flags (--help) or all flags (--help-all), and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        build_parser(common_only=self.dest == "help").print_help()
+        raise SystemExit(0)
+
+
+def build_parser(*, common_only: bool = False) -> argparse.ArgumentParser:
+    """Returns a parser that collects text only; `check` converts values of all sources.
+
+    Args:
+        common_only: List only common flags in the help text. All flags are parsed.
+    """
+    more = "Further flags: --help-all. All flags with their defaults: docs/reference/flags.md." if common_only else ""
     parser = _Parser(
         prog="python -m runtime.server",
         usage="%(prog)s [--flag VALUE ...]",
-        description="Serve a diffusion language model over HTTP.",
-        epilog=f"Every flag has an environment form ({ENV_PREFIX}MAX_NUM_REQS=64) and may be in the --config file; "
-        "the command line takes precedence over the environment, the environment over the file.",
+        description="Serve a diffusion language model over HTTP.\n\nexample:\n  " + EXAMPLE,
+        epilog="\n\n".join(filter(None, (more, _SOURCES))),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
         argument_default=argparse.SUPPRESS,
     )
+    helps = parser.add_argument_group("help")
+    helps.add_argument("-h", "--help", action=_Help, dest="help", nargs=0, help="list common flags and exit")
+    helps.add_argument("--help-all", action=_Help, dest="help_all", nargs=0, help="list all flags and exit")
     groups: dict[str, Any] = {}
     for flag in FLAGS:
         group = groups.setdefault(flag.group, None) or parser.add_argument_group(flag.group)
         groups[flag.group] = group
         options: dict[str, Any] = {"dest": flag.dest, "help": _help(flag)}
+        if common_only and not flag.common:
+            options["help"] = argparse.SUPPRESS
         if flag.type == "bool":
             options |= {"nargs": "?", "const": "true", "metavar": "BOOL"}
         else:

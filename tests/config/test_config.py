@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import re
+import shlex
 import subprocess
 import sys
 
@@ -217,8 +219,10 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--prot", "1"], "no such flag: --prot"),
-        (["--por", "1"], "no such flag: --por"),
+        (["--prot", "1"], r"no such flag: --prot 1; did you mean --port\? \(--help lists common flags, --help-all"),
+        (["--por", "1"], r"no such flag: --por 1; did you mean --port\?"),
+        (["--max-num-seqs=4"], r"no such flag: --max-num-seqs=4; did you mean --max-num-reqs\?"),
+        (["--wibble"], r"no such flag: --wibble \(--help lists"),
         (["stray"], "stray"),
         (["--port"], "--port"),
         (["--port", "65536"], "--port: '65536' is not a whole number from 0 to 65535"),
@@ -339,8 +343,41 @@ def test_a_value_is_in_range_or_refused(flag, value):
     assert check(BY_DEST[flag.dest], str(result)) == result  # text and value mean the same
 
 
+def test_help_lists_common_flags_and_help_all_lists_every_flag(capsys):
+    texts = {}
+    for argument in ("--help", "-h", "--help-all"):
+        with pytest.raises(SystemExit) as end:
+            parse([argument], {})
+        assert end.value.code == 0
+        texts[argument] = capsys.readouterr().out
+    listed = {argument: set(re.findall(r"^  --([a-z0-9-]+)", text, re.MULTILINE)) for argument, text in texts.items()}
+    common = {flag.name for flag in FLAGS if flag.common}
+    assert 10 <= len(common) <= 14
+    assert listed["--help"] - {"help-all"} == common
+    assert listed["--help-all"] - {"help-all"} == {flag.name for flag in FLAGS}
+    assert texts["--help"] == texts["-h"]
+    assert len(texts["--help"].splitlines()) < 60
+    for text in texts.values():
+        command = next(line for line in text.splitlines() if line.startswith("  python -m runtime.server "))
+        parse(shlex.split(command)[3:], {})
+    assert "--help-all" in texts["--help"]
+
+
+def test_help_names_the_default_and_no_house_words():
+    for flag in FLAGS:
+        assert flag.help[0].islower() or flag.help.startswith(("1:", "YAML", "Jinja", "LoRA", "KV", "Python")), (
+            flag.name
+        )
+        assert not flag.help.removesuffix("...").endswith("."), flag.name
+        assert len(flag.help.split()) <= 40, flag.name
+        words = set(re.findall(r"[a-z]+", flag.help))
+        assert not words & {"whoever", "who", "told", "nobody", "anybody", "taken", "share", "dealt", "wanted"}, (
+            flag.name
+        )
+
+
 def test_help_is_light():
-    code = "import sys; from runtime.config import parse\ntry: parse(['--help'], {})\nexcept SystemExit: pass\n"
+    code = "import sys; from runtime.config import parse\ntry: parse(['--help-all'], {})\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'yaml', 'tokenizers', 'pydantic', 'numpy') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.endswith("[]\n")
