@@ -363,15 +363,15 @@ def test_help_lists_common_flags_and_help_all_lists_every_flag(capsys):
     assert "--help-all" in texts["--help"]
 
 
-def test_help_names_the_default_and_no_house_words():
+def test_help_texts_use_the_terms_of_the_field():
     for flag in FLAGS:
         assert flag.help[0].islower() or flag.help.startswith(("1:", "YAML", "Jinja", "LoRA", "KV", "Python")), (
             flag.name
         )
         assert not flag.help.removesuffix("...").endswith("."), flag.name
         assert len(flag.help.split()) <= 40, flag.name
-        words = set(re.findall(r"[a-z]+", flag.help))
-        assert not words & {"whoever", "who", "told", "nobody", "anybody", "taken", "share", "dealt", "wanted"}, (
+        terms = set(re.findall(r"[a-z]+", flag.help))
+        assert not terms & {"whoever", "who", "told", "nobody", "anybody", "taken", "share", "dealt", "wanted"}, (
             flag.name
         )
 

@@ -139,11 +139,12 @@ def take_devices(configure: Configure) -> tuple[int, ...] | None:
     one is not there."""
     import torch
 
-    from runtime.distributed import local_executor
+    from runtime.distributed.gpu import check_devices
+    from runtime.distributed.local_executor import on_gpus
 
-    if not local_executor.on_gpus(configure.engine):
+    if not on_gpus(configure.engine):
         return None
-    local_executor.check_devices(configure.devices, "--device-ids")
+    check_devices(configure.devices, "--device-ids")
     torch.cuda.set_device(configure.devices[0])
     return configure.devices
 
