@@ -12,6 +12,7 @@ from runtime.config.adapters import named_adapters
 from runtime.config.api_keys import check_keys
 from runtime.config.flag_definitions import BY_DEST, BY_SPELLING
 from runtime.config.flags import check
+from runtime.config.suggestions import did_you_mean
 from runtime.config.validation import validate_combinations
 from runtime.errors import ConfigError
 
@@ -130,7 +131,8 @@ class EngineConfig:
             if key not in fields:
                 flag = BY_SPELLING.get(key)
                 if flag is None:
-                    raise ConfigError(f"{name}: no such flag; python -m runtime.server --help lists them")
+                    hint = did_you_mean(key, fields) or "; python -m runtime.server --help-all lists all flags"
+                    raise ConfigError(f"{name}: no such flag{hint}")
                 if not flag.engine:
                     raise ConfigError(f"{name}: a flag of the server, not of an engine in this process")
                 key = flag.dest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import json
 import re
 import sys
@@ -18,6 +17,7 @@ from runtime.config.api_keys import read_settled_key_file
 from runtime.config.config import EngineConfig, ServerConfig
 from runtime.config.flag_definitions import BY_SPELLING, FLAGS
 from runtime.config.flags import ENV_PREFIX, Flag, check
+from runtime.config.suggestions import did_you_mean, unknown_flags
 from runtime.errors import ConfigError
 
 TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # prefix of variables of a test cluster, which are not flags
@@ -38,11 +38,7 @@ takes precedence over the environment, and the environment over the file."""
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        unknown = "unrecognized arguments: "
-        if message.startswith(unknown):
-            arguments = message.removeprefix(unknown)
-            spellings = [f"--{name}" for flag in FLAGS for name in flag.spellings]
-            message = f"no such flag: {arguments}{_suggest(arguments.split()[0].partition('=')[0], spellings)}"
+        message = unknown_flags(message, [f"--{name}" for flag in FLAGS for name in flag.spellings]) or message
         raise ConfigError(f"{message} (--help lists common flags, --help-all lists all flags)")
 
 
@@ -165,7 +161,7 @@ def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {})
         if flag is None:
             if _INJECTED.fullmatch(name) or (name.endswith("_PORT") and _LINK.match(value)):
                 continue
-            raise ConfigError(f"{name}: no such variable" + _suggest(name, [f.env for f in FLAGS]))
+            raise ConfigError(f"{name}: no such variable" + did_you_mean(name, [f.env for f in FLAGS]))
         if flag.dest in found:
             raise ConfigError(f"{name}: sets the same flag as {found[flag.dest][1]}; set one of them")
         found[flag.dest] = (value, name)
@@ -204,7 +200,7 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
         flag = BY_SPELLING.get(str(key).replace("-", "_"))
         where = f"{key} in {path}"
         if flag is None or flag.name in ("config", "print-config"):
-            raise ConfigError(f"{where}: no such flag" + _suggest(str(key), list(BY_SPELLING)))
+            raise ConfigError(f"{where}: no such flag" + did_you_mean(str(key), list(BY_SPELLING)))
         if flag.dest in found:
             raise ConfigError(f"{where}: sets the same flag as {found[flag.dest][1]}; keep one of them")
         if isinstance(value, dict) or (isinstance(value, list) and not flag.many):
@@ -265,8 +261,3 @@ def _yaml_location(error: Any) -> str:
 
 def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8 text"
-
-
-def _suggest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""

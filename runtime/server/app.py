@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,6 +13,7 @@ from starlette.responses import Response
 from typing_extensions import is_typeddict
 
 import runtime
+from runtime.config.suggestions import did_you_mean
 from runtime.errors import RequestError
 from runtime.server import http_responses
 from runtime.server.admin import docs, routes, tokenize
@@ -142,17 +141,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals: no such route, no such method."""
     assert isinstance(error, HTTPException)
     target = f"{request.method} {request.url.path[:200]}"
-    routes = list(request.app.openapi_schema["paths"])
-    missing = f"there is no route {target}{_suggestion(request.url.path, routes)}"
+    missing = f"there is no route {target}"
+    if len(request.url.path) <= MAX_SUGGESTED_FOR:
+        missing += did_you_mean(request.url.path, request.app.openapi_schema["paths"], cutoff=0.75)
     message = {404: missing, 405: f"{target} is not possible with this method"}.get(
         error.status_code, str(error.detail)
     )
     return error_response(RequestError(message, status=error.status_code), request.url.path, error.headers)
-
-
-def _suggestion(path: str, routes: Sequence[str]) -> str:
-    """Returns the route that is most similar, as text that follows the message; "" if none is similar."""
-    if len(path) > MAX_SUGGESTED_FOR:
-        return ""
-    close = difflib.get_close_matches(path, routes, n=1, cutoff=0.75)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,27 @@ def test_weights_that_do_not_fit_are_not_drawn(
     assert bench.main(list(arguments)) == 1
     assert f"{subject} take" in (output := capsys.readouterr().out)
     assert "this host has 0.0 GB of memory available; choose a smaller --arch" in output
+
+
+@pytest.mark.parametrize("tool", bench.COMMON)
+def test_help_of_a_tool_with_many_flags_lists_common_ones(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = []
+    for argument in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as end:
+            bench.main([tool, argument])
+        assert end.value.code == 0
+        text = capsys.readouterr().out
+        assert "example: python -m runtime.bench" in " ".join(text.split())
+        listed.append(set(re.findall(r"^  (?:-h, )?--([a-z0-9-]+)", text, re.MULTILINE)) - {"help", "help-all"})
+    assert {f"--{name}" for name in listed[0]} == set(bench.COMMON[tool].split())
+    assert listed[0] < listed[1]
+
+
+def test_an_unknown_flag_of_a_tool_names_a_similar_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        bench.main(["serve", "--client", "1", "--request-count", "3"])
+    assert end.value.code == 2
+    assert "no such flag: --request-count 3; did you mean --requests?" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small_host")

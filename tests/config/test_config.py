@@ -301,7 +301,8 @@ def test_engine_config_from_python():
     assert EngineConfig.from_flags(tensor_parallel_size=1, quantization="none") == EngineConfig()
     assert EngineConfig.from_flags(quantization="fp8").quantization == "fp8"
     for flags, message in (
-        ({"bloc_size": 3}, "bloc_size: no such flag"),
+        ({"bloc_size": 3}, r"bloc_size: no such flag; did you mean block_size\?"),
+        ({"wibble": 3}, "wibble: no such flag; python -m runtime.server --help-all"),
         ({"port": 3}, "port: a flag of the server"),
         ({"quantization": "int2"}, "quantization: 'int2' is not one of fp8, int8, int4"),
         ({"max_num_reqs": 1.0}, "--max-num-reqs"),
