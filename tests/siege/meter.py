@@ -46,7 +46,7 @@ class Meter:
 
     def rss_mb(self) -> float:
         with contextlib.suppress(psutil.NoSuchProcess):
-            return round(self._frontend.memory_info().rss / MB, 1)
+            return round(float(self._frontend.memory_info().rss) / MB, 1)
         return 0.0
 
     def descriptors(self) -> int:
