@@ -51,6 +51,12 @@ def test_the_median_sentence_of_a_page_is_short(name):
     assert median(lengths(page(name))) <= 16, f"see python -m tools.docs.readability {name}"
 
 
+def test_the_readme_has_fewer_than_120_lines_and_one_picture():
+    readme = page("README.md")
+    assert len(readme.splitlines()) < 120
+    assert len(re.findall(r"!\[.*?\]\(", readme)) == 1
+
+
 def test_flags_are_the_tables():
     assert page(FLAGS_PAGE) == with_table(page(FLAGS_PAGE)), "run python -m tools.docs.flags"
 
@@ -92,6 +98,8 @@ OTHER_FLAGS = {
         *("--lora-paths", "--max-loras-per-batch", "--max-running-requests", "--mem-fraction-static", "--model-path"),
         "--tp-size",
     },
+    "pip": {"--constraint"},
+    "uv": {"--torch-backend"},
     "velero": {"--include-namespaces", "--selector"},
     "openapi-python-client": {"--url"},
     "placeholders": {"--flag"},
@@ -123,8 +131,8 @@ def test_tools_and_targets_exist():
     for name in PAGES:
         for target in re.findall(r"(?:^|`)make ([a-z0-9-]+)", page(name), re.MULTILINE):
             assert target in targets, target
-    for tool in re.findall(r"runtime\.bench (\w+)", page("README.md")):
-        assert tool in TOOLS
+        for tool in re.findall(r"runtime\.bench (\w+)", page(name).replace("bench TOOL", "")):
+            assert tool in TOOLS, tool
 
 
 def test_the_picture_of_the_algorithms_is_the_commands(monkeypatch):
@@ -139,10 +147,17 @@ def test_the_picture_of_the_algorithms_is_the_commands(monkeypatch):
     assert picture.stat().st_size <= 120_000
 
 
+def test_the_table_of_tools_lists_tools_of_bench():
+    table = page("docs/operations/performance.md").split("\n### Tools\n")[1].split("\n### ")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert len(listed) > 10
+    assert set(listed) <= set(TOOLS)
+
+
 def test_python_examples_use_what_there_is():
     import runtime
 
-    for block in code("README.md", "python"):
+    for block in code("docs/get-started/laptop.md", "python"):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module == "runtime":
                 assert all(alias.name in runtime.__all__ for alias in node.names)
