@@ -23,7 +23,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Bytecode is cached: otherwise each process compiles the modules again, and pytest rewrites all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds docs operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
+.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -148,6 +148,9 @@ siege: setup  ## attack a server of its own, each attack alone, the operator's s
 	PYTHONPATH=operator:. $(BIN)/python -m tests.siege $(ARGS)
 	PYTHONPATH=operator:. $(BIN)/python -m tests.siege.scraping
 	PYTHONPATH=operator:. $(BIN)/python -m tests.siege.faults
+
+release-check: setup  ## refuse a release with unfilled places or different versions
+	$(BIN)/python -m tools.release
 
 gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $$(grep -rl --include='test_*.py' 'mark.gpu' tests) $(ARGS)

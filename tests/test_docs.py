@@ -30,7 +30,8 @@ from tools.docs.flags import with_table
 from tools.docs.readability import lengths
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"]
+PAGES += [*sorted(f"{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md"))]
 PAGES = [name for name in PAGES if not name.startswith("docs/benchmarks/")]
 FLAGS_PAGE, FIELDS_PAGE = "docs/reference/flags.md", "docs/reference/request-fields.md"
 DECODING_PAGE, DEFINITIONS_PAGE = "docs/guide/decoding.md", "docs/research/decoding-rules.md"
