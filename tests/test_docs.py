@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import errno
 import json
 import os
 import re
@@ -286,6 +287,24 @@ def test_metrics_are_documented():
     for name in re.findall(r"^# TYPE (\w+)", Metrics("m", RequestMetrics()).text().decode(), re.MULTILINE):
         if not name.endswith("_created"):
             assert f"`{name}" in text, name
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
+    """A message has three dots in place of what varies."""
+    literals = {
+        node.value
+        for path in (ROOT / "runtime").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    page_text = page("docs/operations/troubleshooting.md").split("\n## The server does not start\n")[1]
+    cells = re.findall(r"^\| (.*?) \|", page_text, re.MULTILINE)
+    messages = {span for cell in cells for span in cell.split("`")[1::2] if " " in span} - {
+        os.strerror(errno.EADDRINUSE)
+    }
+    assert len(messages) > 15
+    for part in (part.strip() for message in messages for part in message.split("...")):
+        assert any(part in literal for literal in literals), part
 
 
 def test_limits_of_the_security_page_are_the_codes():
