@@ -92,11 +92,18 @@ OTHER_FLAGS = {
         *("--deepep-num-max-dispatch-tokens-per-rank", "--moe-gemm-impl", "--moe-topk-impl"),
     },
     "vLLM": {
-        *("--enable-auto-tool-choice", "--lora-modules", "--max-num-seqs", "--no-enable-prefix-caching"),
+        *(
+            "--enable-auto-tool-choice",
+            "--enable-lora",
+            "--lora-modules",
+            "--max-num-seqs",
+            "--no-enable-prefix-caching",
+        ),
         "--trust-remote-code",
     },
     "SGLang": {
         *("--chunked-prefill-size", "--context-length", "--disable-cuda-graph", "--disable-radix-cache", "--dp-size"),
+        *("--disable-decode-cuda-graph", "--disable-prefill-cuda-graph", "--enable-lora", "--max-queued-requests"),
         *("--lora-paths", "--max-loras-per-batch", "--max-running-requests", "--mem-fraction-static", "--model-path"),
         "--tp-size",
     },
