@@ -107,7 +107,7 @@ OTHER_FLAGS = {
         *("--lora-paths", "--max-loras-per-batch", "--max-running-requests", "--mem-fraction-static", "--model-path"),
         "--tp-size",
     },
-    "pip": {"--constraint"},
+    "pip": {"--no-deps", "--require-hashes"},
     "uv": {"--torch-backend"},
     "velero": {"--include-namespaces", "--selector"},
     "openapi-python-client": {"--url"},
