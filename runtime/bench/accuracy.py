@@ -68,7 +68,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def chosen_tasks(names: Sequence[str] | None, kind: str | None = None) -> list[Task]:
     """The tasks of those names (all that training knows without), of one kind where given."""
-    tasks = all_tasks() | {everyday.NAME: everyday.TASK}
+    tasks = {**all_tasks(), **everyday.TASKS}
     if unknown := sorted(set(names or ()) - set(tasks)):
         raise ConfigError(f"--tasks: {', '.join(unknown)} is no demo task; known: {', '.join(sorted(tasks))}")
     picked = [tasks[n] for n in names] if names else list(all_tasks().values())
@@ -76,9 +76,9 @@ def chosen_tasks(names: Sequence[str] | None, kind: str | None = None) -> list[T
 
 
 def prompts_of(task: Task, count: int, seed: int) -> list[Sample]:
-    """`count` held-out prompts of a task; of the everyday ones as many as there are."""
-    if task is everyday.TASK:
-        return everyday.chosen(count, seed)
+    """`count` held-out prompts of a task; of the files of everyday.py as many as there are."""
+    if task.name in everyday.TASKS:
+        return everyday.chosen(count, seed, task.name)
     return held_out_samples(task, count, seed)
 
 

@@ -27,7 +27,9 @@ from runtime.plugins import load_plugins
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these; all but `everyday` without it")
+    parser.add_argument(
+        "--tasks", nargs="+", metavar="TASK", help="only these; all but `everyday`, `claimed` and `declined` without it"
+    )
     parser.add_argument(
         "--algorithm", help="unmasking algorithm: threshold, edit, ...; the server's default without it"
     )
