@@ -4,8 +4,8 @@
 the functions of the event loop's thread in the order of their calls, from the accepted connection to the access log.
 The engine is another process and is left out.
 
-Heartbeats and statistics of the engine arrive between the calls of a request. The same chat is traced several times, and
-the trace with the fewest calls is taken.
+Heartbeats and statistics of the engine arrive between the calls of a request. So the same chat is traced several times,
+and the trace with the fewest calls is taken.
 """
 
 from __future__ import annotations

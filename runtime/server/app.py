@@ -15,7 +15,7 @@ from typing_extensions import is_typeddict
 import runtime
 from runtime.errors import RequestError
 from runtime.server import http_responses
-from runtime.server.admin import docs, routes, tokenize
+from runtime.server.admin import docs, routes
 from runtime.server.admin import protocol as admin_protocol
 from runtime.server.admin.protocol import (
     DetokenizeRequest,
@@ -31,9 +31,8 @@ from runtime.server.generate import protocol as generate_protocol
 from runtime.server.generate import serving
 from runtime.server.generate.protocol import GenerateRequest, InfillRequest
 from runtime.server.http_responses import error_response
-from runtime.server.middleware.access_log import redacted
 from runtime.server.middleware.auth import OPEN_PATHS
-from runtime.server.middleware.request_middleware import RequestMiddleware
+from runtime.server.middleware.request_middleware import RequestMiddleware, redacted
 from runtime.server.openai import chat, completions, protocol, responses, responses_protocol
 from runtime.server.openai.protocol import ChatRequest, CompletionRequest
 from runtime.server.openai.responses_protocol import ResponsesRequest
@@ -60,7 +59,11 @@ PROTOCOLS = (
     anthropic_protocol,
     admin_protocol,
 )
-BASES = (protocol.ResponseHead, responses_protocol.ResponseSettings)  # only part of other types
+BASES = (
+    protocol.ResponseHead,
+    responses_protocol.ResponseSettings,
+    http_responses.PromptWarning,
+)  # only part of other types
 DECODING = "#/components/schemas/Decoding"
 
 
@@ -112,7 +115,7 @@ def make_app(context: ServerContext) -> App:
         },
     )
     app.state.context = context
-    modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)
+    modules = (serving, chat, completions, responses, messages, routes, docs)
     routers = [module.router for module in modules]
     for router in routers:
         app.include_router(router)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from starlette.requests import Request
@@ -17,18 +16,15 @@ from runtime.request.engine_messages import EngineInfo
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import refuse
 from runtime.server.engine_client.client import EngineClient, Unavailable
-from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+from runtime.server.engine_client.generation_job import GenerationJob
 from runtime.server.generate.protocol import GenerateRequest, InfillRequest
-from runtime.server.http_responses import ClientGone, disconnected
-from runtime.server.middleware.access_log import field_path
 from runtime.server.middleware.auth import ApiKeys
+from runtime.server.middleware.request_middleware import field_path
 from runtime.server.middleware.tracing import Tracing
 from runtime.server.openai.protocol import OpenAIRequest
 from runtime.server.preprocessing.preprocessor import Preprocessor
-from runtime.server.preprocessing.request_body import CONTENT_ENCODING, B, codings, read_body
-from runtime.server.preprocessing.request_specs import GenerationInputs, RequestSpecBuilder
-from runtime.server.preprocessing.response_format import GrammarValidator
-from runtime.server.schema_base import ignored_fields
+from runtime.server.preprocessing.request_body import CONTENT_ENCODING, B, codings, ignored_fields, read_body
+from runtime.server.preprocessing.request_specs import GenerationInputs, GrammarValidator, RequestSpecBuilder
 from runtime.tokenizer import Tokenizer
 
 log = logging.getLogger("unmask.http")
@@ -180,20 +176,3 @@ def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: 
         if getattr(body, field, None) is not None:
             raise RequestError(f"{field}: only with stream true; leave it out", param=field)
     return None
-
-
-async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:
-    """Waits for the end of a job and passes each output to `take`. Raises RequestError (499: disconnected)."""
-
-    async def watch() -> None:
-        await disconnected(request.receive)
-        job.output_queue.put(ClientGone())
-
-    request.state.job = job  # for the access log
-    watcher = asyncio.create_task(watch())
-    try:
-        async for batch in job.updates():
-            for update in batch:
-                take(update)
-    finally:
-        watcher.cancel()

@@ -1,7 +1,9 @@
-"""Prometheus metrics of the engines and of the frontend processes (docs/operations/observability.md#metrics)."""
+"""Prometheus metrics of engines and front ends (docs/operations/observability.md#metrics), and their throughput log."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import platform
 import time
@@ -14,6 +16,9 @@ from prometheus_client.registry import Collector
 import runtime
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineStats
 
+stats_log = logging.getLogger("unmask.load")
+
+STATS_SECONDS = 10.0  # between lines of the log with the throughput
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -254,6 +259,50 @@ class EngineMetrics(Collector):
         for reason in EagerReason:
             eager.add_metric([reason.value], self.total(reason.stats_field))
         yield eager
+
+
+class StatsLogger:
+    """Logs the throughput of the engines every ten seconds, unless they are idle."""
+
+    def __init__(self, figures: EngineMetrics) -> None:
+        self._figures = figures
+        self._last = self._totals()
+        self._at = time.monotonic()
+
+    def _totals(self) -> dict[str, int]:
+        return {name: self._figures.total(name) for name in ("prompt_tokens", "generated_tokens", "forwards_denoise")}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(STATS_SECONDS)
+            self.log_stats()
+
+    def log_stats(self) -> None:
+        now, totals = time.monotonic(), self._totals()
+        done = {name: totals[name] - self._last[name] for name in totals}
+        seconds, self._at, self._last = now - self._at, now, totals
+        running, waiting = self._figures.requests()
+        if not (any(done.values()) or running or waiting):
+            return
+        forwards = done["forwards_denoise"]
+        fields = {
+            "generated_tokens_per_second": round(done["generated_tokens"] / seconds, 1),
+            "prompt_tokens_per_second": round(done["prompt_tokens"] / seconds, 1),
+            "tokens_per_forward": round(done["generated_tokens"] / forwards, 2) if forwards else None,
+            "running": running,
+            "waiting": waiting,
+            "kv_usage": round(self._figures.usage(), 3),
+        }
+        stats_log.info(
+            "%.0f tokens/s, %.0f prompt tokens/s, %s tokens/forward, %d running, %d waiting, %.0f %% of KV pages used",
+            fields["generated_tokens_per_second"],
+            fields["prompt_tokens_per_second"],
+            fields["tokens_per_forward"] or "n/a",
+            running,
+            waiting,
+            100 * self._figures.usage(),
+            extra={"fields": fields},
+        )
 
 
 # The operator reads these by their bare names (autoscaler/scrape.py).

@@ -29,7 +29,7 @@ from runtime.server.generate.protocol import (
     InfillRequest,
     OwnLogprob,
 )
-from runtime.server.http_responses import DONE, event, openai_error
+from runtime.server.http_responses import DONE, ServingHandler, event, handle_generation, openai_error, template_warning
 from runtime.server.openai.chat_messages import (
     NO_GRAMMAR_MESSAGE,
     check_no_chat_fields,
@@ -40,9 +40,7 @@ from runtime.server.openai.chat_messages import (
 from runtime.server.openai.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
-from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.server.preprocessing.response_format import parse_response_format
-from runtime.server.serving_base import ServingHandler, handle_generation, template_warning
+from runtime.server.preprocessing.request_specs import GenerationInputs, parse_response_format
 from runtime.tokenizer import Tokenizer
 
 

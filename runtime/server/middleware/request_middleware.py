@@ -1,4 +1,4 @@
-"""Middleware of all HTTP requests: request id, origin, API key, count of requests in flight, errors."""
+"""Middleware of all HTTP requests: request id, origin, API key, count of requests in flight, errors, access log."""
 
 from __future__ import annotations
 
@@ -7,23 +7,36 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import RequestError
 from runtime.server.admin.docs import pages
-from runtime.server.context import ServerContext
 from runtime.server.http_responses import error_response
-from runtime.server.middleware import access_log
-from runtime.server.middleware.access_log import redacted
-from runtime.server.middleware.auth import OPEN_PATHS
-from runtime.server.middleware.origins import OriginPolicy
-from runtime.server.openapi import RouteHandler
+from runtime.server.middleware.auth import OPEN_PATHS, OriginPolicy
+
+if TYPE_CHECKING:
+    from runtime.server.context import ServerContext
+    from runtime.server.engine_client.generation_job import GenerationJob
+    from runtime.server.openapi import RouteHandler
 
 log = logging.getLogger("unmask.http")
+access_log = logging.getLogger("unmask.access")
+rejected_log = logging.getLogger(
+    "unmask.refused"
+)  # strangers can cause these lines, so that the log counts and limits them
+
+MAX_REASON = 300  # characters of a refusal
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# A quoted text, but no apostrophe within a word. A truncated one ends with the message.
+_QUOTED = re.compile(
+    r"""(?<!\w)(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|`[^`]*(?:`|$))""",
+    re.DOTALL,
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}(?:\[\d{1,6}\])*")
 
 
 class RequestMiddleware:
@@ -108,6 +121,81 @@ class RequestMiddleware:
         finally:
             context.in_flight -= 1
             seconds = time.monotonic() - arrived
-            access_log.log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
+            log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
             if context.tracing is not None and (scope["method"], scope["path"]) in self.fast_routes and status != 401:
                 context.tracing.record(scope, request_id.decode(), context.names[0], status, arrived)
+
+
+def log_request(
+    method: str, path: str, status: int, seconds: float, state: dict[str, Any], quiet: bool = False
+) -> None:
+    """Logs one request.
+
+    Args:
+        state: state of the ASGI scope, with the job and the rejection, if any.
+        quiet: log at level DEBUG, for probes, scrapers and the page, which are requested every few seconds.
+    """
+    level = logging.DEBUG if quiet else logging.INFO
+    if not access_log.isEnabledFor(level):
+        return
+    shown_path = _printable(path[:80])
+    fields: dict[str, Any] = {"method": method, "path": shown_path, "status": status, "seconds": round(seconds, 4)}
+    parts = [f"{seconds:.3f} s"]
+    job: GenerationJob | None = state.get("job")
+    if job is not None:
+        usage = job.usage()
+        forwards = sum(choice.nfe for choice in job.choices)
+        ends = sorted({choice.finish_reason or "unfinished" for choice in job.choices})
+        fields |= {
+            "id": job.id,
+            "prompt_tokens": usage["prompt_tokens"],
+            "tokens": usage["completion_tokens"],
+            "forwards": forwards,
+            "ended_by": ends,
+        }
+        parts = [
+            job.id,
+            f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens",
+            f"{forwards} forwards",
+            *parts,
+            " ".join(ends),
+        ]
+    reason = state.get("refusal")
+    if reason:
+        fields["reason"] = _printable(reason[:MAX_REASON])
+        parts.append(fields["reason"])
+    line = f"{method} {shown_path} {status} {', '.join(parts)}"
+    if 400 <= status < 500:
+        rejected_log.log(level, f"rejected with {status}: %s", line, extra={"fields": fields})
+    else:
+        access_log.log(level, "%s", line, extra={"fields": fields})
+
+
+def _printable(text: str) -> str:
+    """On one line, whatever a client wrote."""
+    return text.encode("unicode_escape").decode()
+
+
+def redacted(error: RequestError) -> str:
+    """The error's message as the log may have it.
+
+    Quoted texts, the error's `detail` and parts of the field's path that are no plain names become their lengths.
+    """
+    message, field = error.message, ""
+    if error.param and message.startswith(error.param):
+        field, message = field_path(error.param), message[len(error.param) :]
+    if error.detail:
+        message = message.replace(error.detail, _length(error.detail))
+    return field + _QUOTED.sub(lambda found: _length(found[0].strip("'\"`")), message)
+
+
+def field_path(path: str) -> str:
+    """A field's path without what a client may have written into it."""
+    parts = path.split(".")
+    if len(parts) > 16:
+        return _length(path)
+    return ".".join(part if _NAME.fullmatch(part) else _length(part) for part in parts)
+
+
+def _length(text: str) -> str:
+    return f"<{len(text)} characters>"

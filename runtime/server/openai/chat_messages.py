@@ -10,8 +10,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
 from runtime.request.validation import preview, refuse
-from runtime.server.preprocessing.request_body import check_shape
-from runtime.server.schema_base import RequestModel, api_field
+from runtime.server.preprocessing.request_body import RequestModel, api_field, check_shape
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048

@@ -14,16 +14,18 @@ from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ErrorResponse
+from runtime.server.http_responses import ErrorResponse, PromptWarning, handle_generation, template_warning
+from runtime.server.openai.chat import OpenAIHandler, StreamSettings
 from runtime.server.openai.logprobs import (
+    PromptEcho,
     append_logprobs,
     completion_logprobs,
     encoded,
     end_token_entry,
     in_chunks,
     logprob_streamers,
+    parse_echo,
 )
-from runtime.server.openai.prompt_echo import PromptEcho, parse_echo
 from runtime.server.openai.protocol import (
     CompletionAnswer,
     CompletionChoice,
@@ -32,10 +34,8 @@ from runtime.server.openai.protocol import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from runtime.server.openai.streaming import OpenAIHandler, StreamSettings
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.server.serving_base import PromptWarning, handle_generation, template_warning
 
 router = APIRouter(route_class=RawBodyRoute)
 MAX_PROMPTS = 1024

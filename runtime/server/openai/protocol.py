@@ -24,7 +24,7 @@ from runtime.request.scoring import MAX_TOKENS_PER_STEP
 from runtime.server.openai.chat_messages import EXAMPLE_CHAT, Messages
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 from runtime.server.openapi import values_schema
-from runtime.server.schema_base import Integer, Integers, RequestModel, UnsupportedField, api_field
+from runtime.server.preprocessing.request_body import Integer, Integers, RequestModel, UnsupportedField, api_field
 
 MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; `request_body` has the limits of a body
 

@@ -15,8 +15,7 @@ from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import named_event
-from runtime.server.openai.chat_context import ChatContext
+from runtime.server.http_responses import ServingHandler, handle_generation, named_event
 from runtime.server.openai.responses_protocol import (
     RESPONSE_EVENTS,
     ResponseError,
@@ -25,10 +24,9 @@ from runtime.server.openai.responses_protocol import (
     ResponsesRequest,
     ResponseStatus,
 )
-from runtime.server.openai.tools import ToolConfig
+from runtime.server.openai.tools import ChatContext, ToolConfig
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.server.serving_base import ServingHandler, handle_generation
 
 router = APIRouter(route_class=RawBodyRoute)
 

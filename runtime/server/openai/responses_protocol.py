@@ -36,7 +36,7 @@ from runtime.server.openai.tools import (
     repeated,
     select_tools,
 )
-from runtime.server.schema_base import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.preprocessing.request_body import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
 
 _NOT_STORED = "is not supported, as responses are not stored; send the full conversation in input"
 _ENCRYPTED = "reasoning.encrypted_content"

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from runtime.server.http_responses import ClientGone, disconnected
 from runtime.server.middleware.auth import api_key_id
+from runtime.server.preprocessing.request_body import ClientGone, disconnected
 from runtime.structured_output.service_time import ServiceTime
 
 QUANTUM = 0.05  # seconds of service by which owners may differ and count as equal
