@@ -23,11 +23,13 @@ class Trace:
     Attributes:
         calls: file and function of each call, in order.
         left_out: beginnings of paths whose functions are not recorded, with all that they call.
+        left_out_functions: names of further functions that are not recorded, with all that they call.
         active: whether calls are recorded.
     """
 
     calls: list[tuple[str, str]] = field(default_factory=list)
     left_out: tuple[str, ...] = ()
+    left_out_functions: frozenset[str] = frozenset()
     active: bool = True
     _depth_left_out: int = 0
 
@@ -36,7 +38,9 @@ class Trace:
         if event not in ("call", "return"):
             return
         file = _file_of(frame)
-        if self.left_out and file.startswith(self.left_out):
+        if file.startswith("runtime/") and (
+            file.startswith(self.left_out) or frame.f_code.co_name in self.left_out_functions
+        ):
             self._depth_left_out += 1 if event == "call" else -1
         elif self.active and event == "call" and file.startswith("runtime/") and not self._depth_left_out:
             self.calls.append((file, frame.f_code.co_qualname))

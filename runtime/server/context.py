@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
+from runtime.parsers import part_marks
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import refuse
@@ -23,7 +22,7 @@ from runtime.server.middleware.request_middleware import field_path
 from runtime.server.middleware.tracing import Tracing
 from runtime.server.openai.protocol import OpenAIRequest
 from runtime.server.preprocessing.preprocessor import Preprocessor
-from runtime.server.preprocessing.request_body import CONTENT_ENCODING, B, codings, ignored_fields, read_body
+from runtime.server.preprocessing.request_body import B, ignored_fields
 from runtime.server.preprocessing.request_specs import GenerationInputs, GrammarValidator, RequestSpecBuilder
 from runtime.tokenizer import Tokenizer
 
@@ -46,6 +45,7 @@ class ServerContext:
         self.tokenizer: Tokenizer | None = None  # loaded in parallel with the engine
         self.preprocessor = Preprocessor(self.require)
         self.grammar_validator = GrammarValidator(self.require)
+        self.part_marks = part_marks()
         self.created = int(time.time())
         self.draining = False
         self.tracing: Tracing | None = None
@@ -83,8 +83,7 @@ class ServerContext:
 
     async def body(self, request: Request, kind: type[B]) -> B:
         """The parsed body. Raises RequestError 400, 408, 413, 415 or 429."""
-        names = codings(request.headers.getlist(CONTENT_ENCODING))
-        body = await self.preprocessor.parse(request, kind, await read_body(request), names)
+        body = await self.preprocessor.parse(request, kind)
         unknown = ignored_fields(body)
         if unknown and self.config.strict_fields:
             raise RequestError(
@@ -139,15 +138,6 @@ class ServerContext:
             if name not in self.logged_fields and len(self.logged_fields) < MAX_LOGGED_FIELDS:
                 self.logged_fields.add(name)
                 log.info("Ignoring unsupported request field %r (logged once)", field_path(name))
-
-    @contextmanager
-    def admission(self) -> Iterator[None]:
-        """Counts requests that are rejected before they reach an engine."""
-        try:
-            yield
-        except RequestError as error:
-            self.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
-            raise
 
     async def submit(self, inputs: GenerationInputs) -> GenerationJob:
         """Validates a request and submits its completions to the engines. Raises RequestError."""

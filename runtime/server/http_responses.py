@@ -104,13 +104,14 @@ def error_response(error: RequestError, path: str = "", headers: Mapping[str, st
     return Response(error_body(error, path), error.status, merged, media_type="application/json")
 
 
-def event(content: Any) -> bytes:
-    return b"data: " + _encode(content) + b"\n\n"
+def events(*contents: Any) -> bytes:
+    """Returns one event per object."""
+    return b"".join(b"data: " + _encode(content) + b"\n\n" for content in contents)
 
 
 def named_event(kind: str, **fields: Any) -> bytes:
     """An event that says its name twice, as ``type`` too."""
-    return f"event: {kind}\n".encode() + event({"type": kind, **fields})
+    return f"event: {kind}\n".encode() + events({"type": kind, **fields})
 
 
 class EventStream(Response):
@@ -229,11 +230,14 @@ class ServingHandler(ABC):
         try:
             if data := self.on_start():
                 yield data
+            data = b""
             async for batch in self.job.updates():
-                if data := b"".join(map(self.on_output, batch)):
+                data = b"".join(map(self.on_output, batch))
+                if data and not self.job.ended:  # the last events are sent together
                     yield data
+                    data = b""
             await self.finalize()
-            yield self.on_finish()
+            yield data + self.on_finish()
         except RequestError as error:
             yield self.on_error(error)
 
@@ -260,8 +264,11 @@ async def handle_generation(
 ) -> Response:
     """Returns the response to a request that `start` parses, validates and submits. The body is freed then."""
     context: ServerContext = request.app.state.context
-    with context.admission():
+    try:
         handler = await start(context, request)
+    except RequestError as error:  # rejected before it reached an engine
+        context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
+        raise
     if handler.streams:
         return EventStream(handler.job, handler.events())
     with handler.job:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +17,8 @@ from runtime.request.field_spec import Field, Limits
 from runtime.server.http_responses import ErrorResponse
 
 _TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
+
+DECODING = "#/components/schemas/Decoding"
 
 
 def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
@@ -122,9 +124,25 @@ def fast_routes(routers: Iterable[APIRouter]) -> dict[tuple[str, str], RouteHand
     return {(method, route.path): route.endpoint for route in routes for method in route.methods or ()}
 
 
+REFERENCED: dict[str, type] = {}  # by their names, the types that routes refer to
+
+
 def schema_ref(kind: type) -> dict[str, str]:
-    """Returns a reference to a schema of the document."""
+    """Returns a reference to a schema of the document. `type_schemas` adds the schema."""
+    REFERENCED[kind.__name__] = kind
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def type_schemas() -> dict[str, Any]:
+    """Returns the schemas of the bodies, responses and events of all routes, and of what they consist of."""
+    kinds: list[Any] = [(name, "validation", TypeAdapter(kind)) for name, kind in sorted(REFERENCED.items())]
+    _, found = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")
+    schemas: dict[str, Any] = found["$defs"]
+    for schema in schemas.values():
+        if "decoding" in schema.get("properties", {}):
+            field = schema["properties"]["decoding"]
+            schema["properties"]["decoding"] = {**field, "anyOf": [{"$ref": DECODING}, {"type": "null"}]}
+    return schemas
 
 
 def error_docs(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, dict[str, Any]]:

@@ -23,11 +23,17 @@ from runtime.server.openai.chat_messages import (
     check_continued,
     check_kind,
     template_variables,
-    union_tag,
 )
 from runtime.server.openai.protocol import Entries, ModelName, SingleChoiceRequest, TemplateArguments
 from runtime.server.openai.tools import MAX_TOOLS, Choice, ToolConfig, check_distinct_names, make_tool, select_tools
-from runtime.server.preprocessing.request_body import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.preprocessing.request_body import (
+    AnyOfUnion,
+    Integer,
+    RequestModel,
+    UnsupportedField,
+    api_field,
+    union_tag,
+)
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
     "auto": "auto",

@@ -29,7 +29,14 @@ from runtime.server.generate.protocol import (
     InfillRequest,
     OwnLogprob,
 )
-from runtime.server.http_responses import DONE, ServingHandler, event, handle_generation, openai_error, template_warning
+from runtime.server.http_responses import (
+    DONE,
+    ServingHandler,
+    events,
+    handle_generation,
+    openai_error,
+    template_warning,
+)
 from runtime.server.openai.chat_messages import (
     NO_GRAMMAR_MESSAGE,
     check_no_chat_fields,
@@ -60,13 +67,13 @@ class GenerateEvents(ServingHandler):
 
     def on_output(self, update: OutputDelta) -> bytes:
         fields = self.event_fields(update)
-        return b"" if fields is None else event(fields)
+        return b"" if fields is None else events(fields)
 
     def on_finish(self) -> bytes:
-        return event({"event": "final", **self.full_response()}) + DONE
+        return events({"event": "final", **self.full_response()}) + DONE
 
     def on_error(self, error: RequestError) -> bytes:
-        return event({"event": "error", "id": self.job.id, **openai_error(error)}) + DONE
+        return events({"event": "error", "id": self.job.id, **openai_error(error)}) + DONE
 
 
 router = APIRouter(route_class=RawBodyRoute)

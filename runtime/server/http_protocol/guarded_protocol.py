@@ -7,14 +7,13 @@ import re
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from runtime.server.http_protocol import error_responses
 from runtime.server.http_protocol.connection_manager import ConnectionManager, Phase
 from runtime.server.http_protocol.error_responses import HttpRejection
-from runtime.server.http_protocol.listener import unmapped
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
@@ -117,8 +116,6 @@ class BufferedTransport(asyncio.Transport):
         return self.unsent()
 
 
-Port = TypeVar("Port")
-
 PARSED_BYTES = 16 * 2**10  # per event loop iteration: they may hold thousands of chunks
 PIECE_OVERHEAD = 64  # bytes that take as long as passing one piece on
 CHUNKED_PIECE_BYTES = 4096
@@ -207,7 +204,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         wrapped = BufferedTransport(cast(asyncio.Transport, transport), self, self.manager.clock)
         super().connection_made(wrapped)
-        self.client, self.server = _unmapped(self.client), _unmapped(self.server)
+        if self.client is not None:
+            self.client = unmapped(self.client[0]), self.client[1]
+        if self.server is not None:
+            self.server = unmapped(self.server[0]), self.server[1]
         self.manager.add(self)
         self.manager.set_phase(self, Phase.HEAD)
 
@@ -454,6 +454,6 @@ def _is_malformed(head: bytes) -> bool:
     return not _REQUEST_LINE.match(head) if b"\n" in head else bool(head) and not head[:1].isalpha()
 
 
-def _unmapped(address: tuple[str, Port] | None) -> tuple[str, Port] | None:
-    """The IPv4 address of an IPv4 client of a dual-stack listener."""
-    return None if address is None else (unmapped(address[0]), address[1])
+def unmapped(address: str) -> str:
+    """Returns the IPv4 address of an IPv4-mapped IPv6 address, as a dual-stack listener has it; others unchanged."""
+    return address.removeprefix("::ffff:") if "." in address else address

@@ -81,15 +81,20 @@ class RequestMiddleware:
         status = 0  # of the answer, once it has begun
         arrived = time.monotonic()
 
-        async def send_marked(message: Message) -> None:
+        def begin(code: int, headers: list[tuple[bytes, bytes]]) -> None:
+            """Adds the headers of all responses to a response that begins."""
             nonlocal status
+            status = code
+            headers.append((b"x-request-id", request_id))
+            if unknown := state.get("ignored"):
+                headers.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
+            if context.draining:
+                headers.append((b"connection", b"close"))
+
+        async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-                if unknown := state.get("ignored"):
-                    headers.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
-                if context.draining:
-                    headers.append((b"connection", b"close"))
+                message["headers"] = [*message.get("headers", ())]
+                begin(message["status"], message["headers"])
             await send(message)
 
         context.in_flight += 1
@@ -106,8 +111,9 @@ class RequestMiddleware:
             if route is None:
                 await self.app(scope, receive, send_marked)
             else:
-                response = await route(Request(scope, receive, send_marked))
-                await response(scope, receive, send_marked)
+                response = await route(Request(scope, receive, send))
+                begin(response.status_code, response.raw_headers)
+                await response(scope, receive, send)
         except RequestError as error:  # the framework answers those of its routes
             state["refusal"] = redacted(error)
             await error_response(error, scope["path"])(scope, receive, send_marked)

@@ -14,7 +14,7 @@ from runtime.parsers import Arguments, CallStart, ChatOutputParser, Delta, Reaso
 from runtime.request.output import CompletionState, denoise_fields
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, event, handle_generation, openai_error
+from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, handle_generation, openai_error
 from runtime.server.openai.chat_messages import (
     continues_last_message,
     ending_variables,
@@ -73,18 +73,18 @@ class OpenAIHandler(ServingHandler):
         if settings.include_usage:
             self._base["usage"] = None  # all chunks but the last, as OpenAI has it
 
-    def chunk(self, choice: ChatChunkChoice | CompletionChunkChoice, **more: Any) -> bytes:
+    def chunk(self, choice: ChatChunkChoice | CompletionChunkChoice, **more: Any) -> dict[str, Any]:
         if self.settings.continuous_usage:
             more["usage"] = self.job.usage()
-        return event({**self._base, "choices": [choice], **more})
+        return {**self._base, "choices": [choice], **more}
 
     def on_finish(self) -> bytes:
         if not self.settings.include_usage:
             return DONE
-        return event({**self._base, "choices": [], "usage": self.job.usage()}) + DONE
+        return events({**self._base, "choices": [], "usage": self.job.usage()}) + DONE
 
     def on_error(self, error: RequestError) -> bytes:
-        return event(openai_error(error)) + DONE
+        return events(openai_error(error)) + DONE
 
 
 def output_parser(choice: CompletionState) -> ChatOutputParser:
@@ -136,11 +136,11 @@ async def _start(context: ServerContext, request: Request) -> ChatHandler:
     body = await context.body(request, ChatRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body)
+    info, tokenizer = context.require()
     max_tokens, names = _limit(body)
     check_legacy_functions(body.functions, body.function_call)
-    chat = ChatContext(
-        context.config, *context.require(), parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    )
+    tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    chat = ChatContext(context.config, info, tokenizer, tools)
     arguments = template_variables(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
     messages = template_messages(body.messages)
     variables = ending_variables(body, arguments)
@@ -161,7 +161,7 @@ async def _start(context: ServerContext, request: Request) -> ChatHandler:
             chat=chat,
         )
     )
-    return ChatHandler(job, StreamSettings.of(body, model, mode), context.require()[1].byte_decoder)
+    return ChatHandler(job, StreamSettings.of(body, model, mode), tokenizer.byte_decoder)
 
 
 def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
@@ -183,19 +183,20 @@ class ChatHandler(OpenAIHandler):
 
     def __init__(self, job: GenerationJob, settings: StreamSettings, pieces: TokenByteDecoder) -> None:
         super().__init__(job, settings)
-        self._logprobs = logprob_streamers(job.choices, pieces)
+        requested = any(choice.spec.logprobs is not None for choice in job.choices)
+        self._streamers = logprob_streamers(job.choices, pieces) if requested else []
         self._full_logprobs: list[Any] = []
 
     async def finalize(self) -> None:
         if not self.streams:
-            self._full_logprobs = [await revealed.full_chat() for revealed in self._logprobs]
+            self._full_logprobs = [await streamer.full_chat() for streamer in self._streamers]
 
     def full_response(self) -> ChatAnswer:
         choices: list[ChatChoice] = [
             {
                 "index": choice.index,
                 "message": assistant_message(output_parser(choice)),
-                "logprobs": self._full_logprobs[choice.index],
+                "logprobs": self._full_logprobs[choice.index] if self._full_logprobs else None,
                 "finish_reason": choice.openai_reason,
             }
             for choice in self.job.choices
@@ -204,28 +205,28 @@ class ChatHandler(OpenAIHandler):
 
     def on_start(self) -> bytes:
         role: ChatDelta = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._chunk(choice.index, role) for choice in self.job.choices)
+        return events(*[self._chunk(choice.index, role) for choice in self.job.choices])
 
     def on_output(self, update: OutputDelta) -> bytes:
         index = update.choice.index
         deltas: list[ChatDelta] = [chat_delta(grown) for grown in update.deltas]
-        logprobs = self._logprobs[index].chat_delta(update)
+        logprobs = self._streamers[index].chat_delta(update) if self._streamers else None
         if logprobs is not None and logprobs["content"] and not deltas:
             deltas.append({"content": ""})  # tokens that no text belongs to
-        data = []
+        chunks = []
         if self.settings.denoise:
             fields = denoise_fields(update.output, "")
             del fields["text"]
-            data.append(
+            chunks.append(
                 self._chunk(index, deltas.pop(0) if deltas else {"content": ""}, logprobs=logprobs, denoise=fields)
             )
             logprobs = None
         for each in deltas:
-            data.append(self._chunk(index, each, logprobs=logprobs))
+            chunks.append(self._chunk(index, each, logprobs=logprobs))
             logprobs = None  # once per token
         if update.ended:
-            data.append(self._chunk(index, {}, update.choice.openai_reason))
-        return b"".join(data)
+            chunks.append(self._chunk(index, {}, update.choice.openai_reason))
+        return events(*chunks)
 
     def _chunk(
         self,
@@ -235,5 +236,5 @@ class ChatHandler(OpenAIHandler):
         *,
         logprobs: ChatLogprobs | None = None,
         **more: Any,
-    ) -> bytes:
+    ) -> dict[str, Any]:
         return self.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}, **more)

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
 from runtime.request.validation import preview, refuse
-from runtime.server.preprocessing.request_body import RequestModel, api_field, check_shape
+from runtime.server.preprocessing.request_body import RequestModel, api_field, check_shape, union_tag
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048
@@ -145,10 +145,6 @@ def ending_variables(body: PromptEnding, variables: Mapping[str, Any] | None) ->
     return {"add_generation_prompt": body.add_generation_prompt, **(variables or {})}
 
 
-def union_tag(content: Any) -> str:
-    return "list" if isinstance(content, list) else "str"
-
-
 _Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 Content = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(union_tag)]
 
@@ -233,7 +229,8 @@ def template_messages(
     """
     where = [f"messages[{i}]" for i in range(len(messages))] if paths is None else paths
     texts = [call.called.arguments for m in messages for call in m.calls() if isinstance(call.called.arguments, str)]
-    check_shape("\n".join(texts).encode())  # before any of it is parsed
+    if texts:
+        check_shape("\n".join(texts).encode())  # before any of it is parsed
     _check_results(messages, where, result_id)
     return [_template_message(message, path) for message, path in zip(messages, where, strict=True)]
 

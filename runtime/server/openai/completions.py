@@ -14,7 +14,7 @@ from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ErrorResponse, PromptWarning, handle_generation, template_warning
+from runtime.server.http_responses import ErrorResponse, PromptWarning, events, handle_generation, template_warning
 from runtime.server.openai.chat import OpenAIHandler, StreamSettings
 from runtime.server.openai.logprobs import (
     PromptEcho,
@@ -169,16 +169,18 @@ class CompletionHandler(OpenAIHandler):
         """Returns chunks with the echoed prompts, and the ends of completions of no tokens."""
         if self._echo is None:
             return b""
-        return b"".join(
-            self.chunk(
-                {
-                    "index": choice.index,
-                    "text": self._echoed_text(choice),
-                    "logprobs": None,
-                    "finish_reason": None if choice.finish_reason is None else choice.openai_reason,
-                }
+        return events(
+            *(
+                self.chunk(
+                    {
+                        "index": choice.index,
+                        "text": self._echoed_text(choice),
+                        "logprobs": None,
+                        "finish_reason": None if choice.finish_reason is None else choice.openai_reason,
+                    }
+                )
+                for choice in self.job.choices
             )
-            for choice in self.job.choices
         )
 
     def on_output(self, update: OutputDelta) -> bytes:
@@ -196,4 +198,4 @@ class CompletionHandler(OpenAIHandler):
         }
         more = {"denoise": fields} if self.settings.denoise else {}
         warning: PromptWarning = template_warning([choice], self._info, self._tokenizer) if reason else {}
-        return self.chunk(piece, **more, **warning)
+        return events(self.chunk(piece, **more, **warning))

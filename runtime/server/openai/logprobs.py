@@ -35,8 +35,7 @@ _encode = msgspec.json.Encoder().encode
 
 def check_logprobs_limit(spec: RequestSpec, choices: int, param: str) -> None:
     """Raises RequestError if the completions may have more log-probabilities than the limit of a response."""
-    if spec.logprobs is None:
-        return
+    assert spec.logprobs is not None
     count = choices * spec.max_tokens * (1 + spec.logprobs)
     if count > MAX_LOGPROBS:
         raise RequestError(
@@ -92,16 +91,14 @@ class LogprobStreamer:
         self._sent = last
         return list(zip(entries[first:last], positions[first:last], strict=True))
 
-    def chat_delta(self, update: OutputDelta) -> ChatLogprobs | None:
-        """Returns `take_new` for a chunk of a chat; None if not requested."""
-        return None if self._choice.spec.logprobs is None else chat_logprobs(self.take_new(update), self._pieces)
+    def chat_delta(self, update: OutputDelta) -> ChatLogprobs:
+        """Returns `take_new` for a chunk of a chat."""
+        return chat_logprobs(self.take_new(update), self._pieces)
 
-    async def full_chat(self) -> msgspec.Raw | None:
-        """Returns the field `logprobs` of the full chat completion, built in chunks; None if not requested."""
-        if self._choice.spec.logprobs is None:
-            return None
+    async def full_chat(self) -> msgspec.Raw:
+        """Returns the field `logprobs` of the full chat completion, built in chunks."""
         content: list[ChatTokenLogprob] = []
-        async for some in in_chunks(self.take_new(), 1 + self._choice.spec.logprobs):
+        async for some in in_chunks(self.take_new(), 1 + (self._choice.spec.logprobs or 0)):
             content += chat_logprobs(some, self._pieces)["content"]
         return encoded({"content": content, "refusal": None})
 

@@ -167,7 +167,6 @@ class GenerationRequest(SamplingFields):
         return "response_format", self.response_format
 
     def ignored_paths(self) -> Iterator[str]:
-        yield from super().ignored_paths()
         path, requested = self.format()
         yield from (f"{path}.{name}" for name in unknown_format_keys(requested))
 

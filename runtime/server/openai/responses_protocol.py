@@ -21,7 +21,6 @@ from runtime.server.openai.chat_messages import (
     Part,
     check_kind,
     template_variables,
-    union_tag,
 )
 from runtime.server.openai.protocol import Entries, ModelName, SingleChoiceRequest, TemplateArguments, Verbosity
 from runtime.server.openai.tools import (
@@ -36,7 +35,14 @@ from runtime.server.openai.tools import (
     repeated,
     select_tools,
 )
-from runtime.server.preprocessing.request_body import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.preprocessing.request_body import (
+    AnyOfUnion,
+    Integer,
+    RequestModel,
+    UnsupportedField,
+    api_field,
+    union_tag,
+)
 
 _NOT_STORED = "is not supported, as responses are not stored; send the full conversation in input"
 _ENCRYPTED = "reasoning.encrypted_content"

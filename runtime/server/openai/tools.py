@@ -311,6 +311,7 @@ class ChatContext:
         optional: strict tools alone ask for the grammar, which calls are read without where it cannot be had: most
             agents call all of their tools strict. unheld: so it is, as it cannot be had in this format.
         continued: The answer continues the last message, which the prompt ends with.
+        single: The answer ends with its first call, which has to be detected as it arrives.
     """
 
     def __init__(
@@ -319,6 +320,7 @@ class ChatContext:
         """Raises RequestError for tools that cannot be described to the model."""
         self._tokenizer = tokenizer
         self._tools = tools
+        self.single = bool(tools.tools) and tools.single
         self._format: ToolFormat | None = tool_format(config.tool_call_parser or info.tool_calls)
         self._reasoning: ReasoningFormat | None = reasoning_format(config.reasoning_parser or info.reasoning)
         self._in_reasoning = self.continued = self.optional = self.strict_unsupported = False
@@ -333,11 +335,6 @@ class ChatContext:
                 f"the chat template does not support tools and parser {self._format.key} cannot describe them in the "
                 "prompt; start the server with another --chat-template or --tool-call-parser",
             )
-
-    @property
-    def single(self) -> bool:
-        """Whether the answer ends with its first call, which has to be noticed when it comes."""
-        return bool(self._tools.tools) and self._tools.single
 
     async def prompt(
         self,

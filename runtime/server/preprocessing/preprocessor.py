@@ -22,11 +22,14 @@ from runtime.request.validation import refuse
 from runtime.server.middleware.auth import api_key_id
 from runtime.server.preprocessing.executors import AdmissionQueue, PreprocessingExecutors, T, Work, cancel_on_disconnect
 from runtime.server.preprocessing.request_body import (
+    CONTENT_ENCODING,
     B,
     check_shape_in_steps,
+    codings,
     decode_body,
     parse_body,
     parse_json,
+    read_body,
     validate_body,
 )
 from runtime.tokenizer import Tokenizer
@@ -53,22 +56,18 @@ class Preprocessor:
         self._executors = PreprocessingExecutors()
         self._parse_queue = AdmissionQueue(MAX_WAITING_BODIES, "long bodies wait to be read")
 
-    async def parse(self, request: Request, kind: type[B], data: bytes, codings: Sequence[str] = ()) -> B:
-        """Returns the parsed body.
-
-        Args:
-            request: Whose body it is.
-            kind: The type of the body.
-            data: The body as it was sent.
-            codings: Its content codings, in the order in which they were applied.
+    async def parse(self, request: Request, kind: type[B]) -> B:
+        """Reads, decodes and validates the body of a request.
 
         Raises:
-            RequestError: 400; 413 for a body that is too large once decoded; 429 if too much waits.
+            RequestError: 400; 408; 413 for a body that is too large, also once decoded; 415; 429 if too much waits.
             ClientGone: The client closed the connection.
         """
-        if len(data) <= SMALL_BODY and not codings:
+        names = codings(request.headers.getlist(CONTENT_ENCODING))
+        data = await read_body(request)
+        if len(data) <= SMALL_BODY and not names:
             return parse_body(kind, data)
-        return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), codings))
+        return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), names))
 
     async def _parse(self, kind: type[B], data: bytes, owner: str, codings: Sequence[str] = ()) -> B:
         """`parse_body` in its turn, and others have theirs between its steps. A body is decoded in its turn too, so

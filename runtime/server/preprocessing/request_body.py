@@ -43,10 +43,8 @@ class RequestModel(BaseModel):
         return None
 
     def ignored_paths(self) -> Iterator[str]:
-        """Paths, relative to this object, of non-null values in it that the server ignores."""
-        for name, value in (self.model_extra or {}).items():
-            if value is not None:
-                yield name
+        """Yields paths, relative to this object, of known fields with values that the server ignores."""
+        yield from ()
 
 
 def api_field(description: str, *examples: Any, **limits: Any) -> Any:
@@ -77,6 +75,11 @@ class UnsupportedField:
         example = self.neutral[0] if self.neutral else None
         kinds = [*map(_only, self.neutral), {"type": "null"}]
         return {"anyOf": kinds, "description": f"any other value {self.why}", "examples": [example]}
+
+
+def union_tag(content: Any) -> str:
+    """Returns the arm of a union of a list and a string, for pydantic's Discriminator."""
+    return "list" if isinstance(content, list) else "str"
 
 
 class AnyOfUnion:
@@ -110,7 +113,8 @@ def ignored_fields(body: RequestModel) -> list[str]:
 
 
 def _unknown(body: RequestModel, path: str) -> Iterator[str]:
-    for name in body.ignored_paths():
+    unknown = (name for name, value in (body.model_extra or {}).items() if value is not None)
+    for name in (*unknown, *body.ignored_paths()):
         yield path + _UNPRINTABLE.sub("?", name[:MAX_NAME])
     fields = type(body).model_fields
     for name in body.model_fields_set:

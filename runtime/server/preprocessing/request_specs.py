@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from runtime.parsers import part_marks
 from runtime.request.engine_messages import EngineInfo, RequestSpec, StreamMode
 from runtime.request.output import CompletionState
 from runtime.request.resolve import RequestContext, expand_choices, resolve
@@ -95,7 +94,8 @@ class RequestSpecBuilder:
         self._tenant = api_key_id(inputs.request)
         values = inputs.body.set_fields() | {"n": inputs.n}
         scored = inputs.echo is not None and values.get("logprobs") is not None
-        context.engine_client.check_count(len(inputs.prompts), inputs.n + scored)  # before the rest is built
+        if inputs.count + scored > 1:  # before the rest is built
+            context.engine_client.check_count(len(inputs.prompts), inputs.n + scored)
         if inputs.max_tokens is not None:
             values["max_tokens"] = inputs.max_tokens
         if values.get("max_tokens") is not None:
@@ -113,7 +113,9 @@ class RequestSpecBuilder:
     @property
     def grammar_field(self) -> str:
         """The field that asks for the grammar, or for the format that the engine derives one from."""
-        return self._grammar_field if self.grammar else path_of(self._format, self._format_field)
+        if self.grammar or self._format is None:
+            return self._grammar_field
+        return path_of(self._format, self._format_field)
 
     async def build(self) -> list[RequestSpec]:
         """Returns the specs ordered by prompt, then by number of the completion.
@@ -128,17 +130,20 @@ class RequestSpecBuilder:
                 await asyncio.sleep(0)
             spec = self._resolve(i)
             if not i:  # the fields are valid; the rest is only built if it fits
-                self._context.engine_client.check_capacity(inputs.count, self._tenant)
-                check_logprobs_limit(spec, inputs.count, self._names.get("logprobs", "logprobs"))
+                if inputs.count > 1 or spec.grammar:
+                    self._context.engine_client.check_capacity(inputs.count, self._tenant)
+                if spec.logprobs is not None:
+                    check_logprobs_limit(spec, inputs.count, self._names.get("logprobs", "logprobs"))
                 spec = await self._check_grammar(spec)
-            specs += expand_choices(spec, inputs.n)
-        self._context.model_name(inputs.model)  # an adapter may have been unloaded meanwhile
+            specs += expand_choices(spec, inputs.n) if inputs.n > 1 else [spec]
+        if specs[0].adapter:
+            self._context.model_name(inputs.model)  # it may have been unloaded meanwhile
         return specs
 
     def completions(self, specs: Sequence[RequestSpec]) -> list[CompletionState]:
         """Returns the state of each completion, and adds the scoring of echoed prompts to `inputs.echo`."""
         inputs, found = self._inputs, list[CompletionState]()
-        chat, marks = inputs.chat, part_marks()
+        chat, marks = inputs.chat, self._context.part_marks
         exact = bool(self.grammar) and not self._stops and not self._params.stop_token_ids
         continues = inputs.continued or (chat is not None and chat.continued)
         for i, spec in enumerate(specs):
