@@ -15,7 +15,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import Model
 
-NOTED = 4e9  # bytes from which a note says how much is drawn
+NOTED = 4e9  # bytes from which the size of random weights is printed
 _MEMORY = Path("/proc/meminfo")
 
 

@@ -46,7 +46,7 @@ def make_app(context: ServerContext) -> App:
         version=runtime.__version__,
         description="A server of diffusion language models.",
         redirect_slashes=False,
-        docs_url=None,  # ours needs no other host, and works behind a key
+        docs_url=None,  # FastAPI's page loads files of another host
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # what generated clients call it
         exception_handlers={

@@ -31,8 +31,8 @@ ERROR_WRITE_SECONDS = 1.0  # seconds to write the error that ends what did not f
 class HttpFrontend:
     """The HTTP side of a process.
 
-    `entrance`: the listening socket or, with `ended`, the one that brings connections (see `HttpServer`). `give_up` is
-    told why it cannot serve.
+    `listener`: the listening socket or, with `ended`, the one that brings connections (see `HttpServer`). `give_up` is
+    called with the reason if it cannot serve.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class HttpFrontend:
         """End them at once."""
 
     def say_goodbye(self) -> None:
-        """From now on no answer keeps its connection, and /ready says so."""
+        """Makes /ready return 503, and closes the connection after each response."""
         self.context.draining = True
 
     async def finish(self) -> None:
@@ -133,5 +133,5 @@ class HttpFrontend:
         except ConfigError as error:
             self.give_up(str(error))
         except Exception as error:
-            log.exception("failed to load the tokenizer")
+            log.exception("failed to load the tokenizer; check the files of --model")
             self.give_up(f"failed to load the tokenizer: {type(error).__name__}: {error}")

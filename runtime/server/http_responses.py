@@ -52,7 +52,7 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorResponse(TypedDict):
-    """Every refusal and failure, but of `/v1/messages`."""
+    """An error of all routes but `/v1/messages`."""
 
     error: Annotated[ErrorDetail, api_field("details")]
 
@@ -72,7 +72,7 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
 
 
 def error_body(error: RequestError, path: str = "") -> bytes:
-    """`path`: of the route, which says whose object it is."""
+    """Returns the JSON of an error. `path`: the route, which determines the form of the error object."""
     anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
     return msgspec.json.encode(anthropic_error(error) if anthropic else openai_error(error))
 
@@ -110,14 +110,14 @@ def events(*contents: Any) -> bytes:
 
 
 def named_event(kind: str, **fields: Any) -> bytes:
-    """An event that says its name twice, as ``type`` too."""
+    """Returns an event with its name in the line ``event`` and in the field ``type``."""
     return f"event: {kind}\n".encode() + events({"type": kind, **fields})
 
 
 class EventStream(Response):
-    """Sends what `chunks` yields as it comes, and comments while nothing comes; leaves `job` whatever happens.
+    """Sends what `chunks` yields, and comments in longer pauses. It exits `job` in all cases.
 
-    The job belongs to the response and not to the generator: one that was never started runs no ``finally``.
+    The job belongs to the response and not to the generator, as a generator that never started runs no ``finally``.
     """
 
     media_type = "text/event-stream"
@@ -290,8 +290,10 @@ class PromptWarning(TypedDict, total=False):
 
 
 def template_warning(choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer) -> PromptWarning:
-    """`warning`, where one of `choices` has ended without a word and the template had no part in its prompt: that
-    writes special tokens, and text never does."""
+    """Returns `warning` if a completion is empty and its prompt was made without the chat template.
+
+    A template writes special tokens; text is never encoded as one.
+    """
     if not tokenizer.has_template:
         return {}
     begins = len(info.with_bos([]))

@@ -1,4 +1,4 @@
-"""One log format for every logger of every process: text for people, a JSON object a line for collectors."""
+"""Log format of all loggers and processes: text, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.weights.hub import without_queries
 
 
 class JsonFormatter(logging.Formatter):
-    """``{"time", "level", "logger", "process", "message"}``, a line's figures, after an exception ``"traceback"``."""
+    """``{"time", "level", "logger", "process", "message"}``, structured fields, and ``"traceback"`` of an exception."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -48,10 +48,9 @@ def redact_queries(record: logging.LogRecord) -> bool:
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets some records of each kind pass in a while, and says later how many more there were.
+    """Passes a limited number of records of each kind per interval, and logs later how many it dropped.
 
-    For loggers whose lines strangers can cause: their number must not be the strangers' to choose. A record's kind is
-    its message before arguments are put in.
+    For loggers whose lines any client can cause. The kind of a record is its message without arguments.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class RateLimitFilter(logging.Filter):
         return self.seen[kind] <= self.limit
 
     def report_dropped(self) -> None:
-        """Once the while is over: what was left out."""
+        """Logs what was dropped in an interval that has ended."""
         now = self.clock()
         if now - self.since < self.seconds:
             return
@@ -94,7 +93,7 @@ RATE_LIMITED_LOGGERS = ("unmask.wire", "unmask.http", "unmask.refused", "uvicorn
 
 
 def configure_logging(level: str, fmt: str, process: str) -> None:
-    """Send every record of at least `level` to stderr. Loggers that set a level of their own lose it."""
+    """Sends records of at least `level` to stderr. Resets the levels of uvicorn's and asyncio's loggers."""
     handler = logging.StreamHandler(sys.stderr)
     if fmt == "json":
         handler.setFormatter(JsonFormatter(process))
@@ -113,5 +112,5 @@ def configure_logging(level: str, fmt: str, process: str) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     for name in RATE_LIMITED_LOGGERS:
         logging.getLogger(name).addFilter(rate_limiter)
-    # uvicorn says what our own lines already say, once a start and an end
+    # at start and exit uvicorn repeats lines of the server
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)

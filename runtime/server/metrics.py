@@ -22,7 +22,7 @@ STATS_SECONDS = 10.0  # between lines of the log with the throughput
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-# why a connection is ended by the server; each is there from the start, so that the first one is an increase
+# reasons for which the server closes a connection; all are exported from the start, so that the first is an increase
 CLOSE_REASONS = (
     "slow_head",
     "slow_body",
@@ -57,7 +57,7 @@ def with_deprecated_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
 
 
 class RequestMetrics(Collector):
-    """One process's."""
+    """Metrics of the requests and connections of one front end."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -161,11 +161,11 @@ class EngineMetrics(Collector):
         return sum(getattr(stats, name) for stats in self.current.values())
 
     def total(self, name: str) -> int:
-        """Of all engines that there are and have been."""
+        """Returns a total of all engines, also of those that have exited."""
         return int(getattr(self.past, name)) + self._sum(name)
 
     def usage(self) -> float:
-        """Share of the KV pages that live requests hold."""
+        """Returns the fraction of KV pages that live requests hold."""
         pages = self._sum("pages_total")
         return self._sum("pages_used") / pages if pages else 0.0
 
@@ -319,7 +319,7 @@ UNLABELLED = frozenset(
 
 
 class ModelNameLabels(Collector):
-    """All that `registry` has; every sample but those of `UNLABELLED` with the label ``model_name``."""
+    """Metrics of `registry`, with the label ``model_name`` except for those of `UNLABELLED`."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self.registry = registry
@@ -367,7 +367,7 @@ _RENDERING_AT_ONCE = 0.5  # seconds of a processor that may go into it at once
 
 
 class Metrics:
-    """Everything /metrics shows."""
+    """All metrics of /metrics."""
 
     def __init__(
         self,
@@ -381,7 +381,7 @@ class Metrics:
 
         Args:
             model_name: Value of the label `model_name`.
-            observed: What frontends observe.
+            observed: Metrics of front ends.
             clock: Seconds of time, during which credit for rendering grows.
             cpu_clock: Seconds of a processor that the calling thread has used; rendering is charged with them.
         """
@@ -431,7 +431,7 @@ class Metrics:
         )
 
     def record_stats(self, replica: int, stats: EngineStats) -> None:
-        """A backend's report: totals and gauges replace its last ones, observations are added."""
+        """Records the statistics of a backend: totals and gauges replace the last ones, observations are added."""
         self.engine_metrics.current[replica] = stats
         for histogram, values in (
             (self.step, stats.step_seconds),

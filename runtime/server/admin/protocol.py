@@ -22,7 +22,7 @@ class Readiness(TypedDict):
 
 
 class AdapterState(TypedDict):
-    """How an adapter stands."""
+    """State of an adapter."""
 
     state: Annotated[str, api_field("state of the adapter; `ready` if requests may select it")]
     uri: Annotated[str, api_field("URI of the adapter")]

@@ -52,7 +52,7 @@ from runtime.tokenizer import Tokenizer
 
 
 class GenerateEvents(ServingHandler):
-    """Events of docs/guide/streaming.md. `mode`: the stream_mode, or None for an answer that is not streamed."""
+    """Events of docs/guide/streaming.md. `mode`: the stream_mode; None for a response in one piece."""
 
     def __init__(self, job: GenerationJob, mode: str | None) -> None:
         super().__init__(job, streams=mode is not None)
@@ -62,7 +62,7 @@ class GenerateEvents(ServingHandler):
     def full_response(self) -> GenerateAnswer | InfillAnswer: ...
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
-        """Of the event of a step; None where it has none."""
+        """Returns the fields of the event of a step; None without an event."""
         return self._make(update.choice, update.output, update.text)
 
     def on_output(self, update: OutputDelta) -> bytes:
@@ -180,14 +180,14 @@ _LENGTH_FIELDS = ("max_tokens", "stop", "ignore_eos", "max_nfe", "max_repetition
 
 
 class InfillLayout(NamedTuple):
-    """A text with holes as the engine has it.
+    """A text with gaps in the form of the engine.
 
     Attributes:
-        segments: its texts and, for holes, their lengths.
-        prompt: the ids before the first hole, with the conversation's.
-        given: the ids behind it that stay, by their offsets from there.
-        holes: each one's first and last offset, the last exclusive.
-        length: of all that comes after `prompt`, tokens.
+        segments: texts, and the length of each gap.
+        prompt: ids before the first gap, after those of the chat.
+        pinned_tokens: ids after the first gap that stay, by offset from the end of `prompt`.
+        holes: first and last offset of each gap, the last exclusive.
+        length: number of tokens after `prompt`.
     """
 
     segments: list[str | int]

@@ -26,11 +26,11 @@ from runtime.errors import ConfigError, RequestError
 
 log = logging.getLogger("unmask.keys")
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/startup", "/metrics"})  # probes and scrapers hold no key
+OPEN_PATHS = frozenset({"/health", "/ready", "/startup", "/metrics"})  # probes and scrapers have no key
 
 
 class ApiKeys:
-    """The keys that open the server: `fixed` ones, and those `in_file`, which change with it.
+    """Valid API keys: `static` ones, and those of a file, which change with it.
 
     A thread reads the file, as a slow file system must not delay requests. Changed content is used once it is the same
     in two reads, so that a file that is being written has no effect.
@@ -40,8 +40,8 @@ class ApiKeys:
         self.file = file
         self.static_digests = [_digest(key.encode()) for key in static]
         self.digests = self.static_digests + [_digest(key.encode()) for key in in_file]
-        self._seen: Stamp | str | None = "never"  # the file's stamp at the last look
-        self._taken: Stamp | str | None = "never"  # and when its content was last judged
+        self._seen: Stamp | str | None = "never"  # stamp of the file in the last read
+        self._taken: Stamp | str | None = "never"  # stamp of the content that was last used or rejected
 
     @property
     def required(self) -> bool:
@@ -49,17 +49,21 @@ class ApiKeys:
         return self.file is not None or bool(self.static_digests)
 
     def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
-        """A name of the key that is no secret, "" where there is but one.
+        """Returns a public id of the key; "" if the server has only one key.
 
-        Raises RequestError 401 unless `authorization`, that header's value, is ``Bearer`` and one of the keys or,
-        where it is None, `api_key` (of the header X-Api-Key, as Anthropic's clients send theirs) is one.
+        Args:
+            authorization: value of the header Authorization, ``Bearer`` and a key.
+            api_key: value of the header X-Api-Key of Anthropic clients, used without the former.
+
+        Raises:
+            RequestError: 401 for a missing or invalid key.
         """
         known = self.digests  # replaced as a whole by the thread that watches the file
         if authorization is None and api_key is not None:
             authorization = b"Bearer " + api_key
         scheme, _, key = (authorization or b"").partition(b" ")
         digest = _digest(key.strip())
-        # all are compared, whichever fits
+        # compares all keys, so that the time does not depend on the position
         fits = sum(hmac.compare_digest(digest, one) for one in known)
         if not fits or scheme.lower() != b"bearer":
             what = "API key is missing" if authorization is None else "API key is invalid"
@@ -68,7 +72,7 @@ class ApiKeys:
         return "" if len(set(known)) == 1 else sha256(digest).hexdigest()[:16]
 
     def watch(self) -> None:
-        """Look at the file from now on, for as long as the process lives."""
+        """Starts to watch the file, until the process exits."""
         if self.file is not None:
             threading.Thread(target=self._watch, name="keys", daemon=True).start()
 
@@ -78,7 +82,7 @@ class ApiKeys:
             time.sleep(SETTLE_SECONDS)
 
     def reload(self) -> None:
-        """Take what the file holds, if it is new and was the same at the last look."""
+        """Takes the keys of the file if its content is new and was the same in the last read."""
         assert self.file is not None
         stamp = key_file_stamp(self.file)
         before, self._seen = self._seen, stamp
@@ -109,7 +113,7 @@ class ApiKeys:
 
 
 def api_key_id(request: Request) -> str:
-    """Whose key the request came with, for fair shares; "" on a server without keys."""
+    """Returns the public id of the key of a request; "" on a server without keys."""
     return getattr(request.state, "owner", "")
 
 
@@ -123,7 +127,7 @@ _KEYS = "or let clients send a key (--api-key-file)"
 
 
 class OriginPolicy:
-    """Decides by a request's headers.
+    """Rejects requests of pages of other origins by their headers.
 
     Args:
         host: The address that the server listens on.
@@ -143,7 +147,7 @@ class OriginPolicy:
         self._pages = frozenset(pages)
 
     def check(self, scope: Scope) -> None:
-        """Raises RequestError (403) for a request that another origin's page may have caused."""
+        """Raises RequestError (403) for a request that a page of another origin may have caused."""
         hosts, origins, sites, navigates = list[str](), list[str](), list[bytes](), False
         for name, value in scope["headers"]:
             if name == b"host":

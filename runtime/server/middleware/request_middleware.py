@@ -40,10 +40,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}(?:\[\d{1,6}\])*")
 
 
 class RequestMiddleware:
-    """ASGI middleware; adds ``X-Request-Id`` to every answer, and ``Connection: close`` while the server drains.
+    """ASGI middleware; adds ``X-Request-Id`` to every response, and ``Connection: close`` while the server drains.
 
-    `at_once`: by method and path the routes that give their answers by themselves: the framework's layers have nothing
-    to do for them, and a short answer is as much their work as its own.
+    `fast_routes`: handlers by method and path that are called without the framework, which would take as long as a
+    short response.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RequestMiddleware:
         request_id = sent_id if sent_id is not None and valid else uuid.uuid4().hex.encode()
 
         state = scope.setdefault("state", {})
-        if scope["method"] == "HEAD":  # wherever GET is; the connection sends no body
+        if scope["method"] == "HEAD":  # as GET; the connection sends no body
             scope = {**scope, "method": "GET"}
 
         status = 0  # of the answer, once it has begun
@@ -114,11 +114,13 @@ class RequestMiddleware:
                 response = await route(Request(scope, receive, send))
                 begin(response.status_code, response.raw_headers)
                 await response(scope, receive, send)
-        except RequestError as error:  # the framework answers those of its routes
+        except RequestError as error:  # other routes have the framework's exception handlers
             state["refusal"] = redacted(error)
             await error_response(error, scope["path"])(scope, receive, send_marked)
         except Exception:
-            log.exception("request %s failed with an internal error", request_id.decode())
+            log.exception(
+                "request %s failed with an internal error; report it with this traceback", request_id.decode()
+            )
             if status:
                 raise  # the connection is closed in the middle of the answer
             message = f"internal server error; the server log has details under request id {request_id.decode()}"
@@ -178,14 +180,14 @@ def log_request(
 
 
 def _printable(text: str) -> str:
-    """On one line, whatever a client wrote."""
+    """Returns a text of a client on one line."""
     return text.encode("unicode_escape").decode()
 
 
 def redacted(error: RequestError) -> str:
-    """The error's message as the log may have it.
+    """Returns the message of an error without content of the request.
 
-    Quoted texts, the error's `detail` and parts of the field's path that are no plain names become their lengths.
+    Quoted texts, the `detail` of the error and unusual parts of the path of its field are replaced by their lengths.
     """
     message, field = error.message, ""
     if error.param and message.startswith(error.param):
@@ -196,7 +198,7 @@ def redacted(error: RequestError) -> str:
 
 
 def field_path(path: str) -> str:
-    """A field's path without what a client may have written into it."""
+    """Returns the path of a field without content of the request."""
     parts = path.split(".")
     if len(parts) > 16:
         return _length(path)

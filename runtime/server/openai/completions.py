@@ -79,14 +79,17 @@ async def _start(context: ServerContext, request: Request) -> CompletionHandler:
 async def _tokenize_suffix(
     context: ServerContext, request: Request, body: CompletionRequest, prompt: int
 ) -> tuple[int | None, dict[int, int]]:
-    """How long the hole between prompt and suffix is, and what stands behind it, by offsets from the prompt's end;
-    without a suffix there is neither. `prompt`: tokens of the longest."""
+    """Returns the length of the gap between prompt and suffix, and the suffix's ids by offset from the prompt's end.
+
+    Without a suffix these are None and {}. `prompt`: number of tokens of the longest prompt.
+    """
     if not body.suffix:
         return None, {}
     for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
         if getattr(body, name) is not None:
             raise RequestError(
-                f"{name}: with a suffix max_tokens says how long the answer is; leave it out", param=name
+                f"{name}: cannot be combined with suffix, where max_tokens is the length of the output; leave it out",
+                param=name,
             )
     info = context.require()[0]
     requested = context.cap_max_tokens(
@@ -94,12 +97,12 @@ async def _tokenize_suffix(
     )
     free_tokens = info.max_model_len - prompt
     (behind,) = await context.preprocessor.encode_pieces(request, [body.suffix], "suffix", free_tokens - 1)
-    hole = min(requested, free_tokens - len(behind))  # as any answer, what there is room for
+    hole = min(requested, free_tokens - len(behind))  # like any output, at most the free tokens
     return hole, {hole + i: token for i, token in enumerate(behind)}
 
 
 def _list(prompt: Any) -> list[str | list[int]]:
-    """One prompt or several, as several."""
+    """Returns the prompts as a list."""
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:

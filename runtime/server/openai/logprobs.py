@@ -39,7 +39,7 @@ def check_logprobs_limit(spec: RequestSpec, choices: int, param: str) -> None:
     count = choices * spec.max_tokens * (1 + spec.logprobs)
     if count > MAX_LOGPROBS:
         raise RequestError(
-            f"{param}: the answer may have {count} log-probabilities to tell: {choices} x {spec.max_tokens} tokens x "
+            f"{param}: the response may have {count} log-probabilities: {choices} x {spec.max_tokens} tokens x "
             f"{1 + spec.logprobs}; at most {MAX_LOGPROBS} in one answer: give a smaller max_tokens, n or {param}",
             param=param,
         )
@@ -104,7 +104,7 @@ class LogprobStreamer:
 
 
 def logprob_streamers(choices: Iterable[CompletionState], pieces: TokenByteDecoder) -> list[LogprobStreamer]:
-    """One for each."""
+    """Returns a streamer per completion."""
     return [LogprobStreamer(choice, pieces) for choice in choices]
 
 
@@ -178,21 +178,21 @@ def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> P
     if body.suffix:
         raise RequestError("echo: does not go with a suffix; leave one of them out", param="echo")
     if scores and body.stream:
-        raise RequestError("echo: a prompt with logprobs is told whole; leave stream or logprobs out", param="echo")
+        raise RequestError("echo: cannot be combined with logprobs and stream; leave one of them out", param="echo")
     return PromptEcho(prompts, silent=body.max_tokens == 0, stride=body.prompt_logprobs_stride or 1)
 
 
 class PromptEcho:
-    """Of one request.
+    """The echoed prompts of one request.
 
     Attributes:
-        silent: no answers are wanted.
-        scores: what is to be run, one of each prompt of several tokens.
-        texts: the prompts'.
+        silent: only prompts are returned, no completions.
+        scores: scoring requests, one per prompt of several tokens.
+        texts: texts of the prompts.
     """
 
     def __init__(self, prompts: Sequence[str | list[int]], *, silent: bool, stride: int = 1) -> None:
-        """`silent`: no answers are wanted. `stride`: tokens of a prompt that a forward scores."""
+        """`silent`: return only prompts. `stride`: tokens of a prompt that are scored per forward."""
         self._prompts = prompts
         self.silent = silent
         self._stride = stride
@@ -203,14 +203,13 @@ class PromptEcho:
         self.texts: list[str] = []
 
     def attach(self, choices: Sequence[CompletionState], each: int, info: EngineInfo, tokenizer: Tokenizer) -> None:
-        """What is to be run for these answers, so many to each prompt. Raises RequestError where prompts cannot be
-        scored."""
+        """Prepares scoring requests. `each`: completions per prompt. Raises RequestError if scoring is impossible."""
         self._choices_per_prompt, self._pieces = each, tokenizer.byte_decoder
         self._adds_bos = info.bos_token_id is not None
         count = sum(len(choice.spec.prompt) * (1 + (choice.spec.logprobs or 0)) for choice in choices)
         if choices[0].spec.logprobs is not None and count > MAX_LOGPROBS:
             raise RequestError(
-                f"echo: the prompts have {count} log-probabilities to tell, n and logprobs counted in; at most "
+                f"echo: the prompts have {count} log-probabilities, n and logprobs counted in; at most "
                 f"{MAX_LOGPROBS} in one answer: send fewer prompts, or a smaller n or logprobs", param="echo",
             )  # fmt: skip
         for number, choice in enumerate(choices[::each]):
@@ -233,11 +232,11 @@ class PromptEcho:
         return list(self._scored.values())
 
     def text(self, choice: CompletionState) -> str:
-        """Of the prompt that a choice answers."""
+        """Returns the text of the prompt of a completion."""
         return self.texts[choice.index // self._choices_per_prompt]
 
     def entries(self, choice: CompletionState) -> list[tuple[TokenLogprob, TokenOffset]]:
-        """Of that prompt's tokens, once they are scored; of its first token nothing is known."""
+        """Returns the scored tokens of the prompt of a completion; the first token has no log-probability."""
         number = choice.index // self._choices_per_prompt
         ids = self._ids[number]
         scored = self._scored.get(number)

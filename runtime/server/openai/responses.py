@@ -68,7 +68,7 @@ async def _start(context: ServerContext, request: Request) -> ResponsesHandler:
 
 
 class ResponsesHandler(ServingHandler):
-    """OpenAI's response object, and the events with which it comes about."""
+    """OpenAI's response object and its events."""
 
     def __init__(self, job: GenerationJob, body: ResponsesRequest, model: str, tools: ToolConfig) -> None:
         super().__init__(job, streams=bool(body.stream))
@@ -163,23 +163,23 @@ class Event(Protocol):
 
 
 class ResponseItems:
-    """Items so far, the last of which may be open. Every method returns the events of what it changes.
+    """Items of a response, the last of which may be open. Every method returns the events of its changes.
 
     Attributes:
-        items: as the response object has them, once they have ended.
+        items: finished items in the form of the response object.
     """
 
     def __init__(self, name: str, event: Event, origins: Mapping[str, tuple[str, str]]) -> None:
-        """`name`: what the items' ids are made of. `origins`: the functions of namespaces, as in `Tooling`."""
+        """`name`: part of the ids of items. `origins`: functions of namespaces, as in `ToolConfig`."""
         self.items: list[Any] = []  # OutputItem
         self._name = name
         self._event = event
         self._origins = origins
-        self._open: dict[str, Any] = {}  # the item that grows; empty where none does
+        self._open: dict[str, Any] = {}  # the open item; empty if none
         self._pieces: list[str] = []
 
     def append(self, delta: Delta) -> bytes:
-        """More of the item that grows, or the first of another."""
+        """Extends the open item, or begins another one."""
         if isinstance(delta, CallStart):
             name, namespace = self._origins.get(delta.name, (delta.name, ""))
             scope = {"namespace": namespace} if namespace else {}

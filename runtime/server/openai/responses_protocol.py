@@ -190,7 +190,7 @@ class TextConfig(RequestModel):
 
 
 class Reasoning(RequestModel):
-    """`effort` is a matter of templates that know it."""
+    """Options of reasoning, for templates that support them."""
 
     effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
     summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
@@ -324,8 +324,10 @@ class ResponsesRequest(SingleChoiceRequest):
         return select_tools(tools, choice, single=self.parallel_tool_calls is False, origins=origins)
 
     def _check_include(self) -> None:
-        """Raises RequestError for additional output that no answer can have. Output of hosted tools may be named where
-        the request has such a tool, as clients send both together."""
+        """Raises RequestError for additional output that no response can have.
+
+        Output of a hosted tool is allowed with that tool in the request, as clients send both together.
+        """
         kinds = [tool.type for tool in self.tools or () if tool.unsupported_kind() is not None]
         for i, value in enumerate(self.include or ()):
             hosted = value.partition("_call")[0]
@@ -352,10 +354,10 @@ class ResponsesRequest(SingleChoiceRequest):
         return found
 
     def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
-        """The instructions and items as a chat's messages: what an answer consists of is one message again.
+        """Returns instructions and items as messages of a chat. Items of one answer become one message.
 
         Args:
-            origins: As in `Tooling`; calls in the history get the names that are offered to the model.
+            origins: As in `ToolConfig`; calls in the history get the names that are offered to the model.
         """
         names = {found: flat for flat, found in origins.items()}
         made = Conversation("call_id")

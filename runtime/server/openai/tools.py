@@ -45,7 +45,7 @@ EXAMPLE_TOOLS = [{"type": "function", "function": {"name": "calculator", "parame
 
 
 class FunctionDescription(RequestModel):
-    """What a function does, whatever else it comes with."""
+    """Fields that describe a function."""
 
     description: Annotated[str | None, api_field("description for the model", "Works out sums.")] = None
     parameters: Annotated[
@@ -87,9 +87,10 @@ class ToolConfig:
     """The tools of a request.
 
     Attributes:
-        tools: that are offered, with where the schema of each stood in the request; none where the model may call none.
-        forced: the answer has to be calls. named: of this tool alone.
-        single: of one call at most.
+        tools: offered tools, each with the path of its schema in the request; none if the model may call none.
+        forced: the output has to be calls.
+        named: the only tool that may be called; "" for any.
+        single: at most one call is allowed.
         param: the field that forces the calls, or that has the tools.
         origins: The name and the namespace of each function that a namespace defines, by the name offered to the model.
     """
@@ -107,7 +108,7 @@ class ToolConfig:
 
     @property
     def callable(self) -> Sequence[tuple[str, Tool]]:
-        """Those that the answer may call."""
+        """The tools that the output may call."""
         return [found for found in self.tools if not self.named or found[1].name == self.named]
 
 
@@ -157,7 +158,7 @@ def select_tools(
             raise refuse(param, f"allows no function among the tools: {listed or 'there are none'}")
     if choice.mode == "required":
         if not tools:
-            raise refuse(param, "asks for a call, and there are no tools; send tools, or leave it out")
+            raise refuse(param, "requires a call, but there are no tools; send tools, or leave it out")
         if choice.name and choice.name not in names:
             raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
         return ToolConfig(tools, True, choice.name, single or bool(choice.name), param, functions)
@@ -180,7 +181,7 @@ def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] | N
 
     Args:
         choice: The value of the field.
-        origins: As in `Tooling`; a function of a namespace may be named as the client defined it.
+        origins: As in `ToolConfig`; a function of a namespace may have the name that the client defined.
 
     Raises:
         RequestError: The value is no choice, or selects only tools that are not functions.
@@ -226,7 +227,7 @@ def qualified_name(namespace: str, name: str) -> str:
 
 
 def repeated(names: Sequence[str]) -> Iterator[str]:
-    """Those of the names that occur more than once."""
+    """Yields names that occur more than once."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -253,8 +254,10 @@ def make_tool(
     strict: bool | None,
     extra: dict[str, Any] | None = None,
 ) -> tuple[str, Tool]:
-    """A checked tool, and where the schema of its parameters stood. `path`: where its name did, with that schema in
-    `field`."""
+    """Returns a checked tool, and the path of the schema of its parameters.
+
+    `path`: path of the object with the name, and with the schema in `field`.
+    """
     if not name or len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise refuse(
             f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} letters, digits, and any of _ - . : /"
@@ -280,7 +283,7 @@ def make_tool(
 
 
 def check_legacy_functions(functions: object, call: object) -> None:
-    """OpenAI's older fields are no matter where nothing is to be called. Raises RequestError where it is."""
+    """Raises RequestError for deprecated fields of OpenAI that request a call."""
     if functions and call != "none":
         raise RequestError(
             "functions: the deprecated form of tools is not supported; send tools, and tool_choice instead of "
@@ -305,12 +308,13 @@ def check_parsers(config: ServerConfig) -> None:
 
 
 class ChatContext:
-    """One chat's.
+    """Tools, reasoning and grammar of one chat.
 
     Attributes:
-        optional: strict tools alone ask for the grammar, which calls are read without where it cannot be had: most
-            agents call all of their tools strict. unheld: so it is, as it cannot be had in this format.
-        continued: The answer continues the last message, which the prompt ends with.
+        optional: Only strict tools require the grammar. Calls are parsed without it where it is impossible, as most
+            agents mark all of their tools as strict.
+        strict_unsupported: The grammar is impossible in this format of calls, and optional.
+        continued: The answer continues the last message, with which the prompt ends.
         single: The answer ends with its first call, which has to be detected as it arrives.
     """
 
@@ -345,8 +349,15 @@ class ChatContext:
         *,
         continued: bool = False,
     ) -> list[int]:
-        """The ids of the chat, whose messages are `plain`, with its tools. `continued`: the answer continues the last
-        of them. Raises RequestError."""
+        """Returns the ids of a chat with its tools. Raises RequestError.
+
+        Args:
+            request: HTTP request.
+            preparer: Encodes the chat.
+            messages: Messages for the template.
+            kwargs: Variables of the template.
+            continued: The answer continues the last message.
+        """
         text = str(messages[-1]["content"]) if continued else ""
         self.continued = continued
         if self._format is not None and text.rfind(self._format.opens) > text.rfind(self._format.closes):
@@ -370,7 +381,7 @@ class ChatContext:
         return ids
 
     def _with_tool_instructions(self, made: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages, with what a template would say of tools that knew them."""
+        """Returns the messages with a description of the tools, for templates without support of tools."""
         assert made.instructs is not None
         instructions = made.instructs([tool for _, tool in self._tools.tools])
         if messages and messages[0]["role"] == "system":

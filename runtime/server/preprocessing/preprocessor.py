@@ -49,7 +49,7 @@ MAX_PROMPT_TOKENS = 2**17  # of all prompts of a request
 
 
 class Preprocessor:
-    """`require` gives the engine's facts and the tokenizer, or raises Unavailable."""
+    """Parses and encodes requests. `require` returns engine info and tokenizer, or raises Unavailable."""
 
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
@@ -70,8 +70,10 @@ class Preprocessor:
         return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), names))
 
     async def _parse(self, kind: type[B], data: bytes, owner: str, codings: Sequence[str] = ()) -> B:
-        """`parse_body` in its turn, and others have theirs between its steps. A body is decoded in its turn too, so
-        that only one at a time takes more memory than was sent."""
+        """Decodes and parses one large body at a time, and serves other requests between steps.
+
+        Decoding waits in the same queue, so that only one body at a time takes more memory than was sent.
+        """
         async with self._parse_queue.slot(len(data), owner):
             data = await decode_body(data, codings)
             for _ in check_shape_in_steps(data):
@@ -83,8 +85,7 @@ class Preprocessor:
     async def encode(self, request: Request, text: str, *, add_bos: bool = True) -> list[int]:
         """Encodes a text, which may be longer than a prompt. Special tokens in it are ordinary text.
 
-        See docs/research/decoding-rules.md#special-tokens. `begun`: adds the token that begins prompts, if there is
-        one.
+        See docs/research/decoding-rules.md#special-tokens. `add_bos`: prepend the BOS token, if there is one.
         """
         info, tokenizer = self._require()
         encode = _encode_with_bos if add_bos else _encode
@@ -95,8 +96,7 @@ class Preprocessor:
         return await self._run(request, len(text), work)
 
     async def encode_pieces(self, request: Request, texts: list[str], param: str, max_tokens: int) -> list[list[int]]:
-        """The ids of a text's pieces, which nothing is put before; of so many that the model has no `room` for them,
-        no more are made."""
+        """Encodes the pieces of a text without a BOS token. Raises RequestError for more than `max_tokens`."""
         info, tokenizer = self._require()
 
         def work(is_needed: Callable[[], bool]) -> list[list[int]]:
@@ -112,7 +112,7 @@ class Preprocessor:
         return await self._run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
 
     async def encode_each(self, request: Request, prompts: list[str | list[int]]) -> list[list[int]]:
-        """The ids of prompts, those given as ids as they are."""
+        """Encodes prompts. Prompts of token ids stay unchanged."""
         info, tokenizer = self._require()
 
         def work(is_needed: Callable[[], bool]) -> list[list[int]]:
@@ -144,10 +144,10 @@ class Preprocessor:
         *,
         continued: bool = False,
     ) -> list[int]:
-        """Returns the ids of a chat by the checkpoint's own template.
+        """Returns the ids of a chat, rendered with the chat template.
 
         Args:
-            request: Whose chat it is.
+            request: HTTP request.
             messages: The chat.
             kwargs: Further variables of the template.
             tools: Given to the template.
@@ -163,7 +163,7 @@ class Preprocessor:
         size = count_characters(variables)
         if tools is not None:
             if "tools" in variables:
-                raise refuse("chat_template_kwargs.tools", "tools says it too; leave one of them out")
+                raise refuse("chat_template_kwargs.tools", "is also set by tools; leave one of them out")
             size += count_characters({"tools": tools}, "tools", MAX_TOOL_VALUES)
         simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
         if tools is not None:
@@ -195,8 +195,10 @@ class Preprocessor:
         return await self._executors.run(request, size, work)
 
     async def decode(self, request: Request, ids: list[int]) -> str:
-        """The text of token ids, special tokens included. Many are taken out of `ids`: packed, they wait for their turn
-        in a tenth of the memory."""
+        """Returns the text of token ids, including special tokens.
+
+        A long list is emptied: while the request waits for a thread, the packed ids take a tenth of the memory.
+        """
         info, tokenizer = self._require()
         limit = max(2 * info.max_model_len, WINDOW)  # what a text may have to be encoded at all
         if len(ids) > limit:
@@ -209,13 +211,15 @@ class Preprocessor:
         return await self._executors.run(request, len(packed), lambda is_needed: tokenizer.decode(packed))
 
     async def _run(self, request: Request, size: int, work: Work[T]) -> T:
-        """`work` of `size` characters, at once where they are few."""
+        """Runs `work` of `size` characters, without a thread if they are few."""
         return work(_always_needed) if size <= SMALL_TEXT else await self._executors.run(request, size, work)
 
 
 def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwargs", limit: int = MAX_ARGUMENTS) -> int:
-    """About how many characters a template's arguments have. Raises RequestError where they hold too many values: as
-    objects of Python's, which wait for their turn, those take far more memory than in the body."""
+    """Returns the approximate number of characters of the arguments of a template.
+
+    Raises RequestError for too many values: as Python objects they take far more memory than in the body.
+    """
     total, left, seen = 0, [arguments], 0
     while left:
         value: Any = left.pop()
@@ -233,7 +237,7 @@ def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwarg
 
 
 def context_length_error(param: str, info: EngineInfo, what: str = "far more than") -> RequestError:
-    """Of a text whose tokens are not all counted."""
+    """Returns the error for a text that is too long, without its exact number of tokens."""
     return RequestError(
         f"{param}: has {what} the {info.max_model_len} tokens of the model's length; shorten it",
         param=param,

@@ -34,12 +34,12 @@ _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class RequestModel(BaseModel):
-    """Fields that it does not know are kept aside, for `ignored` to name: clients send many that change nothing."""
+    """Base of request models. Unknown fields are accepted, and `ignored_fields` returns their names."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     def unsupported_kind(self) -> str | None:
-        """Name of what this part of a body is, if the server ignores it as a unit, such as a hosted tool; else None."""
+        """Returns the type of this part if the server ignores it as a unit, such as a hosted tool; else None."""
         return None
 
     def ignored_paths(self) -> Iterator[str]:
@@ -48,7 +48,7 @@ class RequestModel(BaseModel):
 
 
 def api_field(description: str, *examples: Any, **limits: Any) -> Any:
-    """What the OpenAPI says of a field; `limits` are pydantic's."""
+    """Returns description, examples and limits of a field. `limits`: those of pydantic."""
     return Field(description=description, examples=list(examples) or None, **limits)
 
 
@@ -56,7 +56,7 @@ class UnsupportedField:
     """Marks a field as unsupported: only null and neutral values are valid."""
 
     def __init__(self, *neutral: Any, why: str = "is not supported; leave it out") -> None:
-        """`why`: what a refusal says after the field's name."""
+        """`why`: text of errors after the name of the field."""
         self.neutral = neutral
         self.why = why
 
@@ -83,7 +83,7 @@ def union_tag(content: Any) -> str:
 
 
 class AnyOfUnion:
-    """Of a union whose arms a function chooses: its JSON schema is `anyOf`, as a value may fit several of them."""
+    """Marks a union whose arm is selected by a function: its JSON schema is `anyOf`, as a value may match several."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         described = handler(schema)
@@ -91,7 +91,7 @@ class AnyOfUnion:
 
 
 def _only(value: Any) -> dict[str, Any]:
-    """JSON schema of one value, of one type: generators of clients know no enums of several."""
+    """Returns the JSON schema of one value. Client generators do not support enums of several types."""
     if isinstance(value, list):
         items = {"items": _only(value[0])} if value else {"items": {}}
         return {"type": "array", "minItems": len(value), "maxItems": len(value), **items}
@@ -102,8 +102,10 @@ def _only(value: Any) -> dict[str, Any]:
 
 
 def ignored_fields(body: RequestModel) -> list[str]:
-    """Paths of the values in `body` that the server ignores: unknown fields that are not null, unsupported tools and
-    items. Each is named once and is safe in a header."""
+    """Returns paths of ignored values: unknown fields that are not null, unsupported tools and items.
+
+    Each path occurs once and is safe in a header.
+    """
     found: dict[str, None] = {}
     for path in _unknown(body, ""):
         found[path] = None
@@ -328,15 +330,13 @@ MAX_BODY = 2 * 2**20  # bytes
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises RequestError 413 past 2 MiB, ClientGone.
+    """Returns the body. Raises RequestError 413 above 2 MiB, ClientGone.
 
     A body with a too large Content-Length is not requested (``Expect: 100-continue``). The connection discards the rest
     of a rejected body.
     """
     content_length = request.headers.get("content-length")
-    if (
-        content_length is not None and int(content_length) > MAX_BODY
-    ):  # a number: the connection's parser has seen to that
+    if content_length is not None and int(content_length) > MAX_BODY:  # a number, which the HTTP parser has checked
         raise _too_large()
     chunks: list[bytes] = []
     size = 0
@@ -379,7 +379,7 @@ def _too_large() -> RequestError:
 
 B = TypeVar("B", bound=RequestModel)
 
-# what pydantic says of Python's types, as JSON has it
+# messages of pydantic with Python types, in terms of JSON
 _JSON_MESSAGES = {
     "model_type": "Input should be an object",
     "dict_type": "Input should be an object",
@@ -388,16 +388,16 @@ _JSON_MESSAGES = {
 
 
 def parse_body(kind: type[B], data: bytes) -> B:
-    """The body, or RequestError: 400, as OpenAI answers whatever is wrong with a body.
+    """Parses a body. Raises RequestError 400.
 
-    Large bodies go through its three steps one by one, so that none holds the event loop for long.
+    The preprocessor runs the steps for large bodies separately, so that none blocks the event loop for long.
     """
     check_shape(data)
     return validate_body(kind, parse_json(data))
 
 
 def parse_json(data: bytes) -> Any:
-    """JSON's values; a byte order mark before them is skipped (RFC 8259, section 8.1). Raises RequestError 400."""
+    """Returns the JSON value, without a byte order mark (RFC 8259, section 8.1). Raises RequestError 400."""
     try:
         return from_json(data.removeprefix(BOM_UTF8))
     except ValueError as invalid:
@@ -405,9 +405,9 @@ def parse_json(data: bytes) -> Any:
 
 
 def validate_body(kind: type[B], value: Any) -> B:
-    """The body that `value` is. Raises RequestError 400.
+    """Returns the validated body. Raises RequestError 400.
 
-    A list ends at its first error; how many an object can have is limited by what a body may hold.
+    Validation of a list ends at its first error. The shape limits bound the number of errors of an object.
     """
     try:
         return kind.model_validate(value)

@@ -112,7 +112,7 @@ class RequestSpecBuilder:
 
     @property
     def grammar_field(self) -> str:
-        """The field that asks for the grammar, or for the format that the engine derives one from."""
+        """The field that requires the grammar, or the format from which the engine derives one."""
         if self.grammar or self._format is None:
             return self._grammar_field
         return path_of(self._format, self._format_field)
@@ -268,8 +268,11 @@ def parse_response_format(body: GenerationRequest) -> tuple[dict[str, Any] | Non
 
 
 def _parse_openai_format(name: str, requested: object) -> dict[str, Any] | None:
-    """OpenAI's `response_format`. A JSON schema is one level higher in `text.format` and `output_config.format`, and
-    some clients write it there in `response_format` too."""
+    """Parses OpenAI's `response_format`.
+
+    A JSON schema is one level higher in `text.format` and `output_config.format`; some clients write it there in
+    `response_format` too.
+    """
     kind = requested.get("type") if isinstance(requested, dict) else None
     if kind == "text":
         return None
@@ -295,7 +298,7 @@ def _object_schema(schema: Any) -> Any:
 
 
 class GrammarValidator:
-    """`require` gives the engine's facts and the tokenizer, or raises Unavailable."""
+    """Compiles grammars in the sandbox. `require` returns engine info and tokenizer, or raises Unavailable."""
 
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
@@ -303,8 +306,10 @@ class GrammarValidator:
         self._sandbox: GrammarSandbox | None = None
 
     async def check(self, request: Request, grammar: str, param: str) -> None:
-        """Raises RequestError for a grammar that no answer can keep to; others are answered meanwhile. ClientGone once
-        nobody waits for it: no others wait for its turn then."""
+        """Raises RequestError for a grammar that no output can satisfy, and ClientGone if the client disconnects.
+
+        Other requests are served meanwhile. A disconnected client leaves the queue.
+        """
         if self._sandbox is None:
             info, tokenizer = self._require()
             self._sandbox = GrammarSandbox(tokenizer.directory, info, backend_environment(None))
