@@ -94,12 +94,14 @@ RATE_LIMITED_LOGGERS = ("unmask.wire", "unmask.http", "unmask.refused", "uvicorn
 
 def configure_logging(level: str, fmt: str, process: str) -> None:
     """Sends records of at least `level` to stderr. Resets the levels of uvicorn's and asyncio's loggers."""
-    handler = logging.StreamHandler(sys.stderr)
-    if fmt == "json":
-        handler.setFormatter(JsonFormatter(process))
-    else:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%H:%M:%S"))
-    handler.addFilter(redact_queries)
+    formatter = logging.Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%H:%M:%S")
+    handler, hub_handler = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
+    for each in (handler, hub_handler):
+        each.setFormatter(JsonFormatter(process) if fmt == "json" else formatter)
+    hub_handler.addFilter(redact_queries)
+    hub = logging.getLogger("huggingface_hub")
+    hub.handlers[:], hub.propagate = [hub_handler], False
+    hub.addHandler = lambda _: None  # type: ignore[assignment, method-assign]  # its import adds one without the filter
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
