@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from runtime.server import http_server
+from runtime.server.http_protocol import acceptor
+from runtime.server.http_protocol.acceptor import Acceptor
 from runtime.server.http_protocol.limits import Limits, accept_batch
-from runtime.server.http_server import Acceptor, HttpServer
+from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics
 from tests.wait import TIMEOUT, wait_until_async
 
@@ -85,7 +86,7 @@ def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: sock
 def test_a_door_that_closes_lets_in_no_more_than_the_kernel_may_hold(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "BACKLOG", 5)
+    monkeypatch.setattr(acceptor, "BACKLOG", 5)
 
     async def everything() -> int:
         connections: list[asyncio.Protocol] = []

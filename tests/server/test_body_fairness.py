@@ -30,7 +30,7 @@ def keyed(checkpoint: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def test_large_bodies_of_one_key_are_answered_beside_costly_ones_of_another(keyed: ServerProcess) -> None:
+def test_large_bodies_of_one_key_are_answered_during_costly_ones_of_another(keyed: ServerProcess) -> None:
     good = json.dumps({"prompt": "x" * (2 * SMALL_BODY), "max_tokens": 1}).encode()
     requests = [("good", "/generate", good)] * GOOD
     requests += [("hostile", *LARGEST[kind]) for kind in itertools.islice(itertools.cycle(HOSTILE_KINDS), HOSTILE)]

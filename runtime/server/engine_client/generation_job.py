@@ -165,8 +165,9 @@ class GenerationJob:
         """Returns the usage. Each prompt counts once, and completions of one prompt are consecutive."""
         per_prompt = len(self.choices) // self.prompts
         firsts = self.choices[::per_prompt]
-        prompt_tokens = sum(choice.prompt_tokens for choice in firsts)
-        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
+        counts = [(one.prompt_tokens, one.completion_tokens, one.reasoning_tokens) for one in self.choices]
+        prompt_tokens = sum(prompt for prompt, _, _ in counts[::per_prompt])
+        completion_tokens = sum(completion for _, completion, _ in counts)
         usage: Usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -174,8 +175,7 @@ class GenerationJob:
             "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts)},
         }
         if any(choice.parts is not None for choice in self.choices):
-            reasoning = sum(choice.reasoning_tokens for choice in self.choices)
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+            usage["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning for _, _, reasoning in counts)}
         return usage
 
     def timings(self) -> Timings:

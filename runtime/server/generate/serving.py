@@ -91,7 +91,7 @@ async def _start_generate(context: ServerContext, request: Request) -> GenerateH
     body = await context.body(request, GenerateRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body, default="denoise")
-    context.require()
+    loaded = context.require()
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.prompt is not None and body.chat_template_kwargs is not None:
@@ -103,7 +103,7 @@ async def _start_generate(context: ServerContext, request: Request) -> GenerateH
     else:
         messages = template_messages(body.messages or [])
         variables, continued = ending_variables(body, body.chat_template_kwargs), continues_last_message(body, messages)
-        ids = await context.preprocessor.encode_chat(request, messages, variables, continued=continued)
+        ids = await context.preprocessor.encode_chat(request, loaded, messages, variables, continued=continued)
         requested, name = parse_response_format(body)
         if continued and requested is not None:
             raise refuse(name, NO_GRAMMAR_MESSAGE)
@@ -231,18 +231,21 @@ async def _start_infill(context: ServerContext, request: Request) -> InfillHandl
 async def _tokenize_segments(context: ServerContext, request: Request, body: InfillRequest) -> InfillLayout:
     segments, param = _segments(body)
     preparer = context.preprocessor
+    info, tokenizer = context.require()
     ids: list[int] = []
     if body.messages is not None:
-        ids = await preparer.encode_chat(request, template_messages(body.messages), body.chat_template_kwargs)
+        ids = await preparer.encode_chat(
+            request, (info, tokenizer), template_messages(body.messages), body.chat_template_kwargs
+        )
     elif body.chat_template_kwargs is not None:
         raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
     else:
-        ids = context.require()[0].with_bos([])
-    limit = context.require()[0].max_model_len
+        ids = info.with_bos([])
+    limit = info.max_model_len
     texts = [segment for segment in segments if isinstance(segment, str)]
     free_tokens = limit - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
     if free_tokens < 0:
-        raise context_length_error(param, context.require()[0], "more than")
+        raise context_length_error(param, info, "more than")
     pieces = iter(await preparer.encode_pieces(request, texts, param, free_tokens))
     pinned_tokens: dict[int, int] = {}
     holes: list[tuple[int, int]] = []

@@ -315,6 +315,7 @@ class ChatContext:
             agents mark all of their tools as strict.
         strict_unsupported: The grammar is impossible in this format of calls, and optional.
         continued: The answer continues the last message, with which the prompt ends.
+        loaded: Engine info and tokenizer.
         single: The answer ends with its first call, which has to be detected as it arrives.
     """
 
@@ -322,6 +323,7 @@ class ChatContext:
         self, config: ServerConfig, info: EngineInfo, tokenizer: Tokenizer, tools: ToolConfig = NO_TOOLS
     ) -> None:
         """Raises RequestError for tools that cannot be described to the model."""
+        self.loaded = info, tokenizer
         self._tokenizer = tokenizer
         self._tools = tools
         self.single = bool(tools.tools) and tools.single
@@ -370,7 +372,7 @@ class ChatContext:
             items = [tool.item for _, tool in self._tools.tools]
         else:
             items, messages = None, self._with_tool_instructions(self._format, messages)
-        ids = await preparer.encode_chat(request, messages, kwargs, items, continued=continued)
+        ids = await preparer.encode_chat(request, self.loaded, messages, kwargs, items, continued=continued)
         if self._reasoning is not None:
             tail = self._tokenizer.decode(ids[-_TAIL_TOKENS - len(text) :]).removesuffix(text).rstrip()
             begun = ReasoningParser(self._reasoning, tail.endswith(self._reasoning.opens))

@@ -138,6 +138,7 @@ class Preprocessor:
     async def encode_chat(
         self,
         request: Request,
+        loaded: tuple[EngineInfo, Tokenizer],
         messages: list[dict[str, Any]],
         kwargs: Mapping[str, Any] | None,
         tools: list[Mapping[str, Any]] | None = None,
@@ -148,13 +149,14 @@ class Preprocessor:
 
         Args:
             request: HTTP request.
+            loaded: Engine info and tokenizer.
             messages: The chat.
             kwargs: Further variables of the template.
             tools: Given to the template.
             continued: The ids end with the content of the last message, an assistant's, and nothing that the template
                 writes after it.
         """
-        info, tokenizer = self._require()
+        info, tokenizer = loaded
         variables = dict(kwargs or {})
         for name in ("self", "messages"):
             if name in variables:

@@ -90,7 +90,7 @@ class RequestSpecBuilder:
         """Raises RequestError if the values of the request are invalid."""
         self._context = context
         self._inputs = inputs
-        self._info, self._tokenizer = context.require()
+        self._info, self._tokenizer = context.require() if inputs.chat is None else inputs.chat.loaded
         self._tenant = api_key_id(inputs.request)
         values = inputs.body.set_fields() | {"n": inputs.n}
         scored = inputs.echo is not None and values.get("logprobs") is not None
@@ -108,7 +108,9 @@ class RequestSpecBuilder:
             context.ignore_field(inputs.request, STRICT)
         self._names = {FIELD: self._grammar_field, **inputs.names}
         self._params = SamplingParams(**values)
-        self._stops = stop_strings(self._params.stop, self._names.get("stop", "stop"))
+        self._stops: tuple[str, ...] = ()
+        if self._params.stop is not None:
+            self._stops = stop_strings(self._params.stop, self._names.get("stop", "stop"))
 
     @property
     def grammar_field(self) -> str:
