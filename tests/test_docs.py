@@ -250,13 +250,13 @@ def test_modes_of_threshold_and_edit_are_documented():
 
 
 def test_routes_and_fields_are_documented():
-    from runtime.server.admin import routes
+    from runtime.server.admin import routes, tokenize
     from runtime.server.generate import serving
     from runtime.server.openai import chat, completions
     from runtime.server.openai.protocol import GenerationRequest
 
     text = "".join(page(name) for name in PAGES if name.startswith(("docs/reference/", "docs/guide/")))
-    for module in (chat, completions, serving, routes):
+    for module in (chat, completions, serving, routes, tokenize):
         for route in module.router.routes:
             assert route.path.replace("/{name:path}", "") in text, route.path
     for field in set(GenerationRequest.model_fields) - {"stop_token_ids", "min_tokens"}:

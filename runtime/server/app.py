@@ -12,13 +12,14 @@ from starlette.responses import Response
 
 import runtime
 from runtime.errors import RequestError
-from runtime.server.admin import docs, routes
+from runtime.server.admin import docs, routes, tokenize
 from runtime.server.anthropic import messages
 from runtime.server.context import ServerContext
 from runtime.server.generate import serving
 from runtime.server.http_responses import error_response
+from runtime.server.logs import redacted
 from runtime.server.middleware.auth import OPEN_PATHS
-from runtime.server.middleware.request_middleware import RequestMiddleware, redacted
+from runtime.server.middleware.request_middleware import RequestMiddleware
 from runtime.server.openai import chat, completions, responses
 from runtime.server.openapi import decoding_schema, fast_routes, secure, type_schemas
 
@@ -48,14 +49,14 @@ def make_app(context: ServerContext) -> App:
         redirect_slashes=False,
         docs_url=None,  # FastAPI's page loads files of another host
         redoc_url=None,
-        generate_unique_id_function=lambda route: route.name,  # what generated clients call it
+        generate_unique_id_function=lambda route: route.name,  # the name in generated clients
         exception_handlers={
             RequestError: _request_error,
             HTTPException: _http_error,
         },
     )
     app.state.context = context
-    modules = (serving, chat, completions, responses, messages, routes, docs)
+    modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)
     routers = [module.router for module in modules]
     for router in routers:
         app.include_router(router)
@@ -68,7 +69,7 @@ def make_app(context: ServerContext) -> App:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Unmask-Ignored", "Retry-After"],
         )
-    app.openapi()  # now, as it takes some tenths of a second, in which requests would have to wait
+    app.openapi()  # now: it takes some tenths of a second, which would delay requests
     return app
 
 
@@ -79,7 +80,7 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """The framework's own refusals: no such route, no such method."""
+    """Returns errors of the framework: no such route, no such method."""
     assert isinstance(error, HTTPException)
     target = f"{request.method} {request.url.path[:200]}"
     message = {404: f"there is no route {target}", 405: f"{target} is not possible with this method"}.get(

@@ -17,8 +17,8 @@ from runtime.request.validation import refuse
 from runtime.server.engine_client.client import EngineClient, Unavailable
 from runtime.server.engine_client.generation_job import GenerationJob
 from runtime.server.generate.protocol import GenerateRequest, InfillRequest
+from runtime.server.logs import field_path
 from runtime.server.middleware.auth import ApiKeys
-from runtime.server.middleware.request_middleware import field_path
 from runtime.server.middleware.tracing import Tracing
 from runtime.server.openai.protocol import OpenAIRequest
 from runtime.server.preprocessing.preprocessor import Preprocessor

@@ -1,14 +1,16 @@
-"""Log format of all loggers and processes: text, or one JSON object per line."""
+"""Log format of all loggers and processes: text, or one JSON object per line; and redaction of requests."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
 
 import msgspec
 
+from runtime.errors import RequestError
 from runtime.weights.hub import without_queries
 
 
@@ -45,6 +47,39 @@ def redact_queries(record: logging.LogRecord) -> bool:
     if record.name.partition(".")[0] == "huggingface_hub":
         record.msg, record.args = without_queries(record.getMessage()), ()
     return True
+
+
+# A quoted text, but no apostrophe within a word. A truncated one ends with the message.
+_QUOTED = re.compile(
+    r"""(?<!\w)(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|`[^`]*(?:`|$))""",
+    re.DOTALL,
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}(?:\[\d{1,6}\])*")
+
+
+def redacted(error: RequestError) -> str:
+    """Returns the message of an error without content of the request.
+
+    Quoted texts, the `detail` of the error and unusual parts of the path of its field are replaced by their lengths.
+    """
+    message, field = error.message, ""
+    if error.param and message.startswith(error.param):
+        field, message = field_path(error.param), message[len(error.param) :]
+    if error.detail:
+        message = message.replace(error.detail, _length(error.detail))
+    return field + _QUOTED.sub(lambda found: _length(found[0].strip("'\"`")), message)
+
+
+def field_path(path: str) -> str:
+    """Returns the path of a field without content of the request."""
+    parts = path.split(".")
+    if len(parts) > 16:
+        return _length(path)
+    return ".".join(part if _NAME.fullmatch(part) else _length(part) for part in parts)
+
+
+def _length(text: str) -> str:
+    return f"<{len(text)} characters>"
 
 
 class RateLimitFilter(logging.Filter):

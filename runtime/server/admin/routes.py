@@ -1,8 +1,6 @@
-"""Routes for operation: health, readiness, startup, metrics, models, adapters, profiles, tokenization."""
+"""Routes for operating the server: health, readiness, startup, metrics, models, adapters, profiles."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -12,8 +10,6 @@ from runtime.errors import RequestError
 from runtime.server.admin.protocol import (
     AdapterLoaded,
     AdapterUnloaded,
-    Detokenized,
-    DetokenizeRequest,
     Health,
     LoadAdapterRequest,
     Model,
@@ -23,21 +19,11 @@ from runtime.server.admin.protocol import (
     Readiness,
     Started,
     Starting,
-    Tokenized,
-    TokenizeRequest,
-    TokenizerInfo,
     UnloadAdapterRequest,
 )
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.profiler import Profiler
 from runtime.server.http_responses import json_response
-from runtime.server.openai.chat_messages import (
-    check_no_chat_fields,
-    continues_last_message,
-    ending_variables,
-    template_messages,
-)
-from runtime.server.openai.tools import ChatContext, parse_tools
 from runtime.server.openapi import error_docs, json_route, response_doc
 
 router = APIRouter()
@@ -154,64 +140,3 @@ async def start_profile(request: Request) -> Response:
 async def stop_profile(request: Request) -> Response:
     """Stops the profile and returns the paths of the written files."""
     return json_response(ProfileStopped(status="stopped", files=await _profiler(request).stop()))
-
-
-MAX_EACH = 4096  # tokens with `return_bytes`
-
-
-@router.post("/tokenize", **json_route(TokenizeRequest, Tokenized))
-async def tokenize(request: Request) -> Response:
-    """Returns the token ids of a prompt, or of messages with the chat template."""
-    context: ServerContext = request.app.state.context
-    body = await context.body(request, TokenizeRequest)
-    context.model_name(body.model)
-    info, _ = context.require()
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages", param="prompt")
-    if body.messages is not None:
-        chat = ChatContext(context.config, *context.require(), parse_tools(body.tools, None, None))
-        messages = template_messages(body.messages)
-        variables = ending_variables(body, body.chat_template_kwargs)
-        continued = continues_last_message(body, messages)
-        ids = await chat.prompt(request, context.preprocessor, messages, variables, continued=continued)
-    else:
-        check_no_chat_fields(body)
-        if body.chat_template_kwargs is not None:
-            raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
-        ids = await context.preprocessor.encode(
-            request, body.prompt or "", add_bos=body.add_special_tokens is not False
-        )
-    return json_response(Tokenized(tokens=ids, count=len(ids), max_model_len=info.max_model_len))
-
-
-@router.get("/tokenizer_info", **response_doc(TokenizerInfo, refusals=error_docs(401, 403, 503)))
-async def tokenizer_info(request: Request) -> Response:
-    """Returns the texts of special tokens, null for missing ones, and the chat template.
-
-    Text in requests is never encoded as a special token, even if it has the text of one.
-    """
-    context: ServerContext = request.app.state.context
-    info, tokenizer = context.require()
-    named: dict[str, str | None] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "mask_token"))
-    known = {"mask_token": info.mask_token_id, "bos_token": info.bos_token_id, "eos_token": info.eos_token_ids[0]}
-    named |= {name: tokenizer.byte_decoder.decode([id]) for name, id in known.items() if id is not None}
-    return json_response(
-        {**named, **tokenizer.named_tokens, "chat_template": tokenizer.chat_template, "max_token_id": info.max_token_id}
-    )
-
-
-@router.post("/detokenize", **json_route(DetokenizeRequest, Detokenized))
-async def detokenize(request: Request) -> Response:
-    """Returns the text of token ids, including special tokens; with `return_bytes` also the bytes of each."""
-    context: ServerContext = request.app.state.context
-    body = await context.body(request, DetokenizeRequest)
-    context.model_name(body.model)
-    _, tokenizer = context.require()
-    each: dict[str, Any] = {}
-    if body.return_bytes:  # before `decode`, which may empty the list
-        if len(body.tokens) > MAX_EACH:
-            raise RequestError(
-                f"tokens: has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes", param="tokens"
-            )
-        each["bytes"] = [None if t in tokenizer.special else list(tokenizer.byte_decoder(t)) for t in body.tokens]
-    return json_response({"prompt": await context.preprocessor.decode(request, body.tokens), **each})

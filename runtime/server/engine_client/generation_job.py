@@ -15,7 +15,7 @@ from runtime.request.structured import FIELD
 from runtime.server.engine_client.client import EngineClient
 from runtime.structured_output.grammar_cache import GrammarError
 
-if TYPE_CHECKING:  # the process that accepts connections for others needs no models
+if TYPE_CHECKING:
     from runtime.server.openai.protocol import Timings, Usage
 
 MAX_BATCH = 128  # outputs of one request before other requests are served

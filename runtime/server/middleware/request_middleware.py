@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.errors import RequestError
 from runtime.server.admin.docs import pages
 from runtime.server.http_responses import error_response
+from runtime.server.logs import redacted
 from runtime.server.middleware.auth import OPEN_PATHS, OriginPolicy
 
 if TYPE_CHECKING:
@@ -31,12 +32,6 @@ rejected_log = logging.getLogger(
 MAX_REASON = 300  # characters of a refusal
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-# A quoted text, but no apostrophe within a word. A truncated one ends with the message.
-_QUOTED = re.compile(
-    r"""(?<!\w)(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|`[^`]*(?:`|$))""",
-    re.DOTALL,
-)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}(?:\[\d{1,6}\])*")
 
 
 class RequestMiddleware:
@@ -182,28 +177,3 @@ def log_request(
 def _printable(text: str) -> str:
     """Returns a text of a client on one line."""
     return text.encode("unicode_escape").decode()
-
-
-def redacted(error: RequestError) -> str:
-    """Returns the message of an error without content of the request.
-
-    Quoted texts, the `detail` of the error and unusual parts of the path of its field are replaced by their lengths.
-    """
-    message, field = error.message, ""
-    if error.param and message.startswith(error.param):
-        field, message = field_path(error.param), message[len(error.param) :]
-    if error.detail:
-        message = message.replace(error.detail, _length(error.detail))
-    return field + _QUOTED.sub(lambda found: _length(found[0].strip("'\"`")), message)
-
-
-def field_path(path: str) -> str:
-    """Returns the path of a field without content of the request."""
-    parts = path.split(".")
-    if len(parts) > 16:
-        return _length(path)
-    return ".".join(part if _NAME.fullmatch(part) else _length(part) for part in parts)
-
-
-def _length(text: str) -> str:
-    return f"<{len(text)} characters>"

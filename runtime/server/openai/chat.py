@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -43,43 +43,30 @@ from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.tokenizer.token_bytes import TokenByteDecoder
 
 
-class StreamSettings(NamedTuple):
-    """Stream options of a request."""
-
-    model: str
-    streams: bool
-    include_usage: bool  # in the last chunk
-    continuous_usage: bool  # also in each chunk
-    denoise: bool  # a chunk per step
-
-    @classmethod
-    def of(cls, body: OpenAIRequest, model: str, mode: str | None) -> StreamSettings:
-        options = body.stream_options
-        usage = options is not None and bool(options.include_usage)
-        counts = usage and options is not None and bool(options.continuous_usage_stats)
-        return cls(model, mode is not None, usage, counts, mode == "denoise")
-
-
 class OpenAIHandler(ServingHandler):
     """Chunks with choices, and the usage if requested."""
 
     chunk_object: ClassVar[str]
 
-    def __init__(self, job: GenerationJob, settings: StreamSettings) -> None:
-        super().__init__(job, streams=settings.streams)
-        self.settings = settings
-        self._head: ResponseHead = {"id": job.id, "created": int(time.time()), "model": settings.model}
+    def __init__(self, job: GenerationJob, body: OpenAIRequest, model: str, mode: str | None) -> None:
+        """`mode`: as in `stream_mode`. The body is not kept."""
+        super().__init__(job, streams=mode is not None)
+        options = body.stream_options
+        self._include_usage = options is not None and bool(options.include_usage)
+        self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
+        self._denoise = mode == "denoise"  # a chunk per step
+        self._head: ResponseHead = {"id": job.id, "created": int(time.time()), "model": model}
         self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
-        if settings.include_usage:
+        if self._include_usage:
             self._base["usage"] = None  # all chunks but the last, as OpenAI has it
 
     def chunk(self, choice: ChatChunkChoice | CompletionChunkChoice, **more: Any) -> dict[str, Any]:
-        if self.settings.continuous_usage:
+        if self._continuous_usage:
             more["usage"] = self.job.usage()
         return {**self._base, "choices": [choice], **more}
 
     def on_finish(self) -> bytes:
-        if not self.settings.include_usage:
+        if not self._include_usage:
             return DONE
         return events({**self._base, "choices": [], "usage": self.job.usage()}) + DONE
 
@@ -161,7 +148,7 @@ async def _start(context: ServerContext, request: Request) -> ChatHandler:
             chat=chat,
         )
     )
-    return ChatHandler(job, StreamSettings.of(body, model, mode), tokenizer.byte_decoder)
+    return ChatHandler(job, body, model, mode, tokenizer.byte_decoder)
 
 
 def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
@@ -181,8 +168,10 @@ class ChatHandler(OpenAIHandler):
 
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, job: GenerationJob, settings: StreamSettings, pieces: TokenByteDecoder) -> None:
-        super().__init__(job, settings)
+    def __init__(
+        self, job: GenerationJob, body: OpenAIRequest, model: str, mode: str | None, pieces: TokenByteDecoder
+    ) -> None:
+        super().__init__(job, body, model, mode)
         requested = any(choice.spec.logprobs is not None for choice in job.choices)
         self._streamers = logprob_streamers(job.choices, pieces) if requested else []
         self._full_logprobs: list[Any] = []
@@ -214,7 +203,7 @@ class ChatHandler(OpenAIHandler):
         if logprobs is not None and logprobs["content"] and not deltas:
             deltas.append({"content": ""})  # tokens that no text belongs to
         chunks = []
-        if self.settings.denoise:
+        if self._denoise:
             fields = denoise_fields(update.output, "")
             del fields["text"]
             chunks.append(

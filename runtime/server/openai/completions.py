@@ -15,7 +15,7 @@ from runtime.request.validation import integer
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ErrorResponse, PromptWarning, events, handle_generation, template_warning
-from runtime.server.openai.chat import OpenAIHandler, StreamSettings
+from runtime.server.openai.chat import OpenAIHandler
 from runtime.server.openai.logprobs import (
     PromptEcho,
     append_logprobs,
@@ -73,7 +73,7 @@ async def _start(context: ServerContext, request: Request) -> CompletionHandler:
             echo=echo,
         )
     )
-    return CompletionHandler(job, StreamSettings.of(body, model, mode), context, echo)
+    return CompletionHandler(job, body, model, mode, context, echo)
 
 
 async def _tokenize_suffix(
@@ -116,9 +116,15 @@ class CompletionHandler(OpenAIHandler):
     chunk_object = "text_completion"
 
     def __init__(
-        self, job: GenerationJob, settings: StreamSettings, context: ServerContext, echo: PromptEcho | None
+        self,
+        job: GenerationJob,
+        body: CompletionRequest,
+        model: str,
+        mode: str | None,
+        context: ServerContext,
+        echo: PromptEcho | None,
     ) -> None:
-        super().__init__(job, settings)
+        super().__init__(job, body, model, mode)
         self._info, self._tokenizer = context.require()
         self._echo = echo
         self._streamers = logprob_streamers(job.choices, self._tokenizer.byte_decoder)
@@ -190,7 +196,7 @@ class CompletionHandler(OpenAIHandler):
         choice = update.choice
         reason = choice.openai_reason if update.ended else None
         logprobs = self._new_logprobs(update)
-        if not (update.text or reason or self.settings.denoise or (logprobs and logprobs["tokens"])):
+        if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
         fields = denoise_fields(update.output, update.text)
         piece: CompletionChunkChoice = {
@@ -199,6 +205,6 @@ class CompletionHandler(OpenAIHandler):
             "logprobs": logprobs,
             "finish_reason": reason,
         }
-        more = {"denoise": fields} if self.settings.denoise else {}
+        more = {"denoise": fields} if self._denoise else {}
         warning: PromptWarning = template_warning([choice], self._info, self._tokenizer) if reason else {}
         return events(self.chunk(piece, **more, **warning))

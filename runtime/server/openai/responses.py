@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -158,10 +158,6 @@ class ResponsesHandler(ServingHandler):
         return data
 
 
-class Event(Protocol):
-    def __call__(self, kind: str, /, **fields: Any) -> bytes: ...
-
-
 class ResponseItems:
     """Items of a response, the last of which may be open. Every method returns the events of its changes.
 
@@ -169,7 +165,7 @@ class ResponseItems:
         items: finished items in the form of the response object.
     """
 
-    def __init__(self, name: str, event: Event, origins: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, name: str, event: Callable[..., bytes], origins: Mapping[str, tuple[str, str]]) -> None:
         """`name`: part of the ids of items. `origins`: functions of namespaces, as in `ToolConfig`."""
         self.items: list[Any] = []  # OutputItem
         self._name = name

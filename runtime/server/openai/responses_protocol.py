@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
@@ -32,7 +33,6 @@ from runtime.server.openai.tools import (
     make_tool,
     parse_tool_choice,
     qualified_name,
-    repeated,
     select_tools,
 )
 from runtime.server.preprocessing.request_body import (
@@ -306,14 +306,14 @@ class ResponsesRequest(SingleChoiceRequest):
         """
         self._check_include()
         defined = self._functions()
-        ambiguous = set(repeated([each.tool.name or "" for each in defined]))
+        uses = Counter(each.tool.name or "" for each in defined)
         origins: dict[str, tuple[str, str]] = {}
         tools = []
         for path, item, namespace in defined:
             name, description = item.name or "", item.description
             if namespace is not None:
                 space = namespace.name or ""
-                flat = qualified_name(space, name) if name in ambiguous else name
+                flat = qualified_name(space, name) if uses[name] > 1 else name
                 origins[flat] = (name, space)
                 name, description = flat, namespace.description if description is None else description
             tools.append(

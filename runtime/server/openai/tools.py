@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -224,15 +224,6 @@ def _function_name(selector: Mapping[str, Any], origins: Mapping[str, tuple[str,
 def qualified_name(namespace: str, name: str) -> str:
     """The name of a namespace's function where another tool has its own name."""
     return f"{namespace.removesuffix('__')}__{name}"
-
-
-def repeated(names: Sequence[str]) -> Iterator[str]:
-    """Yields names that occur more than once."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            yield name
-        seen.add(name)
 
 
 def _tool(item: ToolItem, path: str) -> tuple[str, Tool]:

@@ -5,8 +5,8 @@ calls of the tokenizers library do, or consist of small steps, as a template doe
 the queue, or ends at its next step.
 
 API keys get equal seconds of service. Within a key, and among keys with about the same use, the shortest request is
-first. The queue is limited: a request that finds it full displaces the last one of the key that waits for most, unless
-its own key would then wait for more.
+first. The queue is limited. If it is full, a new request displaces the last one of the key with the largest waiting
+size, unless its own key would then have a larger one.
 """
 
 from __future__ import annotations
