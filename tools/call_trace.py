@@ -35,14 +35,15 @@ class Trace:
 
     def record(self, frame: FrameType, event: str, _: Any) -> None:
         """Records a call; see ``sys.setprofile``."""
-        if event not in ("call", "return"):
+        if not self.active or event not in ("call", "return"):
             return
         file = _file_of(frame)
-        if file.startswith("runtime/") and (
-            file.startswith(self.left_out) or frame.f_code.co_name in self.left_out_functions
-        ):
-            self._depth_left_out += 1 if event == "call" else -1
-        elif self.active and event == "call" and file.startswith("runtime/") and not self._depth_left_out:
+        if not file.startswith("runtime/"):
+            return
+        if file.startswith(self.left_out) or frame.f_code.co_name in self.left_out_functions:
+            # a function may return that was called before the trace became active
+            self._depth_left_out = max(self._depth_left_out + (1 if event == "call" else -1), 0)
+        elif event == "call" and not self._depth_left_out:
             self.calls.append((file, frame.f_code.co_qualname))
 
     @property

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from tools.call_trace import Trace, run_tool
 
 MAX_FILES = 40
-MAX_SWITCHES = 174
+MAX_SWITCHES = 180
 TRACES = 30
 # Of heartbeats, statistics and the regular check of connections, which no request causes.
 LEFT_OUT = frozenset({"_send_pings", "on_stats", "serve"})
