@@ -31,8 +31,8 @@ ERROR_WRITE_SECONDS = 1.0  # seconds to write the error that ends what did not f
 class HttpFrontend:
     """The HTTP side of a process.
 
-    `listener`: the listening socket or, with `ended`, the one that brings connections (see `HttpServer`). `give_up` is
-    called with the reason if it cannot serve.
+    `entrance`: the listening socket or, with `ended`, the one that brings connections (see `HttpServer`). `give_up` is
+    told why it cannot serve.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class HttpFrontend:
         """End them at once."""
 
     def say_goodbye(self) -> None:
-        """Makes /ready return 503, and closes the connection after each response."""
+        """From now on no answer keeps its connection, and /ready says so."""
         self.context.draining = True
 
     async def finish(self) -> None:
