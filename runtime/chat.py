@@ -175,7 +175,7 @@ class Terminal:
                 self.answer(line)
 
     def command(self, line: str) -> str:
-        """Obey a command; what to tell about it."""
+        """Runs a command. Returns the text to print."""
         match line.split():
             case ["/reset"]:
                 self.conversation.reset()

@@ -25,7 +25,7 @@ SIDE = 8192  # of the matrices
 NUMBERS = 1 << 31  # of four bytes, that are read
 BLOCK = 4096  # of these at a time
 BLOCKS = 64  # one after the other by each program: 1 MiB
-EDGES = (0, 10, 50, 200, 500)  # milliseconds between which a rate is told; then twice as many, and so on
+EDGES = (0, 10, 50, 200, 500)  # milliseconds between which a rate is printed; then doubled each time
 PAUSE = 0.5  # seconds without work, before which a device is cool again
 MAX_IN_FLIGHT = 16  # pieces of work that the host launches before it waits for the first of them
 

@@ -1,7 +1,7 @@
 """`python -m runtime.bench eval`: accuracy and tokens per forward on held-out prompts of the demo tasks.
 
-The exit status says whether the asked bars hold: `--min-short`, `--min-long`, `--min-tokens-per-forward`, and with
-`--compare-batch` that batch 1 gives the same answers.
+The exit code is 1 if a limit does not hold: `--min-short`, `--min-long`, `--min-tokens-per-forward`, and with
+`--compare-batch` equal outputs at batch size 1.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from runtime.models.base import Model, resolve_family
 from runtime.quantization.checkpoint import quantization_of
 from runtime.weights.loader import meta_model
 
-NOTED = 4e9  # bytes from which a note says how much is drawn
+NOTED = 4e9  # bytes from which the size of random weights is printed
 _MEMORY = Path("/proc/meminfo")
 
 

@@ -1,7 +1,7 @@
 """Measures the time from process start to ready, by phase.
 
 Each run starts a server. With ``--arch`` it serves random weights that are written to files first. The kernel cache is
-empty in the first run and filled afterwards, unless ``--kernels`` says otherwise.
+empty in the first run and filled afterwards, unless ``--kernels`` is set.
 """
 
 from __future__ import annotations

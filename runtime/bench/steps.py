@@ -231,7 +231,7 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     runner = setup.runner
     setup.fill_pool()
     plan = setup.plans.decode(batch, context, filled=args.filled or 0.0)
-    runner.run(plan)  # a model that conditions itself is then told of this step
+    runner.run(plan)  # a self-conditioned model uses the results of this step
     on_device = runner.batch(plan)
 
     def forward() -> torch.Tensor:

@@ -135,5 +135,5 @@ class HttpFrontend:
         except ConfigError as error:
             self.give_up(str(error))
         except Exception as error:
-            log.exception("failed to load the tokenizer")
+            log.exception("failed to load the tokenizer; check the files of --model")
             self.give_up(f"failed to load the tokenizer: {type(error).__name__}: {error}")

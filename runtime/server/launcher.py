@@ -30,9 +30,8 @@ from runtime.server.frontends.crew import Crew
 from runtime.server.frontends.reports import Reports
 from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
 from runtime.server.http_protocol.malloc_trim import use_one_arena
-from runtime.server.metrics import Metrics, RequestMetrics
-from runtime.server.middleware.access_log import StatsLogger
-from runtime.server.openai.chat_context import check_parsers
+from runtime.server.metrics import Metrics, RequestMetrics, StatsLogger
+from runtime.server.openai.tools import check_parsers
 from runtime.weights.tokenizer_formats import use_temporary_directory
 
 if TYPE_CHECKING:

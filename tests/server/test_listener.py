@@ -23,8 +23,9 @@ import uvloop
 
 from runtime.config import parse
 from runtime.errors import ConfigError
+from runtime.server.http_protocol.guarded_protocol import unmapped
 from runtime.server.http_protocol.limits import Limits
-from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url, unmapped
+from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
 from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics
 from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
