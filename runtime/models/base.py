@@ -13,8 +13,7 @@ from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.sharding import VocabShard
-from runtime.models.config_reader import ConfigReader
-from runtime.models.spellings import canonical
+from runtime.models.config_reader import ConfigReader, canonical
 from runtime.models.weight_map import WeightMap
 from runtime.request.field_spec import Value
 

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.models.base import ModelFamily, architectures, register_family
-from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
+from runtime.models.decoder import Decoder, DecoderConfig, decoder_info, llama_weights
 from runtime.models.decoder_config import llama_like
-from runtime.models.weight_names import llama_weights
 
 
 def detect(config: Mapping[str, Any]) -> bool:

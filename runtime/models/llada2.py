@@ -1,14 +1,198 @@
-"""The family LLaDA2: a block-diffusion mixture of experts (docs/models/architecture-notes.md#llada2-layers)."""
+"""The family LLaDA2: a block-diffusion mixture of experts (docs/models/architecture-notes.md#llada2-layers).
+
+LLaDA2.2 has an expert pool in addition (docs/models/architecture-notes.md#llada22-expert-pool)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from runtime.errors import ConfigError
+from runtime.kernels.moe_router import RoutingConfig
 from runtime.models.base import ModelFamily, register_family
-from runtime.models.decoder import Decoder, decoder_info
-from runtime.models.llada2_config import parse
-from runtime.models.llada2_weights import weights
+from runtime.models.config_reader import ConfigReader
+from runtime.models.decoder import Decoder, DecoderConfig, MoEConfig, TensorNames, decoder_info, decoder_weights
+from runtime.models.decoder_config import head_shape, require_full_attention, rotary, sparse_layers, warn_unknown_fields
+from runtime.models.weight_map import WeightMap, WeightTarget
+
+# Fields that change the computation, with the supported values.
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "use_qk_norm": (True,),
+    "use_rmsnorm": (True,),
+    "norm_softmax": (False,),
+    "score_function": ("sigmoid",),
+    "router_dtype": ("fp32", "float32", None),
+    "moe_router_enable_routed_scaling": (True,),
+    "using_split_qkv_in_self_attention": (False,),
+    "use_sliding_window": (False,),
+    "num_nextn_predict_layers": (0, None),
+    "is_causal": (False, None),
+}
+# Fields that other modules read (tokenizer, dtype) or that do not affect the forward pass.
+IGNORED = frozenset(
+    """
+    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path
+    pad_token_id bos_token_id attention_dropout embedding_dropout output_dropout
+    initializer_range use_cache output_router_logits router_aux_loss_coef max_window_layers sliding_window
+    quantization_config
+    """.split()  # noqa: SIM905
+)
+READ = frozenset(
+    """
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
+    use_bias use_qkv_bias num_experts num_shared_experts num_experts_per_tok n_group topk_group
+    moe_intermediate_size first_k_dense_replace max_position_embeddings rope_theta rope_parameters rope_scaling
+    layer_types mlp_layer_types
+    partial_rotary_factor rotary_dim routed_scaling_factor norm_topk_prob rms_norm_eps tie_word_embeddings
+    moe_router_enable_expert_bias moe_router_enable_shared_expert moe_shared_expert_intermediate_size norm_head
+    block_size mask_token_id eos_token_id
+    """.split()  # noqa: SIM905
+)
+
+
+POOL_READ = frozenset({"expert_capacity", "delete_token_id", "split_token_id"})  # LLaDA2.2's
+
+
+def parse(config: Mapping[str, Any]) -> DecoderConfig:
+    """Reads config.json of LLaDA2.0 and 2.1. Raises ConfigError that names the field."""
+    ConfigReader(config).reject_unsupported({"expert_capacity": (None,)})
+    return _parse(config, "llada2", frozenset({"expert_capacity"}), _grouped)
+
+
+def parse_pooled(config: Mapping[str, Any]) -> DecoderConfig:
+    """Reads config.json of LLaDA2.2, where a block shares an expert pool. Raises ConfigError as `parse`."""
+    fields = ConfigReader(config)
+    parsed = _parse(config, "llada2dot2", POOL_READ, _pooled)
+    delete, split = fields.id("delete_token_id"), fields.id("split_token_id")
+    if (delete is None) != (split is None):
+        raise ConfigError(
+            f"config.json: delete_token_id is {delete} and split_token_id is {split}; a model that edits has both"
+        )
+    return replace(parsed, delete_id=delete, split_id=split)
+
+
+def _parse(
+    config: Mapping[str, Any],
+    family: str,
+    extra_fields: frozenset[str],
+    read_routing: Callable[[ConfigReader, int], RoutingConfig],
+) -> DecoderConfig:
+    fields = ConfigReader(config)
+    fields.reject_unsupported(SUPPORTED)
+    warn_unknown_fields(config, family, SUPPORTED.keys() | IGNORED | READ | extra_fields)
+    hidden, heads, kv_heads, head_dim = head_shape(fields)
+    layers = fields.layers("num_hidden_layers")
+    require_full_attention(fields)
+    first = min(layers, fields.integer("first_k_dense_replace", 0, low=0))
+    sparse = sparse_layers(fields, layers, frozenset(range(first, layers)), "first_k_dense_replace")
+    rope = rotary(config, head_dim)
+    tied, norm_head = fields.flag("tie_word_embeddings", False), fields.flag("norm_head", False)
+    if tied and norm_head:
+        raise ConfigError(
+            "config.json: norm_head is true beside tie_word_embeddings, which is not built: a tied head has no columns "
+            "of its own to norm"
+        )
+    return DecoderConfig(
+        vocab_size=fields.integer("vocab_size", low=2),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rotary_dim=rope.dim,
+        rope_theta=rope.theta,
+        max_positions=fields.positions("max_position_embeddings"),
+        eps=fields.number("rms_norm_eps"),
+        qk_norm=True,
+        qkv_bias=fields.flag("use_qkv_bias", False),
+        out_bias=fields.flag("use_bias", False),
+        width=fields.integer("intermediate_size") if len(sparse) < layers else 0,
+        mixture=_mixture(fields, sparse, read_routing),
+        tied=tied,
+        block_size=fields.integer("block_size", 32),
+        mask_id=fields.id("mask_token_id"),
+        eos_ids=fields.ids("eos_token_id"),
+        norm_head=norm_head,
+    )
+
+
+def _mixture(
+    fields: ConfigReader, layers: frozenset[int], read_routing: Callable[[ConfigReader, int], RoutingConfig]
+) -> MoEConfig | None:
+    shared = (
+        fields.integer("num_shared_experts", 0, low=0) if fields.flag("moe_router_enable_shared_expert", True) else 0
+    )
+    biased = fields.flag("moe_router_enable_expert_bias", True)
+    if not layers:
+        return None
+    experts, width = fields.experts("num_experts"), fields.integer("moe_intermediate_size")
+    return MoEConfig(
+        layers=layers,
+        experts=experts,
+        width=width,
+        shared_width=shared * fields.integer("moe_shared_expert_intermediate_size", width),
+        routing=read_routing(fields, experts),
+        router_bias=biased,
+    )
+
+
+def _grouped(fields: ConfigReader, experts: int) -> RoutingConfig:
+    top_k, groups, topk_group = (
+        fields.integer("num_experts_per_tok"),
+        fields.integer("n_group", 1),
+        fields.integer("topk_group", 1),
+    )
+    if experts % groups:
+        raise ConfigError(f"config.json: num_experts {experts} is no multiple of n_group {groups}")
+    if topk_group > groups:
+        raise ConfigError(f"config.json: topk_group {topk_group} is more than n_group {groups}")
+    if top_k > experts // groups * topk_group:
+        raise ConfigError(
+            f"config.json: num_experts_per_tok {top_k} is more than the {experts // groups * topk_group} experts of "
+            f"topk_group {topk_group} groups"
+        )
+    scale = fields.number("routed_scaling_factor", 1.0)
+    return RoutingConfig(top_k, groups, topk_group, fields.flag("norm_topk_prob", True), scale)
+
+
+def _pooled(fields: ConfigReader, experts: int) -> RoutingConfig:
+    """Routing with an expert pool; groups are not used, and routing blocks are the config's blocks."""
+    top_k, capacity = fields.integer("num_experts_per_tok"), fields.integer("expert_capacity")
+    if not top_k <= capacity <= experts:
+        raise ConfigError(
+            f"config.json: expert_capacity {capacity} is not from num_experts_per_tok {top_k} to num_experts {experts}"
+        )
+    scale, block = fields.number("routed_scaling_factor", 1.0), fields.integer("block_size", 32)
+    return RoutingConfig(top_k, 1, 1, fields.flag("norm_topk_prob", True), scale, capacity=capacity, block=block)
+
+
+NAMES = TensorNames(embedding="model.word_embeddings")
+
+
+def weights(config: DecoderConfig) -> WeightMap:
+    return decoder_weights(config, NAMES, partial(_attention, config), _canonical)
+
+
+def _canonical(name: str) -> str:
+    return name.replace(".gate.e_score_correction_bias", ".gate.expert_bias")
+
+
+def _attention(config: DecoderConfig, checkpoint_prefix: str, prefix: str) -> dict[str, WeightTarget]:
+    checkpoint_prefix += "attention."
+    slots = {
+        checkpoint_prefix + "query_key_value.weight": WeightTarget(prefix + "qkv_proj.weight"),
+        checkpoint_prefix + "query_layernorm.weight": WeightTarget(prefix + "q_norm.weight"),
+        checkpoint_prefix + "key_layernorm.weight": WeightTarget(prefix + "k_norm.weight"),
+        checkpoint_prefix + "dense.weight": WeightTarget(prefix + "o_proj.weight"),
+    }
+    if config.qkv_bias:
+        slots[checkpoint_prefix + "query_key_value.bias"] = WeightTarget(prefix + "qkv_proj.bias")
+    if config.out_bias:
+        slots[checkpoint_prefix + "dense.bias"] = WeightTarget(prefix + "o_proj.bias")
+    return slots
 
 
 def detect(config: Mapping[str, Any]) -> bool:

@@ -11,8 +11,7 @@ from typing import Any
 
 from runtime.models.base import ModelInfo, register_family
 from runtime.models.decoder import DecoderConfig, decoder_info
-from runtime.models.llada2 import LLADA2
-from runtime.models.llada2_config import parse_pooled
+from runtime.models.llada2 import LLADA2, parse_pooled
 
 
 def detect(config: Mapping[str, Any]) -> bool:

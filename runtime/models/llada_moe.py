@@ -14,9 +14,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.models.base import ModelFamily, architectures, register_family
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder import Decoder, DecoderConfig, MoEConfig, decoder_info
+from runtime.models.decoder import Decoder, DecoderConfig, MoEConfig, TensorNames, decoder_info, llama_weights
 from runtime.models.decoder_config import expert_counts, llama_like, sparse_layers
-from runtime.models.weight_names import TensorNames, llama_weights
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "moe_router_score_function": ("softmax", None),

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from runtime.models.base import ModelFamily, ModelInfo, register_family
-from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
+from runtime.models.decoder import Decoder, DecoderConfig, TensorNames, decoder_info, llama_weights
 from runtime.models.decoder_config import llama_like
-from runtime.models.weight_names import TensorNames, llama_weights
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),  # in this family no other field enables it

@@ -13,7 +13,7 @@ from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models import families, resolve_family
 from runtime.models.decoder import Decoder
-from runtime.models.diffusion_gemma_model import DiffusionGemma
+from runtime.models.diffusion_gemma import DiffusionGemma
 from runtime.weights import load_model, resolve_checkpoint
 from runtime.weights.loader import load_weights
 from tests.distributed.threads import together

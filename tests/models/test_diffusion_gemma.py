@@ -12,7 +12,7 @@ from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models import resolve_family
-from runtime.models.diffusion_gemma_config import parse
+from runtime.models.diffusion_gemma import parse
 from runtime.quantization.checkpoint import quantization_of
 from runtime.weights import load_model, resolve_checkpoint
 from tests.golden import GOLDEN

@@ -11,8 +11,7 @@ from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.kv_pool import KVShape
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models import families, resolve_family
-from runtime.models.llada2 import detect
-from runtime.models.llada2_config import IGNORED, READ, SUPPORTED, parse
+from runtime.models.llada2 import IGNORED, READ, SUPPORTED, detect, parse
 from tests.oracle.tiny import tiny_config
 
 

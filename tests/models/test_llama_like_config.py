@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
-from runtime.models import llada_config, resolve_family
+from runtime.models import llada, resolve_family
 from runtime.models.decoder_config import EXPERTS_READ, LLAMA_IGNORED, LLAMA_READ, LLAMA_SUPPORTED
 from runtime.weights import Checkpoint, resolve_token_ids
 from tests.oracle.spelling import KINDS, config_of
@@ -211,7 +211,7 @@ def test_newer_configs_of_sdar_keep_the_rotation_in_one_object():
 
 
 def test_fields_are_known_once():
-    own = [llada_config.SUPPORTED, llada_config.IGNORED, llada_config.READ]
+    own = [llada.SUPPORTED, llada.IGNORED, llada.READ]
     for lists in ([LLAMA_SUPPORTED, LLAMA_IGNORED, LLAMA_READ, EXPERTS_READ], own):
         assert sum(map(len, lists)) == len(set().union(*map(set, lists)))
 
