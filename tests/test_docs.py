@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 
 from runtime.algorithms import algorithm_keys, get_algorithm
-from runtime.algorithms.common import COMMON
+from runtime.algorithms.base import COMMON
 from runtime.bench import sweep
 from runtime.bench.__main__ import MODULES, TOOLS
 from runtime.config import FLAGS, parse

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from runtime.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -274,3 +278,67 @@ class LogitsOps:
 
 
 DEFAULT_LOGITS_OPS = LogitsOps()
+
+
+class CompiledLogitsOps(LogitsOps):
+    """`LogitsOps` with a compiled argmax and entropy. Sums may be rounded differently.
+
+    Sampling and margins are not compiled: cumulative sums, sorts and `topk` do not become faster.
+
+    Args:
+        mode: mode of `torch.compile` that captures no CUDA graphs of its own.
+        device: device of the logits.
+        dtype: dtype of the logits.
+        ids: size of the vocabulary. The constructor compiles for this size and any number of rows.
+
+    Raises:
+        ConfigError: `torch.compile` does not work on this machine.
+    """
+
+    def __init__(self, mode: str, device: torch.device, dtype: torch.dtype, ids: int) -> None:
+        self._greedy: Callable[[torch.Tensor], Candidate] = torch.compile(greedy, mode=mode, dynamic=True)
+        self._entropy_from_logits = torch.compile(super().entropy_from_logits, mode=mode, dynamic=True)
+        try:
+            with torch.inference_mode():
+                for rows in (1, 2):  # one row is compiled separately
+                    logits = torch.zeros(rows, ids, dtype=dtype, device=device)
+                    self.greedy(logits)
+                    self.entropy_from_logits(logits)
+        except Exception as error:  # of many types: the compiler may be missing or fail
+            message = str(error).split("\n\n")[0]  # hints for debugging torch.compile follow
+            reason = " ".join(message.split())[:300] or type(error).__name__
+            raise ConfigError(
+                f"--torch-compile-mode {mode}: torch.compile does not work here ({reason}); leave it out"
+            ) from error
+
+    def greedy(self, logits: torch.Tensor) -> Candidate:
+        return self._greedy(logits)
+
+    def entropy_from_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return self._entropy_from_logits(logits)
+
+
+_U64 = npt.NDArray[np.uint64]
+
+# Independent streams of random numbers of one request.
+DRAW, CANVAS, RENOISE = range(3)
+
+
+def _mix(z: _U64) -> _U64:
+    """Computes one splitmix64 step: adds the golden gamma, then applies the finalizer (arithmetic modulo 2**64)."""
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def uniforms(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], stream: int = DRAW
+) -> npt.NDArray[np.float64]:
+    """Returns a number in [0, 1) for each seed, absolute position and step of the request. Arguments broadcast."""
+    hashed = _mix(seeds)
+    for _ in range(stream):
+        hashed = _mix(~hashed)
+    hashed = _mix(hashed ^ positions.astype(np.uint64))
+    hashed = _mix(hashed ^ steps.astype(np.uint64))
+    return (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm
-from runtime.algorithms.resolved_params import resolve_params
+from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm, resolve_params
 from runtime.engine.logits_processors import LogitsProcessorState
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, Floats, Ints, SoftTokens
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, CompiledLogitsOps
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager

@@ -445,7 +445,7 @@ class Sampler:
     def _suppress_eos_confidence(
         self, group: AlgorithmGroup, arrays: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Returns statistics in which suppressed end-of-sequence candidates rank last (``algorithms.common``)."""
+        """Returns statistics in which suppressed end-of-sequence candidates rank last (``algorithms.base``)."""
         is_eos = (arrays["candidates"][:, :, None] == self.eos_ids).any(2) & (arrays["confidence"] > -math.inf)
         suppressed = (
             is_eos & (group.params[:, group.algorithm.columns[SUPPRESS_EOS.name]] == _SUPPRESS_BY_CONFIDENCE)[:, None]

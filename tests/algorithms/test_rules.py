@@ -22,8 +22,7 @@ from runtime.algorithms import (
     register_algorithm,
 )
 from runtime.algorithms import sampling as choosing
-from runtime.algorithms.rng import uniforms
-from runtime.algorithms.sampling import Candidate, filtered_probs, greedy, multinomial
+from runtime.algorithms.sampling import Candidate, filtered_probs, greedy, multinomial, uniforms
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH

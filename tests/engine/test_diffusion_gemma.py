@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
 from runtime.algorithms import sampling
-from runtime.algorithms.rng import RENOISE
-from runtime.algorithms.sampling import Candidate
+from runtime.algorithms.sampling import RENOISE, Candidate
 from runtime.errors import ConfigError, RequestError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models import resolve_family
