@@ -277,7 +277,7 @@ def test_limits_of_the_security_page_are_the_codes():
     from runtime.server.openai import chat_messages, protocol
     from runtime.server.preprocessing import preprocessor, request_body
     from runtime.server.preprocessing.executors import MAX_WAITING_CHARS
-    from runtime.tokenizer import template_limits
+    from runtime.tokenizer import template_sandbox
 
     lines = [line for line in page("docs/operations/security.md").splitlines() if "|" in line]
     rows = {line.split("|")[1].strip(): line.split("|")[2] for line in lines}
@@ -310,7 +310,7 @@ def test_limits_of_the_security_page_are_the_codes():
         ("entries", f"{protocol.MAX_ENTRIES}"),
         ("prompts of", f"{preprocessor.MAX_PROMPT_TOKENS:,}"),
         ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),
-        ("what a chat template", f"{template_limits.MAX_CHARS // mib} Mi", f"{template_limits.MAX_SECONDS:g} s"),
+        ("what a chat template", f"{template_sandbox.MAX_CHARS // mib} Mi", f"{template_sandbox.MAX_SECONDS:g} s"),
     ):
         (row,) = [value for name, value in rows.items() if re.match(rf"{sentence}\b", name)][:1]
         assert all(value in row for value in values), (sentence, values, row)

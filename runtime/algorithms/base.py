@@ -33,6 +33,9 @@ TOKEN_MERGE_TOP_K = Field(
 )
 
 
+CACHE_SIZE = 256  # most requests use the defaults
+
+
 class LogitStat(enum.IntFlag):
     """Statistics of the logits that an algorithm requires, in addition to the candidates and their confidence."""
 
@@ -312,9 +315,6 @@ def algorithms_with_edit_tokens(edit_tokens: EditTokens | None) -> Callable[[str
         return get_algorithm
     variants = {key: make(edit_tokens) for key, make in _INDEL_VARIANTS.items()}
     return lambda key: variants[key] if key in variants else get_algorithm(key)
-
-
-CACHE_SIZE = 256  # most requests use the defaults
 
 
 class ResolvedParams(NamedTuple):

@@ -14,6 +14,10 @@ import torch
 
 from runtime.errors import ConfigError
 
+_U64 = npt.NDArray[np.uint64]
+# Independent streams of random numbers of one request.
+DRAW, CANVAS, RENOISE = range(3)
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -316,12 +320,6 @@ class CompiledLogitsOps(LogitsOps):
 
     def entropy_from_logits(self, logits: torch.Tensor) -> torch.Tensor:
         return self._entropy_from_logits(logits)
-
-
-_U64 = npt.NDArray[np.uint64]
-
-# Independent streams of random numbers of one request.
-DRAW, CANVAS, RENOISE = range(3)
 
 
 def _mix(z: _U64) -> _U64:

@@ -130,7 +130,7 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     """`LLM(model, **flags)` of such a directory."""
     from runtime import LLM
     from runtime.config import EngineConfig
-    from runtime.distributed.local_executor import local_engine
+    from runtime.distributed.executor import local_engine
     from runtime.engine.setup import load_engine
     from runtime.tokenizer import Tokenizer
 

@@ -10,10 +10,9 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed.file_check import file_digests_of
 from runtime.distributed.monitor import WorkerMonitor
-from runtime.distributed.rank_launcher import WorkerPlacement, start_workers
-from runtime.distributed.rank_worker import error_summary
+from runtime.distributed.rank_launcher import RANK_COMMAND, WorkerPlacement, start_workers
+from runtime.distributed.rank_worker import error_summary, file_digests_of
 from runtime.distributed.rpc import (
     Arrays,
     CheckFiles,
@@ -33,8 +32,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BatchLayout, BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
-from runtime.lora.adapter_weights import LoRAWeights
-from runtime.lora.distributed_backend import DistributedLoRABackend
+from runtime.lora.adapter_weights import DistributedLoRABackend, LoRAWeights
 from runtime.weights import load_model
 from runtime.weights.hub import Progress
 from runtime.worker.model_runner import ModelRunner
@@ -242,3 +240,40 @@ class DistributedRunner:
             message = ComputeLogits(pages, plan.layout.active_lora_modules)
             self.executor.broadcast(message, step_arrays(plan, same=False))
             return self.local.logits(plan, pages)
+
+
+def on_gpus(config: EngineConfig) -> bool:
+    return config.device == "cuda" or (config.device is None and torch.cuda.is_available())
+
+
+def check_devices(devices: tuple[int, ...], flag: str) -> None:
+    """Raises ConfigError unless all devices exist."""
+    there = torch.cuda.device_count()
+    absent = [device for device in devices if device >= there]
+    if absent:
+        raise ConfigError(
+            f"{flag}: GPU {absent[0]} is required, but only {there} are visible; lower --tensor-parallel-size, or "
+            "--data-parallel-size, or give --device-ids that are there"
+        )
+
+
+def local_executor(config: EngineConfig, command: tuple[str, ...] = RANK_COMMAND) -> MultiprocExecutor:
+    """Starts the ranks on the first devices. Raises ConfigError if there are too few."""
+    size, devices = config.tensor_parallel_size, None
+    if on_gpus(config):
+        devices = tuple(range(size))
+        check_devices(devices, f"--tensor-parallel-size {size}")
+        torch.cuda.set_device(0)
+    return MultiprocExecutor(size, WorkerPlacement(devices, command=command), config.distributed_timeout_seconds)
+
+
+def local_engine(
+    config: EngineConfig, load: LoadModel = load_model, command: tuple[str, ...] = RANK_COMMAND
+) -> tuple[Engine, MultiprocExecutor]:
+    """Loads an engine; returns it and the executor of its ranks, which must be closed after it."""
+    ranks = local_executor(config, command)
+    try:
+        return ranks.load(config, load=load), ranks
+    except BaseException:
+        ranks.close()
+        raise

@@ -17,7 +17,6 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed.file_check import file_digests_of
 from runtime.distributed.rpc import (
     HEARTBEAT_SECONDS,
     VERSION,
@@ -47,10 +46,24 @@ from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
-from runtime.lora.adapter_weights import LoRAWeights
-from runtime.lora.distributed_backend import WorkerLoRABackend
-from runtime.weights import load_model
+from runtime.lora.adapter_checkpoint import resolve_adapter
+from runtime.lora.adapter_weights import LoRAWeights, WorkerLoRABackend
+from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.checkpoint_files import file_digests
+from runtime.weights.hub import Progress
 from runtime.worker.model_runner import ModelRunner
+
+
+def file_digests_of(config: EngineConfig, progress: Progress | None = None) -> dict[str, str]:
+    """Returns file name -> digest; adapters' names prefix their files. Raises ConfigError for missing ones."""
+    found = file_digests(resolve_checkpoint(config.model, progress).path)
+    adapters = dict(config.adapters)
+    if config.lora_path is not None:
+        adapters["--lora-path"] = config.lora_path
+    for name, uri in adapters.items():
+        found |= {f"{name}/{file}": digest for file, digest in file_digests(resolve_adapter(uri)).items()}
+    return found
+
 
 log = logging.getLogger("unmask.rank")
 

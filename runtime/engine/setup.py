@@ -23,8 +23,7 @@ from runtime.models.base import Model
 from runtime.quantization.checkpoint import quantization_of
 from runtime.request.engine_messages import EngineInfo
 from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
-from runtime.structured_output.grammar_cache import GrammarCache
-from runtime.structured_output.grammar_cache_setup import create_grammar_cache
+from runtime.structured_output.grammar_cache import GrammarCache, create_grammar_cache
 from runtime.weights import Checkpoint, TokenIds, load_model, resolve_checkpoint, resolve_token_ids
 from runtime.weights.hub import Progress
 from runtime.worker.memory import RankDevice, build_model_runner

@@ -26,6 +26,38 @@ YARN_READ = frozenset(
 )
 
 
+# Fields that change the computation, with the supported values.
+LLAMA_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "mlp_bias": (False,),
+    "use_sliding_window": (False,),
+    "pretraining_tp": (1, None),
+}
+# Fields that other modules read (tokenizer, dtype) or that do not affect the forward pass.
+LLAMA_IGNORED = frozenset(
+    """
+    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
+    attention_dropout initializer_range use_cache max_window_layers sliding_window fuse_cross_entropy
+    output_router_logits router_aux_loss_coef
+    quantization_config
+    """.split()  # noqa: SIM905
+)
+LLAMA_READ = frozenset(
+    """
+    vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim attention_bias
+    max_position_embeddings rope_theta rope_parameters rope_scaling partial_rotary_factor layer_types rms_norm_eps
+    tie_word_embeddings mask_token_id eos_token_id bos_token_id
+    """.split()  # noqa: SIM905
+)
+EXPERTS_READ = frozenset(
+    """
+    num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers decoder_sparse_step
+    mlp_layer_types
+    """.split()  # noqa: SIM905
+)
+NOTHING: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True)
 class RopeConfig:
     """Rotary embedding of a model."""
@@ -140,38 +172,6 @@ def _with_yarn(rope: RopeConfig, fields: ConfigReader, file: str) -> RopeConfig:
         else None
     )
     return replace(rope, yarn=Yarn(factor, original, fast, slow, size), query_scaling=query_scaling)
-
-
-# Fields that change the computation, with the supported values.
-LLAMA_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "mlp_bias": (False,),
-    "use_sliding_window": (False,),
-    "pretraining_tp": (1, None),
-}
-# Fields that other modules read (tokenizer, dtype) or that do not affect the forward pass.
-LLAMA_IGNORED = frozenset(
-    """
-    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
-    attention_dropout initializer_range use_cache max_window_layers sliding_window fuse_cross_entropy
-    output_router_logits router_aux_loss_coef
-    quantization_config
-    """.split()  # noqa: SIM905
-)
-LLAMA_READ = frozenset(
-    """
-    vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim attention_bias
-    max_position_embeddings rope_theta rope_parameters rope_scaling partial_rotary_factor layer_types rms_norm_eps
-    tie_word_embeddings mask_token_id eos_token_id bos_token_id
-    """.split()  # noqa: SIM905
-)
-EXPERTS_READ = frozenset(
-    """
-    num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers decoder_sparse_step
-    mlp_layer_types
-    """.split()  # noqa: SIM905
-)
-NOTHING: frozenset[str] = frozenset()
 
 
 def llama_like(

@@ -76,6 +76,28 @@ ROPE: dict[str, dict[str, Any]] = {  # for configs without rope_parameters
 }
 
 
+DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."
+VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
+EMBEDDING = f"{DECODER}embed_tokens.weight"
+LAYER = {  # tensors of a layer that are complete parameters
+    "input_layernorm.weight": "input_layernorm.weight",
+    "self_attn.q_norm.weight": "self_attn.q_weight",
+    "self_attn.k_norm.weight": "self_attn.k_weight",
+    "self_attn.o_proj.weight": "self_attn.o_proj.weight",
+    "post_attention_layernorm.weight": "post_attention_layernorm.weight",
+    "pre_feedforward_layernorm.weight": "pre_feedforward_layernorm.weight",
+    "mlp.down_proj.weight": "mlp.down_proj.weight",
+    "post_feedforward_layernorm_1.weight": "post_feedforward_layernorm_1.weight",
+    "router.per_expert_scale": "experts.expert_scale",
+    "pre_feedforward_layernorm_2.weight": "experts.pre_feedforward_layernorm_2.weight",
+    "experts.gate_up_proj": "experts.gate_up_proj",
+    "experts.down_proj": "experts.down_proj",
+    "post_feedforward_layernorm_2.weight": "post_feedforward_layernorm_2.weight",
+    "post_feedforward_layernorm.weight": "post_feedforward_layernorm.weight",
+}
+GELU: Activation = "gelu_tanh"
+
+
 @dataclass(frozen=True)
 class Kind:
     """Properties of the layers of one kind. Layers without a window derive V from K."""
@@ -227,27 +249,6 @@ def _kind(
     )
 
 
-DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."
-VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
-EMBEDDING = f"{DECODER}embed_tokens.weight"
-LAYER = {  # tensors of a layer that are complete parameters
-    "input_layernorm.weight": "input_layernorm.weight",
-    "self_attn.q_norm.weight": "self_attn.q_weight",
-    "self_attn.k_norm.weight": "self_attn.k_weight",
-    "self_attn.o_proj.weight": "self_attn.o_proj.weight",
-    "post_attention_layernorm.weight": "post_attention_layernorm.weight",
-    "pre_feedforward_layernorm.weight": "pre_feedforward_layernorm.weight",
-    "mlp.down_proj.weight": "mlp.down_proj.weight",
-    "post_feedforward_layernorm_1.weight": "post_feedforward_layernorm_1.weight",
-    "router.per_expert_scale": "experts.expert_scale",
-    "pre_feedforward_layernorm_2.weight": "experts.pre_feedforward_layernorm_2.weight",
-    "experts.gate_up_proj": "experts.gate_up_proj",
-    "experts.down_proj": "experts.down_proj",
-    "post_feedforward_layernorm_2.weight": "post_feedforward_layernorm_2.weight",
-    "post_feedforward_layernorm.weight": "post_feedforward_layernorm.weight",
-}
-
-
 def weights(config: DiffusionGemmaConfig) -> WeightMap:
     slots = {EMBEDDING: WeightTarget("embed_tokens.weight"), f"{DECODER}norm.weight": WeightTarget("norm.weight")}
     conditioning = f"{DECODER}self_conditioning."
@@ -300,9 +301,6 @@ def _halves(checkpoint_prefix: str, prefix: str, width: int) -> dict[str, Weight
         f"{checkpoint_prefix}gate_proj.weight": WeightTarget(prefix, (slice(0, width),)),
         f"{checkpoint_prefix}up_proj.weight": WeightTarget(prefix, (slice(width, 2 * width),)),
     }
-
-
-GELU: Activation = "gelu_tanh"
 
 
 @dataclass(frozen=True)

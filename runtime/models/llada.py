@@ -50,6 +50,24 @@ READ = frozenset(
 )
 
 
+BOS = 126080  # <|startoftext|>
+NAMES = TensorNames(
+    embedding="model.transformer.wte",
+    norm="model.transformer.ln_f",
+    head="model.transformer.ff_out",
+    layer="model.transformer.blocks.{}.",
+    input_norm="attn_norm",
+    post_norm="ff_norm",
+    q="q_proj",
+    k="k_proj",
+    v="v_proj",
+    out="attn_out",
+    gate="ff_proj",
+    up="up_proj",
+    down="ff_out",
+)
+
+
 def parse(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json. Raises ConfigError that names the field if one is missing, wrong, inconsistent or not
     supported.
@@ -113,24 +131,6 @@ def _width(fields: ConfigReader, hidden: int) -> int:
     if not fields.has("mlp_ratio"):
         raise ConfigError("config.json lacks mlp_hidden_size, or mlp_ratio in its place, which this model family needs")
     return int(fields.number("mlp_ratio") * hidden)
-
-
-BOS = 126080  # <|startoftext|>
-NAMES = TensorNames(
-    embedding="model.transformer.wte",
-    norm="model.transformer.ln_f",
-    head="model.transformer.ff_out",
-    layer="model.transformer.blocks.{}.",
-    input_norm="attn_norm",
-    post_norm="ff_norm",
-    q="q_proj",
-    k="k_proj",
-    v="v_proj",
-    out="attn_out",
-    gate="ff_proj",
-    up="up_proj",
-    down="ff_out",
-)
 
 
 def detect(config: Mapping[str, Any]) -> bool:

@@ -56,6 +56,9 @@ READ = frozenset(
 POOL_READ = frozenset({"expert_capacity", "delete_token_id", "split_token_id"})  # LLaDA2.2's
 
 
+NAMES = TensorNames(embedding="model.word_embeddings")
+
+
 def parse(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json of LLaDA2.0 and 2.1. Raises ConfigError that names the field."""
     ConfigReader(config).reject_unsupported({"expert_capacity": (None,)})
@@ -167,9 +170,6 @@ def _pooled(fields: ConfigReader, experts: int) -> RoutingConfig:
         )
     scale, block = fields.number("routed_scaling_factor", 1.0), fields.integer("block_size", 32)
     return RoutingConfig(top_k, 1, 1, fields.flag("norm_topk_prob", True), scale, capacity=capacity, block=block)
-
-
-NAMES = TensorNames(embedding="model.word_embeddings")
 
 
 def weights(config: DecoderConfig) -> WeightMap:

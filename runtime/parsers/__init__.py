@@ -2,9 +2,13 @@
 
 from runtime.parsers import gemma4, hermes, qwen3_coder, think
 from runtime.parsers.chat_output import Call, ChatOutputParser
-from runtime.parsers.events import Arguments, CallStart, Delta, Reasoning, Text
 from runtime.parsers.formats import (
+    Arguments,
+    CallStart,
+    Delta,
+    Reasoning,
     ReasoningFormat,
+    Text,
     Tool,
     ToolFormat,
     part_marks,

@@ -1,4 +1,4 @@
-"""Interfaces and registry of the formats of tool calls and reasoning."""
+"""Interfaces and registry of the formats of tool calls and reasoning, and the deltas that parsers return."""
 
 from __future__ import annotations
 
@@ -133,3 +133,39 @@ def part_marks() -> tuple[str, ...]:
     tools = (mark for one in _TOOLS.values() for mark in (one.opens, one.closes, one.quotes))
     reasoning = (mark for one in _REASONING.values() for mark in (one.opens, one.closes))
     return tuple(sorted({*tools, *reasoning} - {""}))
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """Start of a call.
+
+    Attributes:
+        index: Number of the call, from 0.
+        id: Id that the server assigned, which the tool's result names.
+        name: Name of the tool.
+    """
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Part of a call's arguments. The joined parts are the text of one JSON object."""
+
+    index: int
+    text: str
+
+
+Delta = Text | Reasoning | CallStart | Arguments

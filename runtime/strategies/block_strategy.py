@@ -1,15 +1,21 @@
-"""Base class of strategies with a fixed block layout."""
+"""Base class of strategies with a fixed block layout, and what they have in common.
+
+Functions here apply sampling results to blocks, divide steps between blocks, and find the end of the output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.engine.request import ForwardSpan, Request
-from runtime.engine.step_plan import Ints
+from runtime.engine.request import Block, ForwardSpan, Request
+from runtime.engine.step_plan import BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
+
+if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
+    from runtime.request.engine_messages import FinishReason
 
 
 class BlockStrategy:
@@ -45,3 +51,156 @@ class BlockStrategy:
         origin = np.array([request.prompt_len for request in requests], dtype=np.int64)[owner]
         ends: Ints = origin + np.maximum((positions - origin) // size + 1, 0) * size
         return ends
+
+
+def write_block(request: Request, block: Block, results: BlockResults, i: int) -> None:
+    """Writes result `i` of the step into the block and the arrays of the request."""
+    size = block.size
+    tokens, state = results.tokens[i], results.state[i]
+    if size < len(tokens):
+        tokens, state = tokens[:size], state[:size]
+    block.tokens[...] = tokens  # takes half the time of [:]
+    block.state[...] = state
+    if not block.masks:
+        block.post_edit_steps += 1
+    if i in results.logprobs and request.logprobs is not None:
+        request.logprobs.update(block.start, results.logprobs[i])
+    if results.remasks[i]:
+        remasked = results.remasked[i, :size]
+        block.remasked = remasked if block.remasked is None else block.remasked | remasked
+    masks = block.masks = results.masks[i]
+    num_unmasked = block.num_editable - masks
+    block.progress = num_unmasked / block.num_editable
+    if request.editing:  # docs/research/decoding-rules.md#same-token-ratio
+        block.same_token_ratio = (num_unmasked - results.num_updated[i]) / num_unmasked if num_unmasked else 0.0
+    block.steps += 1
+    block.num_steps_forcing += block.may_force
+    block.finished = results.finished[i]
+    block.first_masked = results.first_masked[i] if masks else size
+    first_eos = results.first_eos[i]
+    if first_eos > size:  # no EOS, in a block that is smaller than others of the step
+        first_eos = size
+    if request.spec.stop_ids:
+        first_eos = request.first_stop_offset(block, first_eos)
+    if first_eos != block.first_eos:
+        block.first_eos = first_eos
+        found = first_eos < size and block.start + first_eos < request.end
+        block.has_eos = found and request.has_stop_tokens
+        request.eos_generated |= block.has_eos
+
+
+def is_final(request: Request, block: Block) -> bool:
+    """Returns whether the block can no longer change, except through blocks before it."""
+    return block.finished or not (block.masks or request.editing)
+
+
+def needs_host_update(request: Request) -> bool:
+    """Returns whether each step must be applied before the next one is planned.
+
+    A step may then finish the request, or change the inputs of the next step.
+    """
+    return (
+        request.has_step_limits
+        or request.decodes_left_to_right
+        or bool(request.spec.stop_ids)
+        or request.soft_embedding_params is not None
+    )
+
+
+def unmasked_prefix_len(request: Request) -> int:
+    """Returns the position of the first mask, or the end of the open blocks."""
+    end = request.next_start
+    for block in request.blocks:
+        end = block.start + block.first_masked
+        if block.masks:
+            break
+    return end if end < request.end else request.end
+
+
+def update_progress(request: Request, *, shown: int, final: int) -> tuple[FinishReason, int] | None:
+    """Updates the stable prefix after a step, and returns the finish reason and the end of the answer, if it ends.
+
+    docs/research/decoding-rules.md#end-of-an-answer has the conditions.
+
+    Args:
+        shown: first position of the blocks in a denoise event.
+        final: tokens before this position cannot change.
+    """
+    if request.stream_steps:
+        request.record_step_event(shown)
+    stable = min(final, request.end) if request.may_revise else unmasked_prefix_len(request)
+    if stable > request.num_stable_tokens:
+        request.num_stable_tokens = stable
+    if request.has_step_limits or request.eos_generated or request.num_stable_tokens >= request.end:
+        return _find_end(request)
+    return None
+
+
+def finish_request(request: Request, reason: FinishReason, end: int, *, keep: int = 0) -> None:
+    """Finishes the request at `end`. Final tokens before `keep` are still to be forwarded for the prefix cache."""
+    request.reason = reason
+    request.hit_eos = reason == "stop"
+    request.end = request.num_stable_tokens = end
+    request.blocks = []
+    request.num_final_tokens = max(request.num_computed_tokens, keep)
+
+
+def cacheable_len(request: Request, reason: FinishReason, end: int, *, block_layout: BlockLayout) -> int:
+    """Returns the end of the blocks of a finished answer that are committed.
+
+    See docs/research/decoding-rules.md#commit.
+    """
+    if reason not in ("stop", "length"):
+        return 0
+    last = end + (reason == "stop")  # includes the EOS
+    return min(request.num_final_tokens, block_layout.block_start(request.prompt_len, last))
+
+
+def _find_end(request: Request) -> tuple[FinishReason, int] | None:
+    for block in request.blocks:
+        if block.has_eos:
+            if block.start + block.first_eos < request.num_stable_tokens:
+                return "stop", block.start + block.first_eos
+            break
+    if request.num_stable_tokens >= request.end:
+        return "length", request.end
+    spec = request.spec
+    at_limit = spec.max_nfe is not None and request.nfe >= spec.max_nfe
+    if not at_limit and spec.max_repetition_run is None:
+        return None
+    unmasked = max(unmasked_prefix_len(request), request.prompt_len)
+    unmasked = min([unmasked, *(b.start + b.first_eos for b in request.blocks if b.has_eos)])
+    if at_limit:
+        return "max_nfe", unmasked
+    assert spec.max_repetition_run is not None
+    cut = request.repetition_run.advance(
+        request.tokens, min(request.num_stable_tokens, unmasked), spec.max_repetition_run
+    )
+    if cut is None:  # tokens that may change are counted in a copy
+        cut = request.repetition_run.copy().advance(request.tokens, unmasked, spec.max_repetition_run)
+    return ("repetition", cut) if cut is not None else None
+
+
+def split_steps(total: int, masks: Sequence[int]) -> list[int]:
+    """Returns the number of steps of each block.
+
+    Steps are divided evenly, and the remainder goes to the first blocks. A block gets at most as many steps as it has
+    masks; its excess goes to the other blocks. The sum is `total`, or the number of all masks if that is less.
+
+    Args:
+        total: number of steps.
+        masks: masks of each block, at least 1.
+    """
+    result = list(masks)
+    left, open_blocks = min(total, sum(masks)), list(range(len(masks)))
+    while open_blocks:
+        each, more = divmod(left, len(open_blocks))
+        steps_of = {block: each + (i < more) for i, block in enumerate(open_blocks)}
+        full = [block for block in open_blocks if masks[block] < steps_of[block]]
+        if not full:
+            for block, steps in steps_of.items():
+                result[block] = steps
+            break
+        left -= sum(masks[block] for block in full)
+        open_blocks = [block for block in open_blocks if masks[block] >= steps_of[block]]
+    return result

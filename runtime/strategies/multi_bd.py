@@ -11,16 +11,16 @@ from runtime.engine.step_plan import FIXED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
 from runtime.strategies.base import DecodingContext, register_strategy
-from runtime.strategies.block_strategy import BlockStrategy
-from runtime.strategies.block_update import (
+from runtime.strategies.block_strategy import (
+    BlockStrategy,
     cacheable_len,
     finish_request,
     is_final,
     needs_host_update,
+    split_steps,
     update_progress,
     write_block,
 )
-from runtime.strategies.step_schedule import split_steps
 
 
 @register_strategy("multi_bd")

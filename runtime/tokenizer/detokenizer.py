@@ -6,14 +6,14 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from runtime.tokenizer.token_offsets import OffsetTracker
+from runtime.tokenizer.token_bytes import OffsetTracker
 from runtime.tokenizer.tokenizer import Tokenizer
 
 
 class ReasoningSplitter(Protocol):
     """Splits reasoning from the beginning of a text that is pushed in pieces.
 
-    ``runtime.parsers.reasoning.ReasoningParser`` implements it.
+    ``runtime.parsers.chat_output.ReasoningParser`` implements it.
 
     Attributes:
         consumed: Characters so far of the reasoning and its markers.

@@ -1,15 +1,15 @@
-"""Bytes of each token id, from the ``decoder`` of tokenizer.json.
+"""Bytes of each token id, from the ``decoder`` of tokenizer.json, and character offsets of tokens in their text.
 
 Incremental detokenization must cost only what the new ids cost. Therefore a decoder is reduced to bytes per id and a
-rule for the first id. Text is those bytes as UTF-8, with invalid sequences replaced by U+FFFD.
-"""
+rule for the first id. Text is those bytes as UTF-8, with invalid sequences replaced by U+FFFD."""
 
 from __future__ import annotations
 
+import codecs
 import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.errors import ConfigError
 
@@ -160,3 +160,41 @@ def _char_to_byte() -> dict[str, int]:
 
 
 _CHAR_TO_BYTE = _char_to_byte()
+
+
+class TokenOffset(NamedTuple):
+    """Offsets of a token.
+
+    Attributes:
+        start: Complete characters of the text before it.
+        end: Characters of the text with it, including an incomplete one.
+    """
+
+    start: int
+    end: int
+
+
+class OffsetTracker:
+    """Computes the offsets of tokens that are pushed in pieces.
+
+    All tokens of one character have the offsets of that character.
+    """
+
+    def __init__(self, pieces: TokenByteDecoder) -> None:
+        self._pieces = pieces
+        self._strip = pieces.prefix_stripper()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._first = True
+        self._complete = 0
+
+    def push(self, ids: Iterable[int]) -> list[TokenOffset]:
+        """Returns the offsets of further tokens."""
+        return [self._offset(token) for token in ids]
+
+    def _offset(self, token: int) -> TokenOffset:
+        start = self._complete
+        if token in self._pieces:
+            self._complete += len(self._strip(self._utf8.decode(self._pieces(token, first=self._first))))
+            self._first = False
+        # an incomplete sequence becomes one character later
+        return TokenOffset(start, self._complete + bool(self._utf8.getstate()[0]))

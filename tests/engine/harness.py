@@ -214,7 +214,7 @@ def decoding_of(p: Params) -> dict[str, Any]:
 
 
 def shaping_of(p: Params) -> LogitsProcessorParams | None:
-    """What `runtime.request.logits_processors_params` would make of it."""
+    """What `runtime.request.resolve` would make of it."""
     found = LogitsProcessorParams(
         bias=dict(p.logit_bias), repetition=p.repetition_penalty, presence=p.presence_penalty,
         frequency=p.frequency_penalty, min_tokens=p.min_tokens,

@@ -138,11 +138,11 @@ def take_devices(configure: Configure) -> tuple[int, ...] | None:
     one is not there."""
     import torch
 
-    from runtime.distributed import local_executor
+    from runtime.distributed import executor
 
-    if not local_executor.on_gpus(configure.engine):
+    if not executor.on_gpus(configure.engine):
         return None
-    local_executor.check_devices(configure.devices, "--device-ids")
+    executor.check_devices(configure.devices, "--device-ids")
     torch.cuda.set_device(configure.devices[0])
     return configure.devices
 

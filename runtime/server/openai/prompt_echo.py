@@ -11,7 +11,7 @@ from runtime.request.scoring import score_spec
 from runtime.server.openai.logprobs import MAX_LOGPROBS
 from runtime.server.openai.protocol import CompletionRequest
 from runtime.tokenizer import Tokenizer
-from runtime.tokenizer.token_offsets import OffsetTracker, TokenOffset
+from runtime.tokenizer.token_bytes import OffsetTracker, TokenOffset
 
 
 def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> PromptEcho | None:
