@@ -13,7 +13,7 @@ from runtime.engine.step_plan import MASKED, BlockResults
 from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
 from runtime.strategies.base import DecodingContext, register_strategy
-from runtime.strategies.block_strategy import write_block
+from runtime.strategies.block_update import write_block
 from runtime.strategies.shifted import ShiftedBlockStrategy, first_open_part
 
 SUB_BLOCK_SIZE = 8

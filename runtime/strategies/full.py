@@ -18,9 +18,8 @@ from runtime.engine.request import Block, ForwardSpan, KVSpan, Request
 from runtime.engine.step_plan import FIXED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
-from runtime.strategies.base import DecodingContext, register_strategy, require_single_block
-from runtime.strategies.block_strategy import (
-    BlockStrategy,
+from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
+from runtime.strategies.block_update import (
     finish_request,
     is_final,
     needs_host_update,
@@ -34,7 +33,7 @@ CACHE = "cache"
 
 
 @register_strategy("full")
-class FullCanvas(BlockStrategy):
+class FullCanvas(Strategy):
     fields: tuple[Field, ...] = (
         Field(
             name=CACHE, kind="choice", choices=("none", "prefix", "dual", "vicinity"), default="none",
@@ -47,7 +46,6 @@ class FullCanvas(BlockStrategy):
             help="block size of the request; default that of the server",
         ),
     )  # fmt: skip
-    buffer_size = 1
     prefix_cacheable = False
     requires_full_prompt = True
     default_max_tokens: int | None = 256
