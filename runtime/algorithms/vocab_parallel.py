@@ -99,7 +99,7 @@ class VocabParallelLogitsOps(LogitsOps):
         self, logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_special_ids: Sequence[int] = ()
     ) -> None:
         local = self.ids.local
-        sampling.mask_forbidden(
+        super().mask_forbidden(
             logits,
             mask_id=local.index(mask_id) if mask_id in local else None,  # type: ignore[arg-type]
             max_token_id=max(max_token_id - local.start, -1),
@@ -189,7 +189,7 @@ class VocabParallelLogitsOps(LogitsOps):
         return first - second
 
     def entropy(self, probs: torch.Tensor) -> torch.Tensor:
-        return self.group.all_reduce(sampling.entropy(probs))
+        return self.group.all_reduce(super().entropy(probs))
 
     def _local_values(self, numbers: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """Returns each row's number of `token`, [rows]; -inf if another rank has the token."""

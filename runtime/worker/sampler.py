@@ -432,7 +432,7 @@ class Sampler:
     def full_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [rows, vocab], gathered from all ranks: forbidden ids are -inf, nothing else is changed."""
         logits = self.logits_ops.all_gather(self.logits(hidden))
-        sampling.mask_forbidden(
+        sampling.DEFAULT_LOGITS_OPS.mask_forbidden(
             logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
         )
         return logits

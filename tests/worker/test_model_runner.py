@@ -90,8 +90,10 @@ class Bare(LMHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         self.asked.append("likeliest")
         logits = hidden.clone()
-        sampling.mask_forbidden(logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=allowed_ids)
-        best = sampling.greedy(logits)
+        sampling.DEFAULT_LOGITS_OPS.mask_forbidden(
+            logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=allowed_ids
+        )
+        best = sampling.DEFAULT_LOGITS_OPS.greedy(logits)
         return best.token, best.confidence
 
 
