@@ -29,8 +29,7 @@ from runtime.layers.norm import RMSNorm
 from runtime.layers.parameter import tensor_of
 from runtime.layers.rotary import RotaryTable, Yarn
 from runtime.layers.sharding import Index
-from runtime.models.base import ModelInfo
-from runtime.models.weight_map import Fused, WeightMap, WeightTarget
+from runtime.models.base import Fused, Model, ModelFamily, ModelInfo, WeightMap, WeightTarget
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,11 @@ class DecoderConfig:
     block_size: int
     mask_id: int | None
     eos_ids: tuple[int, ...]
-    bos_id: int | None = None
+    bos_id: int | None = None  # this and the next four: as in ``ModelInfo``
     delete_id: int | None = None
     split_id: int | None = None
+    shift: bool = False
+    max_model_len: int | None = None
     padding: int = 0  # rows of the embedding and lm_head behind the vocabulary
     norm_head: bool = False  # columns of the lm_head are normalized to length 1 at load
     clip: float | None = None  # clips queries and keys before the rotary embedding, and values
@@ -103,6 +104,11 @@ def decoder_info(config: DecoderConfig) -> ModelInfo:
         block_size=config.block_size,
         mask_id=config.mask_id,
         eos_ids=config.eos_ids,
+        max_model_len=config.max_model_len,
+        bos_id=config.bos_id,
+        delete_id=config.delete_id,
+        split_id=config.split_id,
+        shift=config.shift,
     )
 
 
@@ -432,3 +438,12 @@ def _mlp_targets(checkpoint_prefix: list[str], prefix: str, width: int) -> dict[
 def _unit_columns(head: torch.Tensor) -> torch.Tensor:
     """[vocab, hidden], every column normalized to length 1."""
     return F.normalize(head.to(wide(head.dtype)), dim=0, eps=1e-7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderFamily(ModelFamily[DecoderConfig]):
+    """A family over `Decoder`, by default with the tensor names of Llama."""
+
+    facts: Callable[[DecoderConfig], ModelInfo] = decoder_info
+    make: Callable[[DecoderConfig, LayerFactory], Model] = Decoder
+    weights: Callable[[DecoderConfig], WeightMap] = llama_weights

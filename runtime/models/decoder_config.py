@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -33,29 +33,6 @@ LLAMA_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
     "pretraining_tp": (1, None),
 }
-# Fields that other modules read (tokenizer, dtype) or that do not affect the forward pass.
-LLAMA_IGNORED = frozenset(
-    """
-    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
-    attention_dropout initializer_range use_cache max_window_layers sliding_window fuse_cross_entropy
-    output_router_logits router_aux_loss_coef
-    quantization_config
-    """.split()  # noqa: SIM905
-)
-LLAMA_READ = frozenset(
-    """
-    vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim attention_bias
-    max_position_embeddings rope_theta rope_parameters rope_scaling partial_rotary_factor layer_types rms_norm_eps
-    tie_word_embeddings mask_token_id eos_token_id bos_token_id
-    """.split()  # noqa: SIM905
-)
-EXPERTS_READ = frozenset(
-    """
-    num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers decoder_sparse_step
-    mlp_layer_types
-    """.split()  # noqa: SIM905
-)
-NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -188,7 +165,10 @@ def llama_like(
     width_field: str = "intermediate_size",
     block_field: str = "block_size",
     supported: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
-    known: frozenset[str] = NOTHING,
+    known: frozenset[str] = frozenset(),
+    shift: bool = False,
+    begins_with_bos: bool = False,
+    max_model_len: int | None = None,
 ) -> DecoderConfig:
     """Reads a Llama-like config.json.
 
@@ -199,6 +179,8 @@ def llama_like(
         mixture: (fields, layers) -> the experts of a family that has some.
         supported: further fields like those of LLAMA_SUPPORTED.
         known: further fields that the family reads itself or ignores.
+        shift, max_model_len: as in ``ModelInfo``.
+        begins_with_bos: plain prompts begin with `bos_token_id`.
 
     Raises:
         ConfigError: a field is missing, wrong, inconsistent or not supported; the message names it.
@@ -206,8 +188,6 @@ def llama_like(
     fields = ConfigReader(config)
     supported_values = {**LLAMA_SUPPORTED, **({"attention_bias": (True, None)} if qkv_bias else {}), **supported}
     fields.reject_unsupported(supported_values)
-    extra_fields = {width_field, block_field, *known}
-    warn_unknown_fields(config, family, supported_values.keys() | LLAMA_IGNORED | LLAMA_READ | extra_fields)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.layers("num_hidden_layers")
     require_full_attention(fields)
@@ -215,7 +195,8 @@ def llama_like(
     rope = rotary(config, head_dim, yarn=yarn)
     bias = False if qkv_bias else fields.flag("attention_bias", False)
     positions = fields.positions("max_position_embeddings", max_positions)
-    return DecoderConfig(
+    bos_id = fields.id("bos_token_id")
+    parsed = DecoderConfig(
         vocab_size=fields.integer("vocab_size", low=2),
         hidden=hidden,
         layers=layers,
@@ -235,10 +216,14 @@ def llama_like(
         block_size=fields.integer(block_field, block_size),
         mask_id=fields.id("mask_token_id"),
         eos_ids=fields.ids("eos_token_id"),
-        bos_id=fields.id("bos_token_id"),
+        bos_id=bos_id if begins_with_bos else None,
+        shift=shift,
+        max_model_len=max_model_len,
         yarn=rope.yarn,
         query_scaling=rope.query_scaling,
     )
+    fields.warn_unread(family, known)
+    return parsed
 
 
 def require_full_attention(fields: ConfigReader) -> None:
@@ -264,13 +249,6 @@ def sparse_layers(fields: ConfigReader, layers: int, from_older_fields: frozense
     if found != from_older_fields and any(fields.has(name) for name in names.split()):
         raise ConfigError(f"config.json: mlp_layer_types contradicts {' and '.join(names.split())}; keep what is right")
     return found
-
-
-def warn_unknown_fields(config: Mapping[str, Any], family: str, known: Collection[str]) -> None:
-    """Logs a warning with the fields that the family does not know."""
-    unknown = sorted(config.keys() - set(known))
-    if unknown:
-        log.warning("config.json holds fields that the %s family does not know: %s", family, ", ".join(unknown))
 
 
 def head_shape(fields: ConfigReader) -> tuple[int, int, int, int]:

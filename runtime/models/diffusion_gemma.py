@@ -30,10 +30,8 @@ from runtime.layers.mlp import GatedMLP
 from runtime.layers.moe import Router, make_experts
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
-from runtime.models.base import ModelFamily, ModelInfo, register_family
+from runtime.models.base import ModelFamily, ModelInfo, WeightMap, WeightTarget, register_family
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder_config import warn_unknown_fields
-from runtime.models.weight_map import WeightMap, WeightTarget
 from runtime.request.field_spec import Value
 
 TEXT = "config.json's text_config"
@@ -53,23 +51,6 @@ TEXT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_kv_shared_layers": (0, None),
     "use_double_wide_mlp": (False,),
 }
-# Fields that other modules read (tokenizer, dtype), that concern images, or that do not affect the forward pass.
-IGNORED = frozenset(
-    """
-    model_type architectures torch_dtype dtype transformers_version _name_or_path initializer_range
-    vision_config boi_token_id eoi_token_id image_token_id pad_token_id attention_dropout use_cache
-    quantization_config
-    """.split()  # noqa: SIM905
-)
-READ = frozenset({"text_config", "canvas_length", "eos_token_id"})
-TEXT_READ = frozenset(
-    """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
-    global_head_dim num_global_key_value_heads per_layer_config layer_types sliding_window rope_parameters
-    max_position_embeddings rms_norm_eps final_logit_softcapping num_experts top_k_experts moe_intermediate_size
-    eos_token_id bos_token_id
-    """.split()  # noqa: SIM905
-)
 ROPE: dict[str, dict[str, Any]] = {  # for configs without rope_parameters
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -136,13 +117,11 @@ def parse(config: Mapping[str, Any]) -> DiffusionGemmaConfig:
     """
     fields = ConfigReader(config)
     fields.reject_unsupported(SUPPORTED)
-    warn_unknown_fields(config, "diffusion_gemma", SUPPORTED.keys() | IGNORED | READ)
     inner = _object(config, "text_config", "config.json")
     if not inner:
         raise ConfigError("config.json lacks text_config, which this model family needs")
     text = ConfigReader(inner, TEXT)
     text.reject_unsupported(TEXT_SUPPORTED)
-    warn_unknown_fields(inner, "diffusion_gemma", TEXT_SUPPORTED.keys() | IGNORED | TEXT_READ)
     names = _layer_types(text)
     experts, top_k = text.experts("num_experts"), text.integer("top_k_experts")
     if top_k > experts:
@@ -151,7 +130,7 @@ def parse(config: Mapping[str, Any]) -> DiffusionGemmaConfig:
     heads = text.integer("num_attention_heads")
     shapes = _shapes(text, inner, names)
     ropes = _object(inner, "rope_parameters", TEXT) or ROPE
-    return DiffusionGemmaConfig(
+    parsed = DiffusionGemmaConfig(
         vocab_size=text.integer("vocab_size", 262_144, low=2),
         hidden=text.integer("hidden_size"),
         heads=heads,
@@ -168,6 +147,9 @@ def parse(config: Mapping[str, Any]) -> DiffusionGemmaConfig:
         eos_ids=tuple(sorted({*fields.ids("eos_token_id"), *text.ids("eos_token_id")})),
         bos_id=text.id("bos_token_id"),
     )
+    fields.warn_unread("diffusion_gemma", frozenset({"text_config"}))
+    text.warn_unread("diffusion_gemma", frozenset({"num_global_key_value_heads", "global_head_dim", "head_dim"}))
+    return parsed
 
 
 def _object(config: Mapping[str, Any], name: str, file: str) -> Mapping[str, Any]:

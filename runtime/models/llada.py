@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from runtime.errors import ConfigError
-from runtime.models.base import ModelFamily, ModelInfo, architectures, register_family
+from runtime.models.base import ModelInfo, architectures, register_family
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder import Decoder, DecoderConfig, TensorNames, decoder_info, llama_weights
-from runtime.models.decoder_config import require_full_attention, rotary, warn_unknown_fields
+from runtime.models.decoder import DecoderConfig, DecoderFamily, TensorNames, decoder_info, llama_weights
+from runtime.models.decoder_config import require_full_attention, rotary
 
 # Fields that change the computation, with the supported values.
 SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -32,24 +32,14 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "scale_logits": (False,),
     "clip_qkv": (None,),
 }
-# Fields that other modules read (tokenizer, dtype) or that do not affect the forward pass.
-IGNORED = frozenset(
-    """
-    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
-    alibi_bias_max attention_layer_norm_with_affine attention_dropout residual_dropout embedding_dropout flash_attention
-    init_device init_fn init_std init_cutoff_factor precision use_cache
-    quantization_config
-    """.split()  # noqa: SIM905
-)
-READ = frozenset(
-    """
-    d_model n_heads n_kv_heads multi_query_attention n_layers mlp_hidden_size mlp_ratio vocab_size embedding_size
-    max_sequence_length rope_theta rope_parameters rope_scaling partial_rotary_factor rms_norm_eps include_qkv_bias
-    weight_tying mask_token_id eos_token_id bos_token_id block_size layer_types
-    """.split()  # noqa: SIM905
-)
 
 
+TRAINING = frozenset(
+    """
+    alibi_bias_max attention_layer_norm_with_affine residual_dropout flash_attention init_device init_fn init_std
+    init_cutoff_factor precision
+    """.split()  # noqa: SIM905
+)
 BOS = 126080  # <|startoftext|>
 NAMES = TensorNames(
     embedding="model.transformer.wte",
@@ -74,7 +64,6 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     """
     fields = ConfigReader(config)
     fields.reject_unsupported(SUPPORTED)
-    warn_unknown_fields(config, "llada", SUPPORTED.keys() | IGNORED | READ)
     hidden, heads = fields.integer("d_model"), fields.integer("n_heads")
     if hidden % (2 * heads):
         raise ConfigError(f"config.json: d_model {hidden} is no even multiple of n_heads {heads}")
@@ -85,7 +74,7 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     bias = fields.flag("include_qkv_bias", False)
     require_full_attention(fields)
     rope = rotary(config, hidden // heads)
-    return DecoderConfig(
+    parsed = DecoderConfig(
         vocab_size=vocab,
         hidden=hidden,
         layers=fields.layers("n_layers"),
@@ -108,6 +97,8 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
         bos_id=fields.id("bos_token_id"),
         padding=rows - vocab,
     )
+    fields.warn_unread("llada", TRAINING)
+    return parsed
 
 
 def _kv_heads(fields: ConfigReader, heads: int) -> int:
@@ -145,14 +136,12 @@ def model_info(config: DecoderConfig) -> ModelInfo:
 
 
 LLADA = register_family(
-    ModelFamily(
+    DecoderFamily(
         key="llada",
-        aliases=(),
         detect=detect,
         architectures=("LLaDAModelLM",),
         parse=parse,
         facts=model_info,
-        make=Decoder,
         weights=partial(llama_weights, names=NAMES),
         strategies=("full", "d2f"),
         turn_end_tokens=("<|eot_id|>", "<|endoftext|>"),

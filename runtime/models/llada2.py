@@ -11,11 +11,10 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
-from runtime.models.base import ModelFamily, register_family
+from runtime.models.base import WeightMap, WeightTarget, register_family
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder import Decoder, DecoderConfig, MoEConfig, TensorNames, decoder_info, decoder_weights
-from runtime.models.decoder_config import head_shape, require_full_attention, rotary, sparse_layers, warn_unknown_fields
-from runtime.models.weight_map import WeightMap, WeightTarget
+from runtime.models.decoder import DecoderConfig, DecoderFamily, MoEConfig, TensorNames, decoder_weights
+from runtime.models.decoder_config import head_shape, require_full_attention, rotary, sparse_layers
 
 # Fields that change the computation, with the supported values.
 SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -31,29 +30,6 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_nextn_predict_layers": (0, None),
     "is_causal": (False, None),
 }
-# Fields that other modules read (tokenizer, dtype) or that do not affect the forward pass.
-IGNORED = frozenset(
-    """
-    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path
-    pad_token_id bos_token_id attention_dropout embedding_dropout output_dropout
-    initializer_range use_cache output_router_logits router_aux_loss_coef max_window_layers sliding_window
-    quantization_config
-    """.split()  # noqa: SIM905
-)
-READ = frozenset(
-    """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
-    use_bias use_qkv_bias num_experts num_shared_experts num_experts_per_tok n_group topk_group
-    moe_intermediate_size first_k_dense_replace max_position_embeddings rope_theta rope_parameters rope_scaling
-    layer_types mlp_layer_types
-    partial_rotary_factor rotary_dim routed_scaling_factor norm_topk_prob rms_norm_eps tie_word_embeddings
-    moe_router_enable_expert_bias moe_router_enable_shared_expert moe_shared_expert_intermediate_size norm_head
-    block_size mask_token_id eos_token_id
-    """.split()  # noqa: SIM905
-)
-
-
-POOL_READ = frozenset({"expert_capacity", "delete_token_id", "split_token_id"})  # LLaDA2.2's
 
 
 NAMES = TensorNames(embedding="model.word_embeddings")
@@ -61,31 +37,30 @@ NAMES = TensorNames(embedding="model.word_embeddings")
 
 def parse(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json of LLaDA2.0 and 2.1. Raises ConfigError that names the field."""
-    ConfigReader(config).reject_unsupported({"expert_capacity": (None,)})
-    return _parse(config, "llada2", frozenset({"expert_capacity"}), _grouped)
+    fields = ConfigReader(config)
+    fields.reject_unsupported({"expert_capacity": (None,)})
+    parsed = _parse(config, fields, _grouped)
+    fields.warn_unread("llada2")
+    return parsed
 
 
 def parse_pooled(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json of LLaDA2.2, where a block shares an expert pool. Raises ConfigError as `parse`."""
     fields = ConfigReader(config)
-    parsed = _parse(config, "llada2dot2", POOL_READ, _pooled)
+    parsed = _parse(config, fields, _pooled)
     delete, split = fields.id("delete_token_id"), fields.id("split_token_id")
     if (delete is None) != (split is None):
         raise ConfigError(
             f"config.json: delete_token_id is {delete} and split_token_id is {split}; a model that edits has both"
         )
+    fields.warn_unread("llada2dot2")
     return replace(parsed, delete_id=delete, split_id=split)
 
 
 def _parse(
-    config: Mapping[str, Any],
-    family: str,
-    extra_fields: frozenset[str],
-    read_routing: Callable[[ConfigReader, int], RoutingConfig],
+    config: Mapping[str, Any], fields: ConfigReader, read_routing: Callable[[ConfigReader, int], RoutingConfig]
 ) -> DecoderConfig:
-    fields = ConfigReader(config)
     fields.reject_unsupported(SUPPORTED)
-    warn_unknown_fields(config, family, SUPPORTED.keys() | IGNORED | READ | extra_fields)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.layers("num_hidden_layers")
     require_full_attention(fields)
@@ -201,13 +176,11 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 
 LLADA2 = register_family(
-    ModelFamily(
+    DecoderFamily(
         key="llada2",
         aliases=("llada2_mini", "llada2_moe", "llada2_flash", "llada2dot1_mini"),
         detect=detect,
         parse=parse,
-        facts=decoder_info,
-        make=Decoder,
         weights=weights,
         strategies=("multi_bd", "dmax"),
         sampling_modes=("naive", "edit"),

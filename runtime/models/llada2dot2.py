@@ -21,9 +21,7 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 def model_info(config: DecoderConfig) -> ModelInfo:
     """A decoded block has one or more blocks of the config, which are routing blocks."""
-    return replace(
-        decoder_info(config), block_multiple=config.block_size, delete_id=config.delete_id, split_id=config.split_id
-    )
+    return replace(decoder_info(config), block_multiple=config.block_size)
 
 
 LLADA2DOT2 = register_family(

@@ -12,9 +12,9 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
-from runtime.models.base import ModelFamily, architectures, register_family
+from runtime.models.base import architectures, register_family
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder import Decoder, DecoderConfig, MoEConfig, TensorNames, decoder_info, llama_weights
+from runtime.models.decoder import DecoderConfig, DecoderFamily, MoEConfig, TensorNames, llama_weights
 from runtime.models.decoder_config import expert_counts, llama_like, sparse_layers
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -24,12 +24,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "router_num_group": (None,),
     "router_topk_group": (None,),
 }
-KNOWN = frozenset(
-    """
-    num_experts num_experts_per_tok expert_intermediate_size shared_expert_intermediate_size moe_layer_freq
-    mlp_layer_types moe_router_enable_expert_bias qk_layernorm clip_qkv
-    """.split()  # noqa: SIM905
-)
+KNOWN = frozenset({"qk_layernorm", "clip_qkv"})  # read by `parse`
 NAMES = TensorNames(router_bias="mlp.expert_bias", shared="shared_expert")
 
 
@@ -71,14 +66,11 @@ def _mixture(fields: ConfigReader, layers: int) -> MoEConfig | None:
 
 
 LLADA_MOE = register_family(
-    ModelFamily(
+    DecoderFamily(
         key="llada_moe",
-        aliases=(),
         detect=detect,
         architectures=("LLaDAMoEModelLM",),
         parse=parse,
-        facts=decoder_info,
-        make=Decoder,
         weights=partial(llama_weights, names=NAMES),
         strategies=("full",),
         turn_end_tokens=("<|role_end|>",),
