@@ -29,9 +29,16 @@ from runtime.request.output import (
     append_event,
     denoise_event,
 )
-from runtime.request.resolve import RequestContext, check_ids, check_prompt, expand_choices, resolve
+from runtime.request.resolve import (
+    MAX_TOKENS_PER_STEP,
+    RequestContext,
+    check_ids,
+    check_prompt,
+    expand_choices,
+    resolve,
+    score_spec,
+)
 from runtime.request.sampling_params import MAX_LOGPROBS, SamplingParams, stop_strings
-from runtime.request.scoring import MAX_TOKENS_PER_STEP, score_spec
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import integer, refuse
 from runtime.structured_output.grammar_cache import GrammarError

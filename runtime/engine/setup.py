@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -31,17 +32,8 @@ from runtime.worker.memory import RankDevice, build_model_runner
 DEFAULT_MODEL_LEN = 4096
 
 
-class LoadModel(Protocol):
-    """Creates the model of a checkpoint and loads its weights."""
-
-    def __call__(
-        self,
-        checkpoint: Checkpoint,
-        family: ModelFamily[Any],
-        arch: Any,
-        build: LayerFactory,
-        progress: Progress | None,
-    ) -> Model: ...
+# Creates the model of a checkpoint and loads its weights.
+LoadModel = Callable[[Checkpoint, ModelFamily[Any], Any, LayerFactory, Progress | None], Model]
 
 
 def load_engine(

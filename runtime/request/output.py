@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from runtime.request.engine_messages import MIN_LOGPROB, EngineOutput, RequestSpec, TokenLogprobs
@@ -70,6 +70,7 @@ class TokenLogprob(NamedTuple):
     top: list[tuple[int, float]]  # the most probable tokens at its position, in descending order
 
 
+@dataclass(slots=True, eq=False)
 class CompletionState:
     """The output of one request so far.
 
@@ -82,36 +83,19 @@ class CompletionState:
         deltas: results of the parser since `take_deltas`.
     """
 
-    __slots__ = (
-        "answer",
-        "cached_tokens",
-        "deltas",
-        "end_logprob",
-        "eos",
-        "finish_reason",
-        "index",
-        "logprobs",
-        "nfe",
-        "parts",
-        "prefill_seconds",
-        "queue_seconds",
-        "spec",
-    )
-
-    def __init__(self, index: int, spec: RequestSpec, answer: TextBuilder, parts: PartsParser | None = None) -> None:
-        self.index = index
-        self.spec = spec
-        self.answer = answer
-        self.parts = parts
-        self.deltas: list[Any] = []
-        self.nfe = 0
-        self.finish_reason: str | None = None
-        self.eos = False
-        self.cached_tokens = 0
-        self.queue_seconds = 0.0
-        self.prefill_seconds = 0.0
-        self.logprobs: list[TokenLogprob] = []
-        self.end_logprob: TokenLogprob | None = None
+    index: int
+    spec: RequestSpec
+    answer: TextBuilder
+    parts: PartsParser | None = None
+    deltas: list[Any] = field(default_factory=list)
+    nfe: int = 0
+    finish_reason: str | None = None
+    eos: bool = False
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end_logprob: TokenLogprob | None = None
 
     def update(self, output: EngineOutput) -> str:
         """Adds an output of the engine, and returns the new stable text."""

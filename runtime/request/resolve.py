@@ -16,6 +16,7 @@ import msgspec
 from runtime.errors import RequestError
 from runtime.request.decoding import resolve_decoding
 from runtime.request.engine_messages import DecodingParams, EngineInfo, LogitsProcessorParams, RequestSpec, StreamMode
+from runtime.request.field_spec import AlgorithmInfo, Value
 from runtime.request.sampling_params import At, SamplingParams, check_fields
 from runtime.request.structured import grammar_of
 from runtime.request.validation import number, preview, refuse
@@ -27,6 +28,11 @@ NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalt
 
 SUPPRESS_EOS = "suppress_eos"  # name of the field of algorithms
 GREEDY_BELOW = 1e-6  # lower temperatures are treated as 0: dividing logits by them only loses precision
+
+
+MAX_TOKENS_PER_STEP = 4096
+# Values that override defaults of the server: forced tokens stay, and every step forwards the complete context.
+SCORING_VALUES: dict[str, Value] = {"remask_threshold": 0.0, "cache": "none", "block_cache": False}
 
 
 def resolve_logits_processors(
@@ -318,3 +324,65 @@ def _check_pages(positions: int, info: EngineInfo, param: str) -> None:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def score_spec(
+    ids: Sequence[int],
+    info: EngineInfo,
+    *,
+    id: str,
+    param: str,
+    prompt_len: int = 1,
+    logprobs: int = 0,
+    tokens_per_step: int = 1,
+    cache_salt: str = "",
+    parent_id: str = "",
+    tenant: str = "",
+    adapter: str = "",
+) -> RequestSpec:
+    """Returns the request that scores the ids from `prompt_len` on, each conditioned on all ids before it.
+
+    Args:
+        ids: validated token ids.
+        param: field for error messages.
+        logprobs: number of most probable tokens to return per token.
+        tokens_per_step: scored tokens per forward pass.
+
+    Raises:
+        RequestError: the text is too long, or the engine cannot score.
+    """
+    if len(ids) > info.max_model_len:
+        raise RequestError(
+            f"{param}: {len(ids)} tokens to score are more than the model's length, {info.max_model_len}; shorten them",
+            param=param, code="context_length_exceeded",
+        )  # fmt: skip
+    algorithm = _scoring_algorithm(info, param)
+    values = info.defaults(algorithm.key).values
+    values |= {name: value for name, value in SCORING_VALUES.items() if name in values}
+    return RequestSpec(
+        id=id,
+        prompt=list(ids[:prompt_len]),
+        max_tokens=len(ids) - prompt_len,
+        ignore_eos=True,
+        decoding=DecodingParams(algorithm=algorithm.key, values=values),
+        logprobs=logprobs,
+        forced_token_ids=list(ids[prompt_len:]),
+        forced_tokens_per_step=tokens_per_step,
+        cache_salt=cache_salt,
+        parent_id=parent_id,
+        tenant=tenant,
+        adapter=adapter or info.default_adapter,
+    )
+
+
+def _scoring_algorithm(info: EngineInfo, param: str) -> AlgorithmInfo:
+    """Returns an algorithm that supports forced tokens."""
+    if info.mask_token_id is None:
+        raise refuse(param, "prompts cannot be scored by a model without a mask token; leave it out")
+    for algorithm in info.algorithms:
+        if algorithm.supports_grammar:
+            return algorithm
+    raise refuse(
+        param, f"prompts cannot be scored with --decoding-strategy {info.strategy}, which revises all positions of a "
+        "block; leave it out",
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from runtime.errors import ConfigError, RequestError
 from runtime.structured_output.gbnf import RefusedParts, explain, separate_parts, translate_grammar
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
     from runtime.request.engine_messages import EngineInfo
+    from runtime.structured_output.sandbox import GrammarSandbox
 
 MAX_CACHED = 64  # compiled grammars
 _UNSATISFIABLE = "Unsatisfiable"  # in the library's error for a schema that no value fits
@@ -48,16 +49,6 @@ LIMITS = {
     "max_grammar_size": 50_000,
     "verbose_errors": False,
 }
-
-
-class GrammarChecker(Protocol):
-    """Checks grammars, for example in a child process, before this process compiles them."""
-
-    def check(self, text: str) -> str:
-        """Returns why a grammar cannot be used; "" if it can."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -85,7 +76,7 @@ class GrammarCache:
         self._read = load
         self.facts = facts
         self._clock = clock
-        self.checker: GrammarChecker | None = None
+        self.checker: GrammarSandbox | None = None
         self._tokens: LLTokenizer | None = None
         self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
         self._overruns: OrderedDict[bytes, _Overrun] = OrderedDict()

@@ -35,7 +35,7 @@ from runtime.server.openai.tools import check_legacy_functions, parse_tools
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.server.serving_base import handle_generation
-from runtime.tokenizer.token_bytes import TokenByteDecoder
+from runtime.tokenizer.detokenizer import TokenByteDecoder
 
 router = APIRouter(route_class=RawBodyRoute)
 

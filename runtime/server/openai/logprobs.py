@@ -13,7 +13,7 @@ from runtime.errors import RequestError
 from runtime.parsers import part_marks
 from runtime.request.engine_messages import RequestSpec
 from runtime.request.output import CompletionState, TokenLogprob
-from runtime.tokenizer.token_bytes import OffsetTracker, TokenByteDecoder, TokenOffset
+from runtime.tokenizer.detokenizer import OffsetTracker, TokenByteDecoder, TokenOffset
 
 if TYPE_CHECKING:
     from runtime.server.engine_client.generation_job import OutputDelta

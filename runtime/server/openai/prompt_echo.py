@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
-from runtime.request.scoring import score_spec
+from runtime.request.resolve import score_spec
 from runtime.server.openai.logprobs import MAX_LOGPROBS
 from runtime.server.openai.protocol import CompletionRequest
 from runtime.tokenizer import Tokenizer
-from runtime.tokenizer.token_bytes import OffsetTracker, TokenOffset
+from runtime.tokenizer.detokenizer import OffsetTracker, TokenOffset
 
 
 def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> PromptEcho | None:
