@@ -17,12 +17,3 @@ from runtime.models import (  # noqa: F401  they register themselves
     sdar_moe,
     stable_diffcoder,
 )
-from runtime.models.base import ModelFamily, ModelInfo, families, register_family, resolve_family
-
-__all__ = [
-    "ModelFamily",
-    "ModelInfo",
-    "families",
-    "register_family",
-    "resolve_family",
-]

@@ -156,7 +156,8 @@ def llama_like(
     family: str,
     *,
     block_size: int,
-    max_positions: int,
+    max_positions: int | None,
+    fields: ConfigReader | None = None,
     qk_norm: bool = False,
     qkv_bias: bool = False,
     tied: bool = False,
@@ -173,7 +174,8 @@ def llama_like(
     """Reads a Llama-like config.json.
 
     Args:
-        block_size, max_positions, tied: defaults of the family.
+        block_size, max_positions, tied: defaults of the family; without `max_positions` the config must have it.
+        fields: reader of `config`, if the family reads further fields.
         qkv_bias: Qwen2's: queries, keys and values have a bias that no field mentions.
         yarn: rope_parameters may request YaRN.
         mixture: (fields, layers) -> the experts of a family that has some.
@@ -185,7 +187,7 @@ def llama_like(
     Raises:
         ConfigError: a field is missing, wrong, inconsistent or not supported; the message names it.
     """
-    fields = ConfigReader(config)
+    fields = fields or ConfigReader(config)
     supported_values = {**LLAMA_SUPPORTED, **({"attention_bias": (True, None)} if qkv_bias else {}), **supported}
     fields.reject_unsupported(supported_values)
     hidden, heads, kv_heads, head_dim = head_shape(fields)

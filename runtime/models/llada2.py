@@ -14,7 +14,7 @@ from runtime.kernels.moe_router import RoutingConfig
 from runtime.models.base import WeightMap, WeightTarget, register_family
 from runtime.models.config_reader import ConfigReader
 from runtime.models.decoder import DecoderConfig, DecoderFamily, MoEConfig, TensorNames, decoder_weights
-from runtime.models.decoder_config import head_shape, require_full_attention, rotary, sparse_layers
+from runtime.models.decoder_config import llama_like, sparse_layers
 
 # Fields that change the computation, with the supported values.
 SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -39,76 +39,54 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json of LLaDA2.0 and 2.1. Raises ConfigError that names the field."""
     fields = ConfigReader(config)
     fields.reject_unsupported({"expert_capacity": (None,)})
-    parsed = _parse(config, fields, _grouped)
-    fields.warn_unread("llada2")
-    return parsed
+    return _parse(config, "llada2", fields, _grouped)
 
 
 def parse_pooled(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json of LLaDA2.2, where a block shares an expert pool. Raises ConfigError as `parse`."""
     fields = ConfigReader(config)
-    parsed = _parse(config, fields, _pooled)
     delete, split = fields.id("delete_token_id"), fields.id("split_token_id")
     if (delete is None) != (split is None):
         raise ConfigError(
             f"config.json: delete_token_id is {delete} and split_token_id is {split}; a model that edits has both"
         )
-    fields.warn_unread("llada2dot2")
-    return replace(parsed, delete_id=delete, split_id=split)
+    return replace(_parse(config, "llada2dot2", fields, _pooled), delete_id=delete, split_id=split)
 
 
 def _parse(
-    config: Mapping[str, Any], fields: ConfigReader, read_routing: Callable[[ConfigReader, int], RoutingConfig]
+    config: Mapping[str, Any],
+    family: str,
+    fields: ConfigReader,
+    read_routing: Callable[[ConfigReader, int], RoutingConfig],
 ) -> DecoderConfig:
-    fields.reject_unsupported(SUPPORTED)
-    hidden, heads, kv_heads, head_dim = head_shape(fields)
-    layers = fields.layers("num_hidden_layers")
-    require_full_attention(fields)
-    first = min(layers, fields.integer("first_k_dense_replace", 0, low=0))
-    sparse = sparse_layers(fields, layers, frozenset(range(first, layers)), "first_k_dense_replace")
-    rope = rotary(config, head_dim)
-    tied, norm_head = fields.flag("tie_word_embeddings", False), fields.flag("norm_head", False)
-    if tied and norm_head:
+    norm_head = fields.flag("norm_head", False)
+    if norm_head and fields.flag("tie_word_embeddings", False):
         raise ConfigError(
             "config.json: norm_head is true beside tie_word_embeddings, which is not built: a tied head has no columns "
             "of its own to norm"
         )
-    return DecoderConfig(
-        vocab_size=fields.integer("vocab_size", low=2),
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rotary_dim=rope.dim,
-        rope_theta=rope.theta,
-        max_positions=fields.positions("max_position_embeddings"),
-        eps=fields.number("rms_norm_eps"),
-        qk_norm=True,
-        qkv_bias=fields.flag("use_qkv_bias", False),
-        out_bias=fields.flag("use_bias", False),
-        width=fields.integer("intermediate_size") if len(sparse) < layers else 0,
-        mixture=_mixture(fields, sparse, read_routing),
-        tied=tied,
-        block_size=fields.integer("block_size", 32),
-        mask_id=fields.id("mask_token_id"),
-        eos_ids=fields.ids("eos_token_id"),
-        norm_head=norm_head,
-    )
+    qkv_bias, out_bias = fields.flag("use_qkv_bias", False), fields.flag("use_bias", False)
+    parsed = llama_like(
+        config, family, fields=fields, qk_norm=True, block_size=32, max_positions=None, supported=SUPPORTED,
+        mixture=partial(_mixture, read_routing),
+    )  # fmt: skip
+    return replace(parsed, qkv_bias=qkv_bias, out_bias=out_bias, norm_head=norm_head)
 
 
 def _mixture(
-    fields: ConfigReader, layers: frozenset[int], read_routing: Callable[[ConfigReader, int], RoutingConfig]
+    read_routing: Callable[[ConfigReader, int], RoutingConfig], fields: ConfigReader, layers: int
 ) -> MoEConfig | None:
+    first = min(layers, fields.integer("first_k_dense_replace", 0, low=0))
+    sparse = sparse_layers(fields, layers, frozenset(range(first, layers)), "first_k_dense_replace")
     shared = (
         fields.integer("num_shared_experts", 0, low=0) if fields.flag("moe_router_enable_shared_expert", True) else 0
     )
     biased = fields.flag("moe_router_enable_expert_bias", True)
-    if not layers:
+    if not sparse:
         return None
     experts, width = fields.experts("num_experts"), fields.integer("moe_intermediate_size")
     return MoEConfig(
-        layers=layers,
+        layers=sparse,
         experts=experts,
         width=width,
         shared_width=shared * fields.integer("moe_shared_expert_intermediate_size", width),

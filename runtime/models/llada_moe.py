@@ -24,7 +24,6 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "router_num_group": (None,),
     "router_topk_group": (None,),
 }
-KNOWN = frozenset({"qk_layernorm", "clip_qkv"})  # read by `parse`
 NAMES = TensorNames(router_bias="mlp.expert_bias", shared="shared_expert")
 
 
@@ -36,11 +35,12 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 def parse(config: Mapping[str, Any]) -> DecoderConfig:
     fields = ConfigReader(config)
+    clip = fields.number("clip_qkv") if fields.has("clip_qkv") else None
     parsed = llama_like(
-        config, "llada_moe", qk_norm=fields.flag("qk_layernorm", False), block_size=32, max_positions=8192,
-        mixture=_mixture, width_field="dense_intermediate_size", supported=SUPPORTED, known=KNOWN,
+        config, "llada_moe", fields=fields, qk_norm=fields.flag("qk_layernorm", False), block_size=32,
+        max_positions=8192, mixture=_mixture, width_field="dense_intermediate_size", supported=SUPPORTED,
     )  # fmt: skip
-    return replace(parsed, clip=fields.number("clip_qkv") if fields.has("clip_qkv") else None)
+    return replace(parsed, clip=clip)
 
 
 def _mixture(fields: ConfigReader, layers: int) -> MoEConfig | None:
