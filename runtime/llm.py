@@ -43,7 +43,7 @@ from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import integer, refuse
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox import GrammarSandbox
-from runtime.weights import resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.worker.model_runner import SupportsLogits
 
 if TYPE_CHECKING:

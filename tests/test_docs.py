@@ -13,15 +13,14 @@ from statistics import median
 
 import pytest
 
-from runtime.algorithms import algorithm_keys, get_algorithm
-from runtime.algorithms.base import COMMON
+from runtime.algorithms.base import COMMON, algorithm_keys, get_algorithm
 from runtime.bench import sweep
 from runtime.bench.__main__ import MODULES, TOOLS
 from runtime.config import FLAGS, parse
-from runtime.models import families, resolve_family
+from runtime.models.base import families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS, SELECTORS
 from runtime.request.sampling_params import SamplingParams
-from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies
+from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies
 from tests.golden import GOLDEN
 from tests.layout.pages import headings, slugs
 from tools.docs import decoding_fields, models

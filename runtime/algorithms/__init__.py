@@ -15,28 +15,3 @@ from runtime.algorithms import (  # noqa: F401  they register themselves
     sequential,
     threshold,
 )
-from runtime.algorithms.base import (
-    BlockBatch,
-    BlockUpdate,
-    EditTokens,
-    LogitStat,
-    UnmaskingAlgorithm,
-    algorithm_keys,
-    algorithms_for,
-    algorithms_with_edit_tokens,
-    get_algorithm,
-    register_algorithm,
-)
-
-__all__ = [
-    "BlockBatch",
-    "BlockUpdate",
-    "EditTokens",
-    "LogitStat",
-    "UnmaskingAlgorithm",
-    "algorithm_keys",
-    "algorithms_for",
-    "algorithms_with_edit_tokens",
-    "get_algorithm",
-    "register_algorithm",
-]

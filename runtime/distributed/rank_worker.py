@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,7 @@ from runtime.distributed.rpc import (
     VERSION,
     AdapterPair,
     AddAdapter,
+    Arrays,
     CheckFiles,
     CloseEngine,
     ComputeLogits,
@@ -46,11 +48,12 @@ from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
-from runtime.lora.adapter_checkpoint import resolve_adapter
-from runtime.lora.adapter_weights import LoRAWeights, WorkerLoRABackend
-from runtime.weights import load_model, resolve_checkpoint
+from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
+from runtime.lora.adapter_weights import LoRAWeights
+from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.checkpoint_files import file_digests
 from runtime.weights.hub import Progress
+from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
 
 
@@ -66,6 +69,27 @@ def file_digests_of(config: EngineConfig, progress: Progress | None = None) -> d
 
 
 log = logging.getLogger("unmask.rank")
+
+
+class WorkerLoRABackend:
+    """LoRA backend of the other ranks."""
+
+    def __init__(self, weights: LoRAWeights) -> None:
+        self.weights = weights
+        self.pairs: dict[str, LoRAPair] = {}  # of the adapter that is being received
+
+    def apply(self, message: AdapterPair | AddAdapter | DropAdapter | PutAdapter, arrays: Arrays) -> None:
+        match message:
+            case AdapterPair(tensor):
+                down, up = (torch.from_numpy(arrays[half]) for half in ("down", "up"))
+                self.pairs[tensor] = LoRAPair(self.weights.base.weights.slots[tensor], down, up)
+            case AddAdapter(name, digest):
+                self.weights.add(name, Adapter(Path(name), self.pairs, digest))
+                self.pairs = {}
+            case DropAdapter(name):
+                self.weights.drop(name)
+            case PutAdapter(slot, name):
+                self.weights.put(slot, name)
 
 
 class RankWorker:

@@ -1,21 +1,18 @@
-"""LoRA weights of a loaded model: adapters in host memory, active ones in slots on the device, on all ranks."""
+"""LoRA weights of a loaded model: all adapters in host memory, active ones in the slots of the model's weights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import cast
 
 import torch
 from torch import nn
 
-from runtime.distributed.rpc import AdapterPair, AddAdapter, Arrays, DropAdapter, Message, PutAdapter
 from runtime.errors import ConfigError
 from runtime.layers.lora import LoRAContext, LoRAWeight
 from runtime.layers.parameter import WeightSlice, named_weights
-from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, LoRAPair, read_adapter, resolve_adapter
+from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, read_adapter, resolve_adapter
 from runtime.models.base import Model
 
 Pairs = dict[WeightSlice, tuple[torch.Tensor, torch.Tensor]]
@@ -123,65 +120,3 @@ class LoRAWeights:
                 raise ConfigError(f"adapter {adapter.path}: {name!r} is changed by values too large for {dtype}")
             made.setdefault(pair.slot.param, {})[self.base.part(pair.slot)] = halves
         return made
-
-
-class DistributedLoRABackend:
-    """LoRA backend of rank 0.
-
-    Adapters of the flags are on every rank from the start. Adapters that are loaded later, and slot assignments, are
-    broadcast.
-
-    Args:
-        local: Adapter weights of this rank.
-        broadcast: See ``MultiprocExecutor.broadcast``.
-        step_guard: Guards each broadcast, so that an incomplete one loses the replica and leaves no wrong weights.
-    """
-
-    def __init__(
-        self,
-        local: LoRAWeights,
-        broadcast: Callable[[Message, Arrays | None], None],
-        step_guard: AbstractContextManager[None],
-    ) -> None:
-        self.local = local
-        self.broadcast = broadcast
-        self.step_guard = step_guard
-        self.read, self.touches = local.read, local.touches
-
-    def add(self, name: str, adapter: Adapter) -> None:
-        self.local.add(name, adapter)
-        with self.step_guard:
-            for tensor, pair in adapter.pairs.items():
-                self.broadcast(AdapterPair(tensor), {"down": pair.down.numpy(), "up": pair.up.numpy()})
-            self.broadcast(AddAdapter(name, adapter.digest), None)
-
-    def drop(self, name: str) -> None:
-        self.local.drop(name)
-        with self.step_guard:
-            self.broadcast(DropAdapter(name), None)
-
-    def put(self, slot: int, name: str) -> None:
-        with self.step_guard:
-            self.broadcast(PutAdapter(slot, name), None)
-            self.local.put(slot, name)
-
-
-class WorkerLoRABackend:
-    """LoRA backend of the other ranks."""
-
-    def __init__(self, weights: LoRAWeights) -> None:
-        self.weights = weights
-        self.pairs: dict[str, LoRAPair] = {}  # of the adapter that is being received
-
-    def apply(self, message: AdapterPair | AddAdapter | DropAdapter | PutAdapter, arrays: Arrays) -> None:
-        match message:
-            case AdapterPair(tensor):
-                down, up = (torch.from_numpy(arrays[half]) for half in ("down", "up"))
-                self.pairs[tensor] = LoRAPair(self.weights.base.weights.slots[tensor], down, up)
-            case AddAdapter(name, digest):
-                self.weights.add(name, Adapter(Path(name), self.pairs, digest))
-                self.pairs = {}
-            case DropAdapter(name):
-                self.weights.drop(name)
-            case PutAdapter(slot, name):
-                self.weights.put(slot, name)

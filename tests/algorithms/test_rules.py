@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.algorithms import (
+from runtime.algorithms import sampling as choosing
+from runtime.algorithms.base import (
     BlockUpdate,
     LogitStat,
     UnmaskingAlgorithm,
@@ -21,7 +22,6 @@ from runtime.algorithms import (
     get_algorithm,
     register_algorithm,
 )
-from runtime.algorithms import sampling as choosing
 from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, Candidate, LogitsOps, uniforms
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.errors import ConfigError

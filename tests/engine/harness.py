@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.algorithms import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
+from runtime.algorithms.base import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request
 from runtime.engine.scheduler import StepTimeEstimator
@@ -23,7 +23,7 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.strategies import DecodingContext, make_strategy, max_request_len
+from runtime.strategies.base import DecodingContext, make_strategy, max_request_len
 from runtime.strategies.multi_bd import MultiBlock
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly

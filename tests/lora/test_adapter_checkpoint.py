@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
 from runtime.lora.adapter_checkpoint import BaseModelInfo, LoRAMerge, parse_peft_config, read_adapter
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from tests.golden import GOLDEN
 from tests.lora.samples import config, random_adapter
 

@@ -11,10 +11,10 @@ from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.layers.kv_pool import LAYOUTS, KVPool
 from runtime.layers.layer_factory import LayerFactory
-from runtime.models import resolve_family
-from runtime.models.base import Model
+from runtime.models.base import Model, resolve_family
 from runtime.quantization.checkpoint import quantization_of
-from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model
 
 
 def make_batch(

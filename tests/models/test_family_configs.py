@@ -5,7 +5,7 @@ import pytest
 from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.rotary import Yarn
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from runtime.models.decoder import QueryLengthScaling
 from runtime.models.llada import SUPPORTED
 from tests.oracle.spelling import config_of

@@ -10,7 +10,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.kv_pool import KVShape
 from runtime.layers.layer_factory import LayerFactory
-from runtime.models import families, resolve_family
+from runtime.models.base import families, resolve_family
 from runtime.models.llada2 import SUPPORTED, detect, parse
 from tests.oracle.tiny import tiny_config
 

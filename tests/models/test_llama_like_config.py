@@ -6,10 +6,12 @@ import pytest
 
 from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
-from runtime.models import llada, llada2, resolve_family
+from runtime.models import llada, llada2
+from runtime.models.base import resolve_family
 from runtime.models.config_reader import UNREAD
 from runtime.models.decoder_config import LLAMA_SUPPORTED
-from runtime.weights import Checkpoint, resolve_token_ids
+from runtime.weights.checkpoint import Checkpoint
+from runtime.weights.special_tokens import resolve_token_ids
 from tests.oracle.spelling import KINDS, config_of
 
 LLAMAS = [family for family in KINDS if family != "llada"]  # whose fields are Llama's; LLaDA's are its own
