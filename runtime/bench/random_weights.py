@@ -115,7 +115,7 @@ def load_random(
     *,
     pages: int = 0,
 ) -> Model:
-    """In place of `runtime.weights.loader.load_model`. `pages`: of the KV cache, if it is known how many there will be."""
+    """In place of `runtime.weights.loader.load_model`. `pages`: of the KV cache, if their number is known."""
 
     def check(model: Model, build: LayerFactory) -> None:
         check_weights(model, build)
