@@ -124,9 +124,9 @@ class Strategy:
         return ends
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        """Writes the results of a step into the request, and advances `settled` past final blocks.
+        """Writes the results of a step into the request, and advances `num_final_tokens` past final blocks.
 
-        If the request finishes, it sets `reason` and `end`, and `settled` to the end of the tokens to cache.
+        If the request finishes, it sets `reason` and `end`, and `num_final_tokens` to the end of the tokens to cache.
 
         Args:
             sampled: blocks that were sampled.
