@@ -3,38 +3,112 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
 from runtime.engine.output_processor import OutputCollector
+from runtime.engine.request import Request
 from runtime.engine.setup import load_engine
+from runtime.engine.step_plan import block_causal_plan
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
 from runtime.plugins import load_plugins
-from runtime.request.engine_messages import EngineInfo, EngineOutput, StreamMode
-from runtime.request.output import CompletionState, IdsOnly, TextBuilder, append_event, denoise_event
-from runtime.request.request_output import GenerationOutput
-from runtime.request.resolve import RequestContext, expand_choices, resolve
-from runtime.request.sampling_params import SamplingParams, stop_strings
+from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpec, StreamMode
+from runtime.request.output import (
+    CompletionState,
+    GenerationOutput,
+    IdsOnly,
+    TextBuilder,
+    TokenLogprob,
+    append_event,
+    denoise_event,
+)
+from runtime.request.resolve import (
+    MAX_TOKENS_PER_STEP,
+    RequestContext,
+    check_ids,
+    check_prompt,
+    expand_choices,
+    resolve,
+    score_spec,
+)
+from runtime.request.sampling_params import MAX_LOGPROBS, SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
-from runtime.request.validation import refuse
-from runtime.scoring import ScoringMixin, forward_logits
+from runtime.request.validation import integer, refuse
 from runtime.structured_output.grammar_cache import GrammarError
-from runtime.structured_output.sandbox_on_demand import LazyGrammarSandbox
-from runtime.weights import resolve_checkpoint
+from runtime.structured_output.sandbox import GrammarSandbox
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.worker.model_runner import SupportsLogits
 
 if TYPE_CHECKING:
     from runtime.distributed.executor import MultiprocExecutor
     from runtime.tokenizer import Tokenizer
 
+
+def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None, adapter: str = "") -> torch.Tensor:
+    """Returns logits [len(ids), vocab] on the CPU.
+
+    Args:
+        block_size: use block-causal attention with blocks of this size. None: the strategy's attention within prompts.
+        adapter: name of a LoRA adapter.
+
+    Raises:
+        RequestError: the ids are invalid, or all LoRA slots are in use.
+        TypeError: the runner has no model.
+    """
+    runner = engine.runner
+    if not isinstance(runner, SupportsLogits):
+        raise TypeError("the runner has no model")
+    if not ids:
+        raise RequestError("prompt: is empty; give at least one token", param="prompt")
+    last = engine.info.vocab_size - 1
+    for i, token in enumerate(ids):
+        integer(f"prompt[{i}]", token, 0, last)
+    block = integer("block_size", block_size, 1, 2**31, default=None)
+    page_size = engine.info.page_size
+    pages = -(-len(ids) // page_size)
+    plan = block_causal_plan(
+        np.array(ids), np.zeros(1, np.int64), np.array([len(ids)]), np.arange(pages, dtype=np.int32)[None],
+        page_size=page_size, block_size=block or 1,
+    )  # fmt: skip
+    layout = plan.layout
+    if block is None:
+        spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
+        mask = engine.info.mask_token_id or 0
+        request = Request(
+            spec,
+            size=len(ids),
+            num_final_tokens=len(ids),
+            mask_id=mask,
+            arrival_index=0,
+            get_algorithm=engine.get_algorithm,
+        )
+        visible_end = engine.strategy.visible_end([request], np.zeros_like(layout.positions), layout.positions)
+        not_editable = np.zeros_like(layout.is_editable)
+        layout = replace(
+            layout, visible_end=np.minimum(visible_end, len(ids)).astype(np.int32), is_editable=not_editable
+        )
+    if adapter:
+        engine.drain()
+        if not engine.lora_manager.can_activate(adapter):
+            raise RequestError("adapter: all of --max-loras are in use by running requests", param="adapter")
+        slots = np.full(len(ids), engine.lora_manager.activate(adapter), dtype=np.int32)
+        modules = engine.lora_manager.affected_modules([adapter])
+        layout = replace(layout, lora_slots=slots, active_lora_modules=modules)
+    return runner.logits(replace(plan, layout=layout), pages)
+
+
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages
 
 
-class LLM(ScoringMixin):
+class LLM:
     """A model in this process. A process may have several; none may be used by several threads.
 
     Streams may be open at the same time, and `generate` may be called meanwhile: they are batched together.
@@ -63,7 +137,7 @@ class LLM(ScoringMixin):
 
             self.tokenizer = Tokenizer(path)
         if self.engine.grammars is not None:  # grammars were not checked by a server
-            self.engine.grammars.checker = LazyGrammarSandbox(path, self.engine.info)
+            self.engine.grammars.checker = GrammarSandbox(path, self.engine.info, os.environ)
 
     @classmethod
     def from_engine(cls, engine: Engine, ranks: MultiprocExecutor | None = None) -> LLM:
@@ -167,6 +241,41 @@ class LLM(ScoringMixin):
         answer = GenerationOutput.from_completion(choice)
         final = {name: getattr(answer, name) for name in ("text", "token_ids", "nfe", "finish_reason", "usage")}
         yield {"event": "final", "id": choice.spec.id, **final}
+
+    def score(
+        self, texts: Sequence[tuple[Prompt, str | Sequence[int]]], *, top: int = 0, stride: int = 1,
+        adapter: str | None = None,
+    ) -> list[list[TokenLogprob]]:  # fmt: skip
+        """Returns the log-probability of each token of a text after a prompt.
+
+        See docs/guide/decoding.md#log-probabilities-of-a-prompt.
+
+        Args:
+            texts: Pairs of a prompt and the text that follows it.
+            top: Number of alternatives per token.
+            stride: Tokens per forward.
+            adapter: Name of an adapter.
+
+        Raises:
+            RequestError: A text is empty, or prompts cannot be scored.
+        """
+        integer("top", top, 0, MAX_LOGPROBS)
+        integer("stride", stride, 1, MAX_TOKENS_PER_STEP)
+        scored = []
+        for n, (prompt, text) in enumerate(texts):
+            ids = check_prompt(self._encode(prompt), self.engine.info)
+            first = len(ids)
+            ids += self._tokenizer("text").encode(text) if isinstance(text, str) else list(text)
+            check_ids(ids, self.engine.info, "text")
+            if first == len(ids):
+                raise RequestError(f"text: the one of pair {n} is empty; give at least one token", param="text")
+            spec = score_spec(
+                ids, self.engine.info, id=f"llm-{next(self._ids)}", param="text", prompt_len=first, logprobs=top,
+                tokens_per_step=stride, adapter=self.engine.lora_manager.resolve(adapter),
+            )  # fmt: skip
+            scored.append(CompletionState(n, spec, IdsOnly()))
+        self._finish(scored)
+        return [choice.token_logprobs or [] for choice in scored]
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], block_size: int | None = None, *, adapter: str | None = None) -> torch.Tensor:
@@ -289,6 +398,6 @@ def _engine(config: EngineConfig) -> tuple[Engine, MultiprocExecutor | None]:
     """Loads an engine; returns it and the executor of its other ranks, if any."""
     if config.tensor_parallel_size == 1:
         return load_engine(config), None
-    from runtime.distributed.local_executor import local_engine
+    from runtime.distributed.executor import local_engine
 
     return local_engine(config)

@@ -27,6 +27,7 @@ _REGISTRIES = {  # module -> its registries
     "runtime.algorithms.base": ("_ALGORITHMS", "_INDEL_VARIANTS"),
     "runtime.models.base": ("_FAMILIES",),
     "runtime.parsers.formats": ("_TOOLS", "_REASONING"),
+    "runtime.quantization.base": ("_FORMATS",),
     "runtime.strategies.base": ("_STRATEGIES", "_SUPPORTED_FAMILIES"),
 }
 _loaded: dict[str, str] = {}  # path of a file, or name of an entry point -> digest of its content, or its value

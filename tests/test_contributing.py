@@ -14,7 +14,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.models import base as models
 from runtime.parsers import ChatOutputParser, formats, reasoning_format, tool_format
 from runtime.strategies import base as strategies
-from runtime.weights import resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")

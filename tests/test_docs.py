@@ -14,15 +14,14 @@ from statistics import median
 
 import pytest
 
-from runtime.algorithms import algorithm_keys, get_algorithm
-from runtime.algorithms.common import COMMON
+from runtime.algorithms.base import COMMON, algorithm_keys, get_algorithm
 from runtime.bench import sweep
 from runtime.bench.__main__ import MODULES, TOOLS
 from runtime.config import FLAGS, parse
-from runtime.models import families, resolve_family
+from runtime.models.base import families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS, SELECTORS
 from runtime.request.sampling_params import SamplingParams
-from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies
+from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies
 from tests.golden import GOLDEN
 from tests.layout.pages import headings, slugs
 from tools.docs import decoding_fields, models
@@ -319,7 +318,7 @@ def test_limits_of_the_security_page_are_the_codes():
     from runtime.server.openai import chat_messages, protocol
     from runtime.server.preprocessing import preprocessor, request_body
     from runtime.server.preprocessing.executors import MAX_WAITING_CHARS
-    from runtime.tokenizer import template_limits
+    from runtime.tokenizer import template_sandbox
 
     lines = [line for line in page("docs/operations/security.md").splitlines() if "|" in line]
     rows = {line.split("|")[1].strip(): line.split("|")[2] for line in lines}
@@ -352,7 +351,7 @@ def test_limits_of_the_security_page_are_the_codes():
         ("entries", f"{protocol.MAX_ENTRIES}"),
         ("prompts of", f"{preprocessor.MAX_PROMPT_TOKENS:,}"),
         ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),
-        ("what a chat template", f"{template_limits.MAX_CHARS // mib} Mi", f"{template_limits.MAX_SECONDS:g} s"),
+        ("what a chat template", f"{template_sandbox.MAX_CHARS // mib} Mi", f"{template_sandbox.MAX_SECONDS:g} s"),
     ):
         (row,) = [value for name, value in rows.items() if re.match(rf"{sentence}\b", name)][:1]
         assert all(value in row for value in values), (sentence, values, row)

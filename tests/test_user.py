@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.algorithms import algorithm_keys
+from runtime.algorithms.base import algorithm_keys
 from runtime.bench import serve
 from runtime.chat import Conversation
 from runtime.client import is_address, may_use_proxy

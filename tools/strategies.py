@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from runtime.strategies import DecodingContext, make_strategy, strategies
+from runtime.strategies.base import DecodingContext, make_strategy, strategies
 
 _BLOCK = 64
 _CONTEXT = DecodingContext(block_size=_BLOCK, buffer_size=1, prefix_caching=True, max_model_len=_BLOCK + 16)

@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 
-from runtime.algorithms.base import BlockBatch, BlockUpdate, LogitStat, SampledRows, register_algorithm
-from runtime.algorithms.common import (
+from runtime.algorithms.base import (
     ACCEPT,
     COMMON,
     METRIC,
     THRESHOLD_KNOB,
+    BlockBatch,
+    BlockUpdate,
+    LogitStat,
     RankedAlgorithm,
+    SampledRows,
+    register_algorithm,
     threshold_with_fallback,
     unmask,
 )

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from runtime.algorithms.base import (
+    MAX_STEPS,
     SUPPRESS_EOS,
     TOKEN_MERGE_TOP_K,
     BlockBatch,
@@ -21,9 +22,9 @@ from runtime.algorithms.base import (
     SoftEmbeddingParams,
     SpeedAccuracyKnob,
     UnmaskingAlgorithm,
+    is_suppressed,
     register_algorithm,
 )
-from runtime.algorithms.common import MAX_STEPS, is_suppressed
 from runtime.request.field_spec import Field, Value, fraction_field
 
 STABLE_PROB = 0.9  # a block is finished if all positions have an argmax with at least this probability

@@ -5,16 +5,18 @@ See docs/research/decoding-rules.md#algorithm-dynamic.
 
 from __future__ import annotations
 
-from runtime.algorithms.base import BlockBatch, BlockUpdate, register_algorithm
-from runtime.algorithms.common import (
+from runtime.algorithms.base import (
     ACCEPT,
     COMMON,
     METRIC,
     STEPS,
     STEPS_KNOB,
+    BlockBatch,
+    BlockUpdate,
     RankedAlgorithm,
     confidence_metric,
     rank,
+    register_algorithm,
     tokens_per_step,
     unmask,
 )

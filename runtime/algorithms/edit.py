@@ -11,14 +11,17 @@ from typing import Any, ClassVar
 import torch
 
 from runtime.algorithms.base import (
+    ACCEPT,
+    COMMON,
+    THRESHOLD_KNOB,
     BlockBatch,
     BlockUpdate,
     LogitStat,
     SampledRows,
     UnmaskingAlgorithm,
     register_algorithm,
+    threshold_with_fallback,
 )
-from runtime.algorithms.common import ACCEPT, COMMON, THRESHOLD_KNOB, threshold_with_fallback
 from runtime.request.field_spec import Field, Value, fraction_field
 
 EDIT = fraction_field("edit_threshold", 0.0, "confidence above which an unmasked token is replaced")

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 
 from runtime.algorithms.base import (
+    COMMON,
     BlockBatch,
     BlockUpdate,
     LogitStat,
     SpeedAccuracyKnob,
     UnmaskingAlgorithm,
+    rank,
     register_algorithm,
+    unmask,
+    with_fallback,
 )
-from runtime.algorithms.common import COMMON, rank, unmask, with_fallback
 from runtime.request.field_spec import Field
 
 BOUND = Field(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from runtime.algorithms.base import BlockBatch, BlockUpdate, register_algorithm
-from runtime.algorithms.common import (
+from runtime.algorithms.base import (
     COMMON,
     METRIC,
     STEPS,
     STEPS_KNOB,
+    BlockBatch,
+    BlockUpdate,
     RankedAlgorithm,
     confidence_metric,
     rank,
+    register_algorithm,
     tokens_per_step,
     unmask,
 )

@@ -7,8 +7,19 @@ from __future__ import annotations
 
 import torch
 
-from runtime.algorithms.base import BlockBatch, BlockUpdate, SpeedAccuracyKnob, register_algorithm
-from runtime.algorithms.common import ACCEPT, COMMON, METRIC, RankedAlgorithm, confidence_metric, unmask, with_fallback
+from runtime.algorithms.base import (
+    ACCEPT,
+    COMMON,
+    METRIC,
+    BlockBatch,
+    BlockUpdate,
+    RankedAlgorithm,
+    SpeedAccuracyKnob,
+    confidence_metric,
+    register_algorithm,
+    unmask,
+    with_fallback,
+)
 from runtime.request.field_spec import fraction_field
 
 LOW = fraction_field("low_threshold", 0.4, "confidence above which the best position of a run of masks is unmasked")

@@ -14,8 +14,16 @@ from typing import Any
 
 import torch
 
-from runtime.algorithms.base import BlockBatch, BlockUpdate, EditTokens, LogitStat, SampledRows, register_indel_variant
-from runtime.algorithms.common import ACCEPT, rank
+from runtime.algorithms.base import (
+    ACCEPT,
+    BlockBatch,
+    BlockUpdate,
+    EditTokens,
+    LogitStat,
+    SampledRows,
+    rank,
+    register_indel_variant,
+)
 from runtime.algorithms.edit import EDIT, MAX_POST_EDIT, Edit
 
 MAX_POST_EDITS = 256  # a block has one record per step, and every step reads all of them

@@ -7,8 +7,18 @@ from __future__ import annotations
 
 import torch
 
-from runtime.algorithms.base import BlockBatch, BlockUpdate, SpeedAccuracyKnob, register_algorithm
-from runtime.algorithms.common import COMMON, METRIC, RankedAlgorithm, confidence_metric, unmask, with_fallback
+from runtime.algorithms.base import (
+    COMMON,
+    METRIC,
+    BlockBatch,
+    BlockUpdate,
+    RankedAlgorithm,
+    SpeedAccuracyKnob,
+    confidence_metric,
+    register_algorithm,
+    unmask,
+    with_fallback,
+)
 from runtime.request.field_spec import Field, fraction_field
 
 ANCHOR = fraction_field(

@@ -5,10 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from runtime.errors import ConfigError
+
+_U64 = npt.NDArray[np.uint64]
+# Independent streams of random numbers of one request.
+DRAW, CANVAS, RENOISE = range(3)
 
 
 @dataclass(frozen=True)
@@ -25,37 +33,6 @@ class TopTokens:
 
     ids: torch.Tensor  # int64 [..., count]
     probs: torch.Tensor  # float [..., count], 0 beyond the number of available tokens
-
-
-def mask_forbidden(
-    logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_special_ids: Sequence[int] = ()
-) -> None:
-    """Sets the logits of ids that must not be predicted to -inf in place.
-
-    Args:
-        logits: [rows, vocab].
-        mask_id: id of the mask; None if the model has none.
-        max_token_id: the largest id of the tokenizer. Higher ids are forbidden.
-        allowed_special_ids: exceptions.
-    """
-    allowed = [logits[:, token].clone() for token in allowed_special_ids]
-    if mask_id is not None:
-        logits[:, mask_id] = float("-inf")
-    logits[:, max_token_id + 1 :] = float("-inf")
-    for token, before in zip(allowed_special_ids, allowed, strict=True):
-        logits[:, token] = before
-
-
-def greedy(logits: torch.Tensor) -> Candidate:
-    """Returns the argmax of each row of [rows, vocab] (of equal logits, the lowest id), and its softmax probability."""
-    best = logits.argmax(dim=1)  # the first of equal values
-    return Candidate(best, probability(logits, best))
-
-
-def top_tokens(logits: torch.Tensor, count: int) -> TopTokens:
-    """Returns the `count` most probable tokens of each row of [rows, vocab]. `logits` is unchanged."""
-    ids, values = topk(logits, count)
-    return TopTokens(ids, (values - logits.logsumexp(dim=1, keepdim=True)).exp())
 
 
 def topk(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,35 +59,6 @@ def topk(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(ids, 1), torch.cat(values, 1)
 
 
-def probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """Returns the softmax probability [rows] of `token` [rows] under `logits` [rows, vocab]."""
-    return (logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=1)).exp()
-
-
-def filtered_probs(
-    logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
-    min_p: torch.Tensor | None = None, num_unfiltered: int = 0,
-) -> torch.Tensor:  # fmt: skip
-    """Returns probabilities to sample from, [rows, vocab], after temperature, min-p, top-k and top-p, in this order.
-
-    Args:
-        logits: [rows, vocab].
-        temperature: float64 [rows].
-        top_k: int64 [rows]; 0 disables it.
-        top_p: float64 [rows]; 1 disables it.
-        min_p: float64 [rows]; None or 0 disables it.
-        num_unfiltered: number of rows at the start that have no filter. Only the other rows are sorted.
-    """
-    scaled = logits / temperature.to(logits.dtype)[:, None]
-    if num_unfiltered < len(scaled):
-        filtered = scaled[num_unfiltered:]
-        if min_p is not None:
-            min_p_filter(filtered, filtered.amax(1), min_p[num_unfiltered:])
-        allowed = _top_k_top_p_mask(filtered, top_k[num_unfiltered:], top_p[num_unfiltered:])
-        filtered.masked_fill_(~allowed, float("-inf"))
-    return scaled.softmax(dim=1)
-
-
 def min_p_filter(scaled: torch.Tensor, max_logit: torch.Tensor, min_p: torch.Tensor) -> None:
     """Sets logits to -inf in place if their probability is below `min_p` times the highest probability of the row.
 
@@ -121,31 +69,6 @@ def min_p_filter(scaled: torch.Tensor, max_logit: torch.Tensor, min_p: torch.Ten
     """
     lowest = max_logit + min_p.log().to(scaled.dtype)  # -inf if disabled
     scaled.masked_fill_(scaled < lowest[:, None], float("-inf"))
-
-
-def multinomial(probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:
-    """Samples one token per row: the first id whose cumulative probability exceeds the random number.
-
-    Args:
-        probs: [rows, vocab].
-        uniform: float64 [rows], random numbers in [0, 1).
-    """
-    below = probs.cumsum(dim=1, dtype=torch.float64) <= uniform[:, None]
-    last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum below `uniform`
-    token = torch.minimum(below.sum(dim=1), last)
-    return Candidate(token, probs.gather(1, token[:, None])[:, 0])
-
-
-def margin(probs: torch.Tensor) -> torch.Tensor:
-    """Returns the difference of the two largest probabilities of each row of [rows, vocab], [rows]."""
-    first, second = probs.topk(2, dim=1).values.unbind(dim=1)
-    return first - second
-
-
-def entropy(probs: torch.Tensor) -> torch.Tensor:
-    """Returns the entropy of each row of [rows, vocab] in nats, [rows]."""
-    each: torch.Tensor = torch.special.entr(probs)
-    return each.sum(dim=1)
 
 
 def _top_k_top_p_mask(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -182,8 +105,20 @@ class LogitsOps:
     def mask_forbidden(
         self, logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_special_ids: Sequence[int] = ()
     ) -> None:
-        """See `mask_forbidden`."""
-        mask_forbidden(logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=allowed_special_ids)
+        """Sets the logits of ids that must not be predicted to -inf in place.
+
+        Args:
+            logits: [rows, vocab].
+            mask_id: id of the mask; None if the model has none.
+            max_token_id: the largest id of the tokenizer. Higher ids are forbidden.
+            allowed_special_ids: exceptions.
+        """
+        allowed = [logits[:, token].clone() for token in allowed_special_ids]
+        if mask_id is not None:
+            logits[:, mask_id] = float("-inf")
+        logits[:, max_token_id + 1 :] = float("-inf")
+        for token, before in zip(allowed_special_ids, allowed, strict=True):
+            logits[:, token] = before
 
     def scatter_add(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
         """Adds `values` [rows, n] to the logits of `ids` [rows, n] in place."""
@@ -228,16 +163,18 @@ class LogitsOps:
         return best[:, 0], found[:, 0]
 
     def greedy(self, logits: torch.Tensor) -> Candidate:
-        """See `greedy`."""
-        return greedy(logits)
+        """Returns the argmax of each row of [rows, vocab] (of equal ones, the lowest id), and its probability."""
+        best = logits.argmax(dim=1)  # the first of equal values
+        return Candidate(best, self.probability(logits, best))
 
     def top_tokens(self, logits: torch.Tensor, count: int) -> TopTokens:
-        """See `top_tokens`."""
-        return top_tokens(logits, count)
+        """Returns the `count` most probable tokens of each row of [rows, vocab]. `logits` is unchanged."""
+        ids, values = topk(logits, count)
+        return TopTokens(ids, (values - logits.logsumexp(dim=1, keepdim=True)).exp())
 
     def probability(self, logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """See `probability`."""
-        return probability(logits, token)
+        """Returns the softmax probability [rows] of `token` [rows] under `logits` [rows, vocab]."""
+        return (logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(dim=1)).exp()
 
     def softmax(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns the softmax over the full vocabulary, for this rank's ids."""
@@ -247,22 +184,46 @@ class LogitsOps:
         self, logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
         min_p: torch.Tensor | None = None, num_unfiltered: int = 0,
     ) -> torch.Tensor:  # fmt: skip
-        """See `filtered_probs`."""
-        return filtered_probs(
-            logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, num_unfiltered=num_unfiltered
-        )  # fmt: skip
+        """Returns probabilities to sample from, [rows, vocab], after temperature, min-p, top-k, top-p, in this order.
+
+        Args:
+            logits: [rows, vocab].
+            temperature: float64 [rows].
+            top_k: int64 [rows]; 0 disables it.
+            top_p: float64 [rows]; 1 disables it.
+            min_p: float64 [rows]; None or 0 disables it.
+            num_unfiltered: number of rows at the start that have no filter. Only the other rows are sorted.
+        """
+        scaled = logits / temperature.to(logits.dtype)[:, None]
+        if num_unfiltered < len(scaled):
+            filtered = scaled[num_unfiltered:]
+            if min_p is not None:
+                min_p_filter(filtered, filtered.amax(1), min_p[num_unfiltered:])
+            allowed = _top_k_top_p_mask(filtered, top_k[num_unfiltered:], top_p[num_unfiltered:])
+            filtered.masked_fill_(~allowed, float("-inf"))
+        return scaled.softmax(dim=1)
 
     def multinomial(self, probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:
-        """See `multinomial`."""
-        return multinomial(probs, uniform)
+        """Samples one token per row: the first id whose cumulative probability exceeds the random number.
+
+        Args:
+            probs: [rows, vocab].
+            uniform: float64 [rows], random numbers in [0, 1).
+        """
+        below = probs.cumsum(dim=1, dtype=torch.float64) <= uniform[:, None]
+        last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum lower
+        token = torch.minimum(below.sum(dim=1), last)
+        return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     def margin(self, probs: torch.Tensor) -> torch.Tensor:
-        """See `margin`."""
-        return margin(probs)
+        """Returns the difference of the two largest probabilities of each row of [rows, vocab], [rows]."""
+        first, second = probs.topk(2, dim=1).values.unbind(dim=1)
+        return first - second
 
     def entropy(self, probs: torch.Tensor) -> torch.Tensor:
-        """See `entropy`."""
-        return entropy(probs)
+        """Returns the entropy of each row of [rows, vocab] in nats, [rows]."""
+        each: torch.Tensor = torch.special.entr(probs)
+        return each.sum(dim=1)
 
     def margin_from_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns `margin` of the softmax of the logits."""
@@ -274,3 +235,61 @@ class LogitsOps:
 
 
 DEFAULT_LOGITS_OPS = LogitsOps()
+
+
+class CompiledLogitsOps(LogitsOps):
+    """`LogitsOps` with a compiled argmax and entropy. Sums may be rounded differently.
+
+    Sampling and margins are not compiled: cumulative sums, sorts and `topk` do not become faster.
+
+    Args:
+        mode: mode of `torch.compile` that captures no CUDA graphs of its own.
+        device: device of the logits.
+        dtype: dtype of the logits.
+        ids: size of the vocabulary. The constructor compiles for this size and any number of rows.
+
+    Raises:
+        ConfigError: `torch.compile` does not work on this machine.
+    """
+
+    def __init__(self, mode: str, device: torch.device, dtype: torch.dtype, ids: int) -> None:
+        self._greedy: Callable[[torch.Tensor], Candidate] = torch.compile(super().greedy, mode=mode, dynamic=True)
+        self._entropy_from_logits = torch.compile(super().entropy_from_logits, mode=mode, dynamic=True)
+        try:
+            with torch.inference_mode():
+                for rows in (1, 2):  # one row is compiled separately
+                    logits = torch.zeros(rows, ids, dtype=dtype, device=device)
+                    self.greedy(logits)
+                    self.entropy_from_logits(logits)
+        except Exception as error:  # of many types: the compiler may be missing or fail
+            message = str(error).split("\n\n")[0]  # hints for debugging torch.compile follow
+            reason = " ".join(message.split())[:300] or type(error).__name__
+            raise ConfigError(
+                f"--torch-compile-mode {mode}: torch.compile does not work here ({reason}); leave it out"
+            ) from error
+
+    def greedy(self, logits: torch.Tensor) -> Candidate:
+        return self._greedy(logits)
+
+    def entropy_from_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return self._entropy_from_logits(logits)
+
+
+def _mix(z: _U64) -> _U64:
+    """Computes one splitmix64 step: adds the golden gamma, then applies the finalizer (arithmetic modulo 2**64)."""
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def uniforms(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], stream: int = DRAW
+) -> npt.NDArray[np.float64]:
+    """Returns a number in [0, 1) for each seed, absolute position and step of the request. Arguments broadcast."""
+    hashed = _mix(seeds)
+    for _ in range(stream):
+        hashed = _mix(~hashed)
+    hashed = _mix(hashed ^ positions.astype(np.uint64))
+    hashed = _mix(hashed ^ steps.astype(np.uint64))
+    return (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53

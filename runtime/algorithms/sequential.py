@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from runtime.algorithms.base import BlockBatch, BlockUpdate, UnmaskingAlgorithm, register_algorithm
-from runtime.algorithms.common import COMMON, STEPS, STEPS_KNOB, is_suppressed, rank, tokens_per_step, unmask
+from runtime.algorithms.base import (
+    COMMON,
+    STEPS,
+    STEPS_KNOB,
+    BlockBatch,
+    BlockUpdate,
+    UnmaskingAlgorithm,
+    is_suppressed,
+    rank,
+    register_algorithm,
+    tokens_per_step,
+    unmask,
+)
 
 
 @register_algorithm

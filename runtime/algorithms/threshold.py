@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtime.algorithms.base import BlockBatch, BlockUpdate, LogitStat, register_algorithm
-from runtime.algorithms.common import (
+from runtime.algorithms.base import (
     ACCEPT,
     COMMON,
     MAX_STEPS,
     METRIC,
     THRESHOLD_KNOB,
+    BlockBatch,
+    BlockUpdate,
+    LogitStat,
     RankedAlgorithm,
+    register_algorithm,
     threshold_with_fallback,
     unmask,
 )

@@ -98,7 +98,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _has_modes(algorithm: str) -> bool:
-    from runtime.algorithms import algorithm_keys, get_algorithm
+    from runtime.algorithms.base import algorithm_keys, get_algorithm
 
     return algorithm in algorithm_keys() and bool(get_algorithm(algorithm).modes)
 

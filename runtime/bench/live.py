@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
-from runtime.algorithms import algorithm_keys, get_algorithm
+from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.bench.accept_none import AcceptNoneRunner, count_experts
 from runtime.bench.layers import layer_error
 from runtime.bench.roofline import work_of
@@ -32,7 +32,7 @@ from runtime.models.base import Model, ModelInfo
 from runtime.models.decoder import Decoder
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.strategies import Strategy, max_request_len
+from runtime.strategies.base import Strategy, max_request_len
 from runtime.strategies.full import CACHE
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.memory import capture_sizes_for

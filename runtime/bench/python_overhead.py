@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from runtime.algorithms import get_algorithm
+from runtime.algorithms.base import get_algorithm
 from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
@@ -22,7 +22,7 @@ from runtime.engine.step_plan import MASKED, NO_RESULTS, UNMASKED, BlockResults,
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.strategies import DecodingContext, make_strategy
+from runtime.strategies.base import DecodingContext, make_strategy
 from runtime.worker.model_runner import RunnerStats
 
 MASK_ID, VOCAB = 1023, 1024

@@ -24,9 +24,8 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.layers.sharding import WeightSlice
-from runtime.models import resolve_family
-from runtime.models.base import Model, ModelFamily
-from runtime.weights import Checkpoint, resolve_checkpoint
+from runtime.models.base import Model, ModelFamily, resolve_family
+from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.loader import meta_model
 
@@ -116,7 +115,7 @@ def load_random(
     *,
     pages: int = 0,
 ) -> Model:
-    """In place of `runtime.weights.load_model`. `pages`: of the KV cache, if it is known how many there will be."""
+    """In place of `runtime.weights.loader.load_model`. `pages`: of the KV cache, if their number is known."""
 
     def check(model: Model, build: LayerFactory) -> None:
         check_weights(model, build)
@@ -130,7 +129,7 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     """`LLM(model, **flags)` of such a directory."""
     from runtime import LLM
     from runtime.config import EngineConfig
-    from runtime.distributed.local_executor import local_engine
+    from runtime.distributed.executor import local_engine
     from runtime.engine.setup import load_engine
     from runtime.tokenizer import Tokenizer
 

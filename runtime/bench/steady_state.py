@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runtime.engine.kv_cache_manager import KVCacheManager
 from runtime.engine.request import Request
 from runtime.errors import ConfigError
-from runtime.strategies import Strategy
+from runtime.strategies.base import Strategy
 
 if TYPE_CHECKING:  # the machines that measure may lack the messages' package
     from runtime.engine.engine import Engine

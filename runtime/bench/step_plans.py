@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from runtime.algorithms import algorithm_keys, get_algorithm
+from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.engine.kv_cache_manager import PageTable
 from runtime.engine.request import Block, ForwardSpan, Request, ScheduledRequest
 from runtime.engine.step_plan import UNMASKED, StepPlan

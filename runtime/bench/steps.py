@@ -37,8 +37,9 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
 from runtime.quantization.checkpoint import quantization_of
-from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
-from runtime.weights import load_model, resolve_checkpoint
+from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies_supporting
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
 

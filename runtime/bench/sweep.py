@@ -106,7 +106,7 @@ def sweeps(info: EngineInfo, names: Sequence[str] | None, values: Sequence[float
         ConfigError: The model does not have an algorithm, or values belong to several algorithms.
         RequestError: for a value that the field does not take.
     """
-    from runtime.algorithms import get_algorithm
+    from runtime.algorithms.base import get_algorithm
 
     fitting = [algorithm.key for algorithm in info.algorithms]
     for name in names or ():
@@ -127,7 +127,7 @@ def sweeps(info: EngineInfo, names: Sequence[str] | None, values: Sequence[float
 
 
 def _declared(key: str, info: EngineInfo) -> Sweep:
-    from runtime.algorithms import get_algorithm
+    from runtime.algorithms.base import get_algorithm
 
     speed_accuracy_knob = get_algorithm(key).speed_accuracy_knob
     if speed_accuracy_knob is None:

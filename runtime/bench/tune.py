@@ -35,7 +35,7 @@ from runtime.kernels.fused_moe.tile_config import (
     write_table,
 )
 from runtime.models.base import resolve_family
-from runtime.strategies import DecodingContext, make_strategy
+from runtime.strategies.base import DecodingContext, make_strategy
 
 HEIGHT = 128
 BLOCK = 32

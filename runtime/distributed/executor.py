@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed.file_check import file_digests_of
+from runtime.distributed.gpu import check_devices
 from runtime.distributed.monitor import WorkerMonitor
-from runtime.distributed.rank_launcher import WorkerPlacement, start_workers
-from runtime.distributed.rank_worker import error_summary
+from runtime.distributed.rank_launcher import RANK_COMMAND, WorkerPlacement, start_workers
+from runtime.distributed.rank_worker import error_summary, file_digests_of
 from runtime.distributed.rpc import (
+    AdapterPair,
+    AddAdapter,
     Arrays,
     CheckFiles,
     CloseEngine,
     ComputeLogits,
     ConnectionClosed,
+    DropAdapter,
     EngineLoaded,
     FetchRows,
     FilesSeen,
     Join,
     LoadEngine,
     Message,
+    PutAdapter,
     Step,
 )
 from runtime.distributed.serialization import block_arrays, step_arrays
@@ -33,10 +37,10 @@ from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BatchLayout, BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
+from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.lora.distributed_backend import DistributedLoRABackend
-from runtime.weights import load_model
 from runtime.weights.hub import Progress
+from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
 
 CAUSE_SECONDS = 1.0  # after a failure, for the monitor to find a lost rank that caused it
@@ -196,6 +200,47 @@ class StepGuard:
             self.monitor.fail(ReplicaLost("rank 0 was interrupted within a step, which the others wait for"))
 
 
+class DistributedLoRABackend:
+    """LoRA backend of rank 0.
+
+    Adapters of the flags are on every rank from the start. Adapters that are loaded later, and slot assignments, are
+    broadcast.
+
+    Args:
+        local: Adapter weights of this rank.
+        broadcast: See ``MultiprocExecutor.broadcast``.
+        step_guard: Guards each broadcast, so that an incomplete one loses the replica and leaves no wrong weights.
+    """
+
+    def __init__(
+        self,
+        local: LoRAWeights,
+        broadcast: Callable[[Message, Arrays | None], None],
+        step_guard: AbstractContextManager[None],
+    ) -> None:
+        self.local = local
+        self.broadcast = broadcast
+        self.step_guard = step_guard
+        self.read, self.touches = local.read, local.touches
+
+    def add(self, name: str, adapter: Adapter) -> None:
+        self.local.add(name, adapter)
+        with self.step_guard:
+            for tensor, pair in adapter.pairs.items():
+                self.broadcast(AdapterPair(tensor), {"down": pair.down.numpy(), "up": pair.up.numpy()})
+            self.broadcast(AddAdapter(name, adapter.digest), None)
+
+    def drop(self, name: str) -> None:
+        self.local.drop(name)
+        with self.step_guard:
+            self.broadcast(DropAdapter(name), None)
+
+    def put(self, slot: int, name: str) -> None:
+        with self.step_guard:
+            self.broadcast(PutAdapter(slot, name), None)
+            self.local.put(slot, name)
+
+
 class DistributedRunner:
     """Model runner of rank 0, which sends each step to the other ranks."""
 
@@ -242,3 +287,29 @@ class DistributedRunner:
             message = ComputeLogits(pages, plan.layout.active_lora_modules)
             self.executor.broadcast(message, step_arrays(plan, same=False))
             return self.local.logits(plan, pages)
+
+
+def on_gpus(config: EngineConfig) -> bool:
+    return config.device == "cuda" or (config.device is None and torch.cuda.is_available())
+
+
+def local_executor(config: EngineConfig, command: tuple[str, ...] = RANK_COMMAND) -> MultiprocExecutor:
+    """Starts the ranks on the first devices. Raises ConfigError if there are too few."""
+    size, devices = config.tensor_parallel_size, None
+    if on_gpus(config):
+        devices = tuple(range(size))
+        check_devices(devices, f"--tensor-parallel-size {size}")
+        torch.cuda.set_device(0)
+    return MultiprocExecutor(size, WorkerPlacement(devices, command=command), config.distributed_timeout_seconds)
+
+
+def local_engine(
+    config: EngineConfig, load: LoadModel = load_model, command: tuple[str, ...] = RANK_COMMAND
+) -> tuple[Engine, MultiprocExecutor]:
+    """Loads an engine; returns it and the executor of its ranks, which must be closed after it."""
+    ranks = local_executor(config, command)
+    try:
+        return ranks.load(config, load=load), ranks
+    except BaseException:
+        ranks.close()
+        raise

@@ -1,21 +1,29 @@
-"""Starts the ranks of this host, and accepts the ranks of other hosts."""
+"""Starts and accepts the ranks of a replica, on this host and on further ones. Imports no torch."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
-from runtime.distributed.address import create_listener, endpoint, loopback
+from runtime.config import ServerConfig
+from runtime.distributed.address import create_listener, endpoint, loopback, without_brackets
 from runtime.distributed.monitor import WorkerHandle
 from runtime.distributed.rpc import VERSION, ConnectionClosed, Hello, RpcConnection
 from runtime.errors import ConfigError
 
 RANK_COMMAND = (sys.executable, "-m", "runtime.distributed.rank_worker")
+
+
+log = logging.getLogger("unmask.node")
+RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -133,3 +141,64 @@ def _handshake(
     if not isinstance(hello, Hello) or hello.version != VERSION:
         raise ConfigError("a rank's process is of another version of this program; use the same on all hosts")
     return WorkerHandle(hello.node * ranks_per_node + hello.local, connection, hello, process)
+
+
+class Terminated(Exception):
+    """SIGTERM was received."""
+
+
+def run_node(config: ServerConfig, command: tuple[str, ...] = RANK_COMMAND) -> int:
+    """Runs the ranks of this node until SIGTERM; returns the exit code.
+
+    Raises:
+        ConfigError: Node 0 cannot be reached in time.
+    """
+
+    def on_sigterm(number: int, frame: Any) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        while True:
+            for local, device in enumerate(config.devices_of(0)):
+                connection = _connect(config)
+                ranks.append(spawn(command, connection, config.node_rank, local, device))
+            log.info("Started %d ranks of node %d for node 0 at %s", len(ranks), config.node_rank, config.master_addr)
+            while all(rank.poll() is None for rank in ranks):
+                time.sleep(0.1)
+            log.warning("Replica exited; restarting local ranks")
+            _end(ranks)
+            time.sleep(RETRY_SECONDS)
+    except (Terminated, KeyboardInterrupt):
+        return 0
+    finally:
+        _end(ranks)
+
+
+def _connect(config: ServerConfig) -> socket.socket:
+    seconds = config.engine.distributed_timeout_seconds
+    until = time.monotonic() + seconds
+    address = (without_brackets(config.master_addr), config.master_port or 0)
+    while True:
+        try:
+            connection = socket.create_connection(address, timeout=max(until - time.monotonic(), 0.1))
+        except OSError as error:
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"--master-addr {address[0]} --master-port {address[1]}: node 0 was not there within "
+                    f"--distributed-timeout-seconds, {seconds:g} s: {error.strerror or error}"
+                ) from None
+            time.sleep(RETRY_SECONDS)
+        else:
+            connection.settimeout(None)
+            return connection
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.kill()
+    for rank in ranks:
+        rank.wait()
+    ranks.clear()

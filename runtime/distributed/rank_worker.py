@@ -12,17 +12,18 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed.file_check import file_digests_of
 from runtime.distributed.rpc import (
     HEARTBEAT_SECONDS,
     VERSION,
     AdapterPair,
     AddAdapter,
+    Arrays,
     CheckFiles,
     CloseEngine,
     ComputeLogits,
@@ -47,13 +48,49 @@ from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
+from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.lora.distributed_backend import WorkerLoRABackend
-from runtime.plugins import load_plugins
-from runtime.weights import load_model
+from runtime.plugins import digest_of, load_plugins
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.checkpoint_files import file_digests
+from runtime.weights.hub import Progress
+from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
 
+
+def file_digests_of(config: EngineConfig, progress: Progress | None = None) -> dict[str, str]:
+    """Returns file name -> digest; adapters' names prefix their files. Raises ConfigError for missing ones."""
+    found = file_digests(resolve_checkpoint(config.model, progress).path)
+    adapters = dict(config.adapters)
+    if config.lora_path is not None:
+        adapters["--lora-path"] = config.lora_path
+    for name, uri in adapters.items():
+        found |= {f"{name}/{file}": digest for file, digest in file_digests(resolve_adapter(uri)).items()}
+    return found | {f"--plugin {file}": digest_of(file) for file in config.plugin}
+
+
 log = logging.getLogger("unmask.rank")
+
+
+class WorkerLoRABackend:
+    """LoRA backend of the other ranks."""
+
+    def __init__(self, weights: LoRAWeights) -> None:
+        self.weights = weights
+        self.pairs: dict[str, LoRAPair] = {}  # of the adapter that is being received
+
+    def apply(self, message: AdapterPair | AddAdapter | DropAdapter | PutAdapter, arrays: Arrays) -> None:
+        match message:
+            case AdapterPair(tensor):
+                down, up = (torch.from_numpy(arrays[half]) for half in ("down", "up"))
+                self.pairs[tensor] = LoRAPair(self.weights.base.weights.slots[tensor], down, up)
+            case AddAdapter(name, digest):
+                self.weights.add(name, Adapter(Path(name), self.pairs, digest))
+                self.pairs = {}
+            case DropAdapter(name):
+                self.weights.drop(name)
+            case PutAdapter(slot, name):
+                self.weights.put(slot, name)
 
 
 class RankWorker:

@@ -17,9 +17,8 @@ from runtime.engine.request_queue import FairQueue
 from runtime.errors import ConfigError, RequestError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
-from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, read_adapter, resolve_adapter
+from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, LoRAMerge, read_adapter, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
-from runtime.lora.merge_lora import LoRAMerge
 from runtime.models.base import Model, ModelFamily
 from runtime.weights.loader import WeightTransform
 

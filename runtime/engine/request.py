@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm
-from runtime.algorithms.resolved_params import resolve_params
+from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm, resolve_params
 from runtime.engine.logits_processors import LogitsProcessorState
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, Floats, Ints, SoftTokens
 
@@ -55,32 +54,6 @@ class Block:
         history: [B, records, fields], values that the algorithm recorded (``Rule.keeps``).
         soft_tokens: tokens of the soft embeddings of its UNMASKED positions.
     """
-
-    __slots__ = (
-        "finished",
-        "first_eos",
-        "first_masked",
-        "has_eos",
-        "history",
-        "initial_masks",
-        "logits_start",
-        "masks",
-        "may_force",
-        "num_editable",
-        "num_skipped",
-        "num_steps_forcing",
-        "post_edit_steps",
-        "progress",
-        "remasked",
-        "same_token_ratio",
-        "size",
-        "soft_tokens",
-        "start",
-        "state",
-        "step_budget",
-        "steps",
-        "tokens",
-    )
 
     def __init__(self, request: Request, start: int, end: int, *, shift: int = 0) -> None:
         """Opens the positions ``[start, end)``, of which none is UNMASKED.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.algorithms import (
+from runtime.algorithms.base import (
     EditTokens,
     UnmaskingAlgorithm,
     algorithm_keys,
@@ -15,12 +15,12 @@ from runtime.algorithms import (
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
-from runtime.models import ModelFamily, ModelInfo
+from runtime.models.base import ModelFamily, ModelInfo
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import AlgorithmInfo, Field, Value, with_defaults
 from runtime.request.validation import check_declared
-from runtime.strategies import Strategy
-from runtime.weights import TokenIds
+from runtime.strategies.base import Strategy
+from runtime.weights.special_tokens import TokenIds
 
 
 def edit_tokens_of(info: EngineInfo) -> EditTokens | None:

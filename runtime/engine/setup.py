@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -19,31 +20,22 @@ from runtime.engine.request_defaults import read_edit_tokens, request_defaults
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.models import ModelFamily, ModelInfo, resolve_family
-from runtime.models.base import Model
+from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
 from runtime.quantization.checkpoint import quantization_of
 from runtime.request.engine_messages import EngineInfo
-from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies_supporting
-from runtime.structured_output.grammar_cache import GrammarCache
-from runtime.structured_output.grammar_cache_setup import create_grammar_cache
-from runtime.weights import Checkpoint, TokenIds, load_model, resolve_checkpoint, resolve_token_ids
+from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies_supporting
+from runtime.structured_output.grammar_cache import GrammarCache, create_grammar_cache
+from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress
+from runtime.weights.loader import load_model
+from runtime.weights.special_tokens import TokenIds, resolve_token_ids
 from runtime.worker.memory import RankDevice, build_model_runner
 
 DEFAULT_MODEL_LEN = 4096
 
 
-class LoadModel(Protocol):
-    """Creates the model of a checkpoint and loads its weights."""
-
-    def __call__(
-        self,
-        checkpoint: Checkpoint,
-        family: ModelFamily[Any],
-        arch: Any,
-        build: LayerFactory,
-        progress: Progress | None,
-    ) -> Model: ...
+# Creates the model of a checkpoint and loads its weights.
+LoadModel = Callable[[Checkpoint, ModelFamily[Any], Any, LayerFactory, Progress | None], Model]
 
 
 def load_engine(

@@ -137,7 +137,7 @@ class KernelSet:
     moe: MoEKernel
     moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`
     lm_head_argmax: LMHeadArgmaxKernel
-    # fused `algorithms.common` and `worker.sampler`, for the simplest algorithms
+    # fused `algorithms.base` and `worker.sampler`, for the simplest algorithms
     threshold_unmask: UnmaskKernel | None
     softmax_stats: SoftmaxStatsKernel | None  # what `worker.sampler` computes for renoising algorithms
     topk_topp_sample: TopKTopPSampleKernel | None  # `algorithms.sampling` without sorting

@@ -1,7 +1,7 @@
 """Fused kernel of the `threshold` algorithm: unmasks positions and computes the step's results in one launch.
 
 A masked position is unmasked if its confidence exceeds the threshold. If none does and the block may not stall, the
-most confident one is unmasked, and all if the block has used its steps. The general path (``algorithms.common``,
+most confident one is unmasked, and all if the block has used its steps. The general path (``algorithms.base``,
 ``worker.sampler``) takes about fifty small launches, at one request 3 % of a step.
 """
 

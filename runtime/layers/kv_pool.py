@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -33,28 +33,9 @@ class LayerKV(NamedTuple):
     v: torch.Tensor  # [pages, page_size, heads, v_dim]
 
 
-class KVPool(Protocol):
-    """Interface of the pool; the layout is hidden behind it."""
-
-    num_pages: int
-    page_size: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def layer(self, index: int) -> LayerKV:
-        """Returns the pages of layer `index`."""
-        ...
-
-    def like(self, num_pages: int) -> Self:
-        """Returns an empty pool of `num_pages` pages for the same layers in the same layout."""
-        ...
-
-
-class PagedPool(ABC):
+class KVPool(ABC):
     """Base class of the layouts: one tensor of keys and one of values, [layers, pages, ...], per layer shape.
+
     Zero-initialized.
     """
 
@@ -103,15 +84,17 @@ class PagedPool(ABC):
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def layer(self, index: int) -> LayerKV:
+        """Returns the pages of layer `index`."""
         return self._layers[index]
 
     def like(self, num_pages: int) -> Self:
+        """Returns an empty pool of `num_pages` pages for the same layers in the same layout."""
         return type(self)(
             self.shapes, num_pages=num_pages, page_size=self.page_size, dtype=self.dtype, device=self.device
         )
 
 
-class UnifiedPool(PagedPool):
+class UnifiedPool(KVPool):
     """A page is [page_size, heads, dim] for keys and values."""
 
     @staticmethod
@@ -123,7 +106,7 @@ class UnifiedPool(PagedPool):
         return LayerKV(k.unsqueeze(3), v)
 
 
-class DistinctPool(PagedPool):
+class DistinctPool(KVPool):
     """Keys are [heads, pieces, page_size, 8], values [heads, v_dim, page_size], so that a page's tokens are contiguous
     per piece of keys and per element of values.
     """
@@ -138,4 +121,4 @@ class DistinctPool(PagedPool):
         return LayerKV(k.permute(0, 3, 1, 2, 4), v.permute(0, 3, 1, 2))
 
 
-LAYOUTS: dict[str, type[PagedPool]] = {"unified": UnifiedPool, "distinct": DistinctPool}  # --kv-cache-layout
+LAYOUTS: dict[str, type[KVPool]] = {"unified": UnifiedPool, "distinct": DistinctPool}  # --kv-cache-layout

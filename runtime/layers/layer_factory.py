@@ -15,8 +15,7 @@ from runtime.layers.lora import LoRAConfig, LoRAContext, LoRAWeight
 from runtime.layers.parameter import InterleavedWeight, SplitBF16Weight, UnquantizedWeight, Weight
 from runtime.layers.sharding import HeadShard, Shard, VocabShard
 from runtime.quantization import fp8, int4_int8  # noqa: F401  they register themselves
-from runtime.quantization.base import QuantizedWeight
-from runtime.quantization.registry import get_format
+from runtime.quantization.base import QuantizedWeight, get_format
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

@@ -1,6 +1,6 @@
 """Model families, one file each. Importing this package registers them; add yours with one line here."""
 
-from runtime.models import (
+from runtime.models import (  # noqa: F401  they register themselves
     diffucoder,
     diffullama,
     diffusion_gemma,
@@ -17,27 +17,3 @@ from runtime.models import (
     sdar_moe,
     stable_diffcoder,
 )
-from runtime.models.base import ModelFamily, ModelInfo, families, register_family, resolve_family
-
-__all__ = [
-    "ModelFamily",
-    "ModelInfo",
-    "diffucoder",
-    "diffullama",
-    "diffusion_gemma",
-    "dream",
-    "dream_reasoner",
-    "families",
-    "fast_dllm_v2",
-    "illada",
-    "llada",
-    "llada2",
-    "llada2dot2",
-    "llada_moe",
-    "nemotron_diffusion",
-    "register_family",
-    "resolve_family",
-    "sdar",
-    "sdar_moe",
-    "stable_diffcoder",
-]

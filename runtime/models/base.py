@@ -1,8 +1,8 @@
-"""Interface of model families and models to the engine."""
+"""Interface of model families and models to the engine, and of checkpoint tensors to parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -12,11 +12,83 @@ from runtime.errors import ConfigError, RegisteredTwiceError
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.sharding import VocabShard
-from runtime.models.config_reader import ConfigReader
-from runtime.models.spellings import canonical
-from runtime.models.weight_map import WeightMap
+from runtime.layers.sharding import Index, VocabShard
+from runtime.models.config_reader import ConfigReader, canonical
 from runtime.request.field_spec import Value
+
+
+@dataclass(frozen=True)
+class WeightTarget:
+    """Where a checkpoint tensor goes.
+
+    Attributes:
+        param: parameter of the model.
+        index: the slice of the parameter; () for all of it.
+        transform: function of the tensor, and of those of `combine_with`, that returns the parameter's values; None for
+            the tensor itself.
+        combine_with: canonical names and shapes of further tensors, unquantized, that only `transform` uses.
+    """
+
+    param: str
+    index: Index = ()
+    transform: Callable[..., torch.Tensor] | None = None
+    combine_with: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A tensor that a checkpoint may hold instead of several.
+
+    Attributes:
+        slot: its target.
+        parts: canonical names of the tensors that it replaces, with the index of each in this tensor.
+    """
+
+    slot: WeightTarget
+    parts: Mapping[str, Index]
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """The tensors of a family.
+
+    Attributes:
+        slots: all tensors that a checkpoint must hold, by canonical name, except those of `combine_with`.
+        rename: name in a file -> canonical name.
+        skip: whether a tensor, by canonical name, is known and not needed.
+        fused: tensors that replace their parts in `slots` if a checkpoint holds them, by canonical name.
+        copies: a file may hold a tensor under several names with one canonical name, if the copies are equal.
+    """
+
+    slots: dict[str, WeightTarget]
+    rename: Callable[[str], str] = field(default=lambda name: name)
+    skip: Callable[[str], bool] = field(default=lambda name: False)
+    fused: dict[str, Fused] = field(default_factory=dict)
+    copies: bool = False
+
+    @property
+    def combine_with(self) -> dict[str, tuple[int, ...]]:
+        """All tensors that only a transform uses, with their shapes."""
+        return {name: shape for slot in self.slots.values() for name, shape in slot.combine_with.items()}
+
+    def of(self, names: Collection[str]) -> WeightMap:
+        """Returns the map of a checkpoint that holds tensors of these canonical names.
+
+        Raises:
+            ConfigError: it holds the same weights fused in two ways.
+        """
+        used = {name: fused for name, fused in self.fused.items() if name in names}
+        sources: dict[str, str] = {}
+        for name, fused in used.items():
+            for part in fused.parts:
+                if sources.setdefault(part, name) != name:
+                    raise ConfigError(
+                        f"tensors {sources[part]!r} and {name!r} hold the same weights; remove one of them"
+                    )
+        parts = sources.keys()
+        slots = {name: slot for name, slot in self.slots.items() if name not in parts}
+        return replace(self, slots=slots | {name: fused.slot for name, fused in used.items()}, fused={})
+
 
 Arch = TypeVar("Arch")  # a family's frozen dataclass of its config.json
 
@@ -91,7 +163,7 @@ class ModelInfo:
     shift: bool = False  # the logits of position i are those of row i-1, not of row i
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelFamily(Generic[Arch]):
     """A family of checkpoints: how to recognize, build and decode them (docs/models/index.md).
 
@@ -102,7 +174,7 @@ class ModelFamily(Generic[Arch]):
         parse: config.json -> the family's frozen architecture dataclass; raises ConfigError that names the field.
         facts: architecture -> what the engine needs.
         make: (architecture, factory) -> the module with uninitialized parameters.
-        weights: architecture -> the ``WeightMap`` of checkpoint tensors (runtime/models/weight_map.py).
+        weights: architecture -> the ``WeightMap`` of checkpoint tensors (runtime/models/base.py).
         turn_end_tokens, mask_tokens: looked up in the tokenizer by their text.
         mask_id, eos_ids: ids of the published checkpoints, for checkpoints whose files name none.
         masks: editable positions hold the mask; otherwise they hold noise, and there is no mask.
@@ -113,7 +185,7 @@ class ModelFamily(Generic[Arch]):
     """
 
     key: str
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
     detect: Callable[[Mapping[str, Any]], bool]
     parse: Callable[[Mapping[str, Any]], Arch]
     facts: Callable[[Arch], ModelInfo]

@@ -1,19 +1,30 @@
-"""Reads config.json of decoders: common parts, and the reading of Llama-like configs."""
+"""Reads config.json of decoders: common parts, the rotary embedding, and Llama-like configs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
+from runtime.layers.rotary import Yarn
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder import DecoderConfig, MoEConfig
-from runtime.models.rope_config import rotary
+from runtime.models.decoder import DecoderConfig, MoEConfig, QueryLengthScaling
 
 log = logging.getLogger(__name__)
+
+ROPE, SCALING = "rope_parameters", "rope_scaling"
+YARN_READ = frozenset(
+    """
+    factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim attention_factor
+    llama_4_scaling_beta
+    """.split()  # noqa: SIM905
+)
+
 
 # Fields that change the computation, with the supported values.
 LLAMA_SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -22,29 +33,122 @@ LLAMA_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
     "pretraining_tp": (1, None),
 }
-# Fields that other modules read (tokenizer, dtype) or that do not affect the forward pass.
-LLAMA_IGNORED = frozenset(
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of a model."""
+
+    theta: float
+    dim: int  # number of rotated dimensions, the first of each head
+    yarn: Yarn | None = None
+    query_scaling: QueryLengthScaling | None = None
+
+
+def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> RopeConfig:
+    """Reads fields of the config, `rope_parameters` (transformers 5) or `rope_scaling` (transformers 4).
+
+    Raises:
+        ConfigError: the scaling is not supported, or values contradict each other; the message names the field.
     """
-    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path pad_token_id
-    attention_dropout initializer_range use_cache max_window_layers sliding_window fuse_cross_entropy
-    output_router_logits router_aux_loss_coef
-    quantization_config
-    """.split()  # noqa: SIM905
-)
-LLAMA_READ = frozenset(
-    """
-    vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim attention_bias
-    max_position_embeddings rope_theta rope_parameters rope_scaling partial_rotary_factor layer_types rms_norm_eps
-    tie_word_embeddings mask_token_id eos_token_id bos_token_id
-    """.split()  # noqa: SIM905
-)
-EXPERTS_READ = frozenset(
-    """
-    num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob mlp_only_layers decoder_sparse_step
-    mlp_layer_types
-    """.split()  # noqa: SIM905
-)
-NOTHING: frozenset[str] = frozenset()
+    name, nested = _rope_object(config)
+    file = f"config.json's {name}"
+    kinds = ("default", "yarn") if yarn else ("default",)
+    ConfigReader(nested, file).reject_unsupported({"rope_type": kinds, "type": kinds})
+    is_yarn = "yarn" in (nested.get("rope_type"), nested.get("type"))
+    read_fields = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(YARN_READ if is_yarn else ())}
+    if surplus := sorted(nested.keys() - read_fields):
+        raise ConfigError(f"config.json: {name} holds {', '.join(surplus)}, which is not built")
+    for field in ("rope_theta", "partial_rotary_factor"):
+        outer, inner = config.get(field), nested.get(field)
+        if outer is None or inner is None or outer == inner:
+            continue
+        if name == SCALING and not is_yarn:  # which transformers 4 does not read if it scales nothing
+            log.warning("config.json: %s %r of %s ignored: the config's own is %r", field, inner, name, outer)
+        else:
+            raise ConfigError(f"config.json: {field} {outer!r} contradicts {name}, which says {inner!r}")
+    fields = ConfigReader({**nested, **{k: v for k, v in config.items() if v is not None}})
+    rotary_factor = fields.number("partial_rotary_factor", 1.0)
+    rotary_dim = int(head_dim * rotary_factor)
+    source = (
+        f"partial_rotary_factor {rotary_factor:g}"
+        if fields.has("partial_rotary_factor")
+        else f"a head's size of {head_dim}"
+    )
+    if fields.has("rotary_dim"):
+        rotary_dim_field = fields.integer("rotary_dim")
+        if fields.has("partial_rotary_factor") and rotary_dim_field != rotary_dim:
+            raise ConfigError(
+                f"config.json: rotary_dim {rotary_dim_field} contradicts partial_rotary_factor {rotary_factor}"
+            )
+        rotary_dim, source = rotary_dim_field, f"rotary_dim {rotary_dim_field}"
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise ConfigError(
+            f"config.json: with {source}, {rotary_dim} of a head's {head_dim} dimensions are rotary; it must be an "
+            "even number of them, and not more than there are"
+        )
+    rope = RopeConfig(fields.number("rope_theta"), rotary_dim)
+    return _with_yarn(rope, ConfigReader(nested, file), file) if is_yarn else rope
+
+
+def _rope_object(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns name and content of the rope object: `rope_parameters`, `rope_scaling`, or both merged if they agree."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in (ROPE, SCALING):
+        value = config.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"config.json: {name} must be an object, not {value!r}")
+        # transformers 5 writes one per layer type if a config has layer_types; other types are refused.
+        inner = (value or {}).get("full_attention")
+        found[name] = _without_identity(inner if isinstance(inner, Mapping) else value or {})
+    newer, older = found[ROPE], found[SCALING]
+    if not older or not newer:
+        return (ROPE, newer) if newer or not older else (SCALING, older)
+    for key in sorted({_rope_key(key) for key in newer} & {_rope_key(key) for key in older}):
+        one, other = (next(v for k, v in each.items() if _rope_key(k) == key) for each in (newer, older))
+        if one != other:
+            raise ConfigError(f"config.json: {ROPE} says {key} {one!r}, and {SCALING} {other!r}; keep the right one")
+    return ROPE, older | newer
+
+
+def _rope_key(key: str) -> str:
+    return "rope_type" if key == "type" else key
+
+
+def _without_identity(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Drops nulls, and scaling by factor 1."""
+    present = {key: value for key, value in rope.items() if value is not None}
+    scaling = present.keys() - {"rope_theta", "partial_rotary_factor"}
+    kinds = {present[key] for key in ("rope_type", "type") if isinstance(present.get(key), str)}
+    if kinds == {"linear"} and scaling <= {"rope_type", "type", "factor"} and present.get("factor") == 1:
+        return {key: value for key, value in present.items() if key not in scaling}
+    return present
+
+
+def _with_yarn(rope: RopeConfig, fields: ConfigReader, file: str) -> RopeConfig:
+    """Adds YaRN, and query scaling if the config has it."""
+    factor, original = fields.number("factor"), fields.integer("original_max_position_embeddings")
+    if factor < 1:
+        raise ConfigError(f"{file}: factor is {factor:g}, but YaRN stretches by 1 or more")
+    fast, slow = fields.number("beta_fast", 32.0), fields.number("beta_slow", 1.0)
+    if fast <= slow:
+        raise ConfigError(f"{file}: beta_fast {fast:g} is not more than beta_slow {slow:g}")
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1
+
+    if fields.has("attention_factor"):
+        size = fields.number("attention_factor")
+    elif fields.has("mscale") and fields.has("mscale_all_dim"):
+        size = magnitude(fields.number("mscale")) / magnitude(fields.number("mscale_all_dim"))
+    else:
+        size = magnitude(1.0)
+    query_scaling = (
+        QueryLengthScaling(fields.number("llama_4_scaling_beta"), original)
+        if fields.has("llama_4_scaling_beta")
+        else None
+    )
+    return replace(rope, yarn=Yarn(factor, original, fast, slow, size), query_scaling=query_scaling)
 
 
 def llama_like(
@@ -52,7 +156,8 @@ def llama_like(
     family: str,
     *,
     block_size: int,
-    max_positions: int,
+    max_positions: int | None,
+    fields: ConfigReader | None = None,
     qk_norm: bool = False,
     qkv_bias: bool = False,
     tied: bool = False,
@@ -61,26 +166,30 @@ def llama_like(
     width_field: str = "intermediate_size",
     block_field: str = "block_size",
     supported: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
-    known: frozenset[str] = NOTHING,
+    known: frozenset[str] = frozenset(),
+    shift: bool = False,
+    begins_with_bos: bool = False,
+    max_model_len: int | None = None,
 ) -> DecoderConfig:
     """Reads a Llama-like config.json.
 
     Args:
-        block_size, max_positions, tied: defaults of the family.
+        block_size, max_positions, tied: defaults of the family; without `max_positions` the config must have it.
+        fields: reader of `config`, if the family reads further fields.
         qkv_bias: Qwen2's: queries, keys and values have a bias that no field mentions.
         yarn: rope_parameters may request YaRN.
         mixture: (fields, layers) -> the experts of a family that has some.
         supported: further fields like those of LLAMA_SUPPORTED.
         known: further fields that the family reads itself or ignores.
+        shift, max_model_len: as in ``ModelInfo``.
+        begins_with_bos: plain prompts begin with `bos_token_id`.
 
     Raises:
         ConfigError: a field is missing, wrong, inconsistent or not supported; the message names it.
     """
-    fields = ConfigReader(config)
+    fields = fields or ConfigReader(config)
     supported_values = {**LLAMA_SUPPORTED, **({"attention_bias": (True, None)} if qkv_bias else {}), **supported}
     fields.reject_unsupported(supported_values)
-    extra_fields = {width_field, block_field, *known}
-    warn_unknown_fields(config, family, supported_values.keys() | LLAMA_IGNORED | LLAMA_READ | extra_fields)
     hidden, heads, kv_heads, head_dim = head_shape(fields)
     layers = fields.layers("num_hidden_layers")
     require_full_attention(fields)
@@ -88,7 +197,8 @@ def llama_like(
     rope = rotary(config, head_dim, yarn=yarn)
     bias = False if qkv_bias else fields.flag("attention_bias", False)
     positions = fields.positions("max_position_embeddings", max_positions)
-    return DecoderConfig(
+    bos_id = fields.id("bos_token_id")
+    parsed = DecoderConfig(
         vocab_size=fields.integer("vocab_size", low=2),
         hidden=hidden,
         layers=layers,
@@ -108,10 +218,14 @@ def llama_like(
         block_size=fields.integer(block_field, block_size),
         mask_id=fields.id("mask_token_id"),
         eos_ids=fields.ids("eos_token_id"),
-        bos_id=fields.id("bos_token_id"),
+        bos_id=bos_id if begins_with_bos else None,
+        shift=shift,
+        max_model_len=max_model_len,
         yarn=rope.yarn,
         query_scaling=rope.query_scaling,
     )
+    fields.warn_unread(family, known)
+    return parsed
 
 
 def require_full_attention(fields: ConfigReader) -> None:
@@ -137,13 +251,6 @@ def sparse_layers(fields: ConfigReader, layers: int, from_older_fields: frozense
     if found != from_older_fields and any(fields.has(name) for name in names.split()):
         raise ConfigError(f"config.json: mlp_layer_types contradicts {' and '.join(names.split())}; keep what is right")
     return found
-
-
-def warn_unknown_fields(config: Mapping[str, Any], family: str, known: Collection[str]) -> None:
-    """Logs a warning with the fields that the family does not know."""
-    unknown = sorted(config.keys() - set(known))
-    if unknown:
-        log.warning("config.json holds fields that the %s family does not know: %s", family, ", ".join(unknown))
 
 
 def head_shape(fields: ConfigReader) -> tuple[int, int, int, int]:

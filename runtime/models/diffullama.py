@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from runtime.models.base import ModelFamily, ModelInfo, register_family
-from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
+from runtime.models.base import register_family
+from runtime.models.decoder import DecoderFamily
 from runtime.models.decoder_config import llama_like
-from runtime.models.weight_names import llama_weights
-
-
-def parse(config: Mapping[str, Any]) -> DecoderConfig:
-    return llama_like(config, "diffullama", block_size=32, max_positions=4096)
-
-
-def model_info(config: DecoderConfig) -> ModelInfo:
-    return replace(decoder_info(config), shift=True, bos_id=config.bos_id)
-
 
 DIFFULLAMA = register_family(
-    ModelFamily(
+    DecoderFamily(
         key="diffullama",
-        aliases=(),
         detect=lambda config: False,  # config.json is the same as for any Llama
-        parse=parse,
-        facts=model_info,
-        make=Decoder,
-        weights=llama_weights,
+        parse=partial(
+            llama_like, family="diffullama", shift=True, begins_with_bos=True, block_size=32, max_positions=4096
+        ),
         strategies=("full",),
     )
 )

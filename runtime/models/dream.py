@@ -7,38 +7,32 @@ detected as this family; `diffucoder` selects it by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from runtime.models.base import ModelFamily, ModelInfo, architectures, register_family
-from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
+from runtime.models.base import architectures, register_family
+from runtime.models.decoder import DecoderFamily
 from runtime.models.decoder_config import llama_like
-from runtime.models.weight_names import llama_weights
 
 
 def detect(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "Dream" and "DreamModel" in architectures(config)
 
 
-def parse(config: Mapping[str, Any]) -> DecoderConfig:
-    return llama_like(config, "dream", qkv_bias=True, block_size=32, max_positions=131072)
-
-
-def model_info(config: DecoderConfig) -> ModelInfo:
-    """config.json allows 131072 positions, but the authors trained the model on 2048."""
-    return replace(decoder_info(config), shift=True, max_model_len=2048)
-
-
 DREAM = register_family(
-    ModelFamily(
+    DecoderFamily(
         key="dream",
-        aliases=(),
         detect=detect,
         architectures=("DreamModel",),
-        parse=parse,
-        facts=model_info,
-        make=Decoder,
-        weights=llama_weights,
+        parse=partial(
+            llama_like,
+            family="dream",
+            qkv_bias=True,
+            shift=True,
+            block_size=32,
+            max_positions=131072,
+            max_model_len=2048,  # config.json allows 131072 positions, but the authors trained the model on 2048
+        ),
         strategies=("full", "d2f"),
         turn_end_tokens=("<|im_end|>", "<|endoftext|>", "<|dlm_pad|>"),  # the last: DiffuCoder
         mask_tokens=("<|mask|>",),

@@ -6,12 +6,12 @@ The mask is id 5, which no file of a checkpoint names.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from runtime.models.base import ModelFamily, architectures, register_family
-from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
+from runtime.models.base import architectures, register_family
+from runtime.models.decoder import DecoderFamily
 from runtime.models.decoder_config import llama_like
-from runtime.models.weight_names import llama_weights
 
 SUPPORTED = {"layer_norm_eps": (None,)}  # a number selects LayerNorm instead of RMSNorm
 KNOWN = frozenset({"resid_pdrop", "embd_pdrop"})
@@ -21,20 +21,14 @@ def detect(config: Mapping[str, Any]) -> bool:
     return "ILLaDAForCausalLM" in architectures(config)
 
 
-def parse(config: Mapping[str, Any]) -> DecoderConfig:
-    return llama_like(config, "illada", tied=True, block_size=32, max_positions=8192, supported=SUPPORTED, known=KNOWN)
-
-
 ILLADA = register_family(
-    ModelFamily(
+    DecoderFamily(
         key="illada",
-        aliases=(),
         detect=detect,
         architectures=("ILLaDAForCausalLM",),
-        parse=parse,
-        facts=decoder_info,
-        make=Decoder,
-        weights=llama_weights,
+        parse=partial(
+            llama_like, family="illada", tied=True, block_size=32, max_positions=8192, supported=SUPPORTED, known=KNOWN
+        ),
         strategies=("full",),
         mask_tokens=("<[MASK]>",),
         mask_id=5,

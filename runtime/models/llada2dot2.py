@@ -11,8 +11,7 @@ from typing import Any
 
 from runtime.models.base import ModelInfo, register_family
 from runtime.models.decoder import DecoderConfig, decoder_info
-from runtime.models.llada2 import LLADA2
-from runtime.models.llada2_config import parse_pooled
+from runtime.models.llada2 import LLADA2, parse_pooled
 
 
 def detect(config: Mapping[str, Any]) -> bool:
@@ -22,9 +21,7 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 def model_info(config: DecoderConfig) -> ModelInfo:
     """A decoded block has one or more blocks of the config, which are routing blocks."""
-    return replace(
-        decoder_info(config), block_multiple=config.block_size, delete_id=config.delete_id, split_id=config.split_id
-    )
+    return replace(decoder_info(config), block_multiple=config.block_size)
 
 
 LLADA2DOT2 = register_family(

@@ -12,11 +12,10 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
-from runtime.models.base import ModelFamily, architectures, register_family
+from runtime.models.base import architectures, register_family
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder import Decoder, DecoderConfig, MoEConfig, decoder_info
+from runtime.models.decoder import DecoderConfig, DecoderFamily, MoEConfig, TensorNames, llama_weights
 from runtime.models.decoder_config import expert_counts, llama_like, sparse_layers
-from runtime.models.weight_names import TensorNames, llama_weights
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "moe_router_score_function": ("softmax", None),
@@ -25,12 +24,6 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "router_num_group": (None,),
     "router_topk_group": (None,),
 }
-KNOWN = frozenset(
-    """
-    num_experts num_experts_per_tok expert_intermediate_size shared_expert_intermediate_size moe_layer_freq
-    mlp_layer_types moe_router_enable_expert_bias qk_layernorm clip_qkv
-    """.split()  # noqa: SIM905
-)
 NAMES = TensorNames(router_bias="mlp.expert_bias", shared="shared_expert")
 
 
@@ -42,11 +35,12 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 def parse(config: Mapping[str, Any]) -> DecoderConfig:
     fields = ConfigReader(config)
+    clip = fields.number("clip_qkv") if fields.has("clip_qkv") else None
     parsed = llama_like(
-        config, "llada_moe", qk_norm=fields.flag("qk_layernorm", False), block_size=32, max_positions=8192,
-        mixture=_mixture, width_field="dense_intermediate_size", supported=SUPPORTED, known=KNOWN,
+        config, "llada_moe", fields=fields, qk_norm=fields.flag("qk_layernorm", False), block_size=32,
+        max_positions=8192, mixture=_mixture, width_field="dense_intermediate_size", supported=SUPPORTED,
     )  # fmt: skip
-    return replace(parsed, clip=fields.number("clip_qkv") if fields.has("clip_qkv") else None)
+    return replace(parsed, clip=clip)
 
 
 def _mixture(fields: ConfigReader, layers: int) -> MoEConfig | None:
@@ -72,14 +66,11 @@ def _mixture(fields: ConfigReader, layers: int) -> MoEConfig | None:
 
 
 LLADA_MOE = register_family(
-    ModelFamily(
+    DecoderFamily(
         key="llada_moe",
-        aliases=(),
         detect=detect,
         architectures=("LLaDAMoEModelLM",),
         parse=parse,
-        facts=decoder_info,
-        make=Decoder,
         weights=partial(llama_weights, names=NAMES),
         strategies=("full",),
         turn_end_tokens=("<|role_end|>",),

@@ -5,15 +5,12 @@ It has YaRN and query length scaling. Attention is causal except in the open blo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from runtime.models.base import ModelFamily, ModelInfo, register_family
-from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
+from runtime.models.base import register_family
+from runtime.models.decoder import DecoderFamily, TensorNames, llama_weights
 from runtime.models.decoder_config import llama_like
-from runtime.models.weight_names import TensorNames, llama_weights
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),  # in this family no other field enables it
@@ -25,25 +22,21 @@ NAMES = TensorNames(
 )  # fmt: skip
 
 
-def parse(config: Mapping[str, Any]) -> DecoderConfig:
-    return llama_like(
-        config, "nemotron_diffusion", yarn=True, block_size=32, max_positions=262144, supported=SUPPORTED, known=KNOWN
-    )
-
-
-def model_info(config: DecoderConfig) -> ModelInfo:
-    return replace(decoder_info(config), bos_id=config.bos_id)
-
-
 NEMOTRON_DIFFUSION = register_family(
-    ModelFamily(
+    DecoderFamily(
         key="nemotron_diffusion",
-        aliases=(),
         detect=lambda config: config.get("model_type") == "nemotron_labs_diffusion",
         architectures=("NemotronLabsDiffusionModel",),
-        parse=parse,
-        facts=model_info,
-        make=Decoder,
+        parse=partial(
+            llama_like,
+            family="nemotron_diffusion",
+            yarn=True,
+            begins_with_bos=True,
+            block_size=32,
+            max_positions=262144,
+            supported=SUPPORTED,
+            known=KNOWN,
+        ),
         weights=partial(llama_weights, names=NAMES),
         strategies=("nemotron_diffusion",),
         mask_id=100,

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
-from runtime.models.base import ModelFamily, register_family
-from runtime.models.decoder import Decoder, DecoderConfig, decoder_info
+from runtime.models.base import register_family
+from runtime.models.decoder import DecoderFamily
 from runtime.models.decoder_config import llama_like
-from runtime.models.weight_names import llama_weights
-
-
-def parse(config: Mapping[str, Any]) -> DecoderConfig:
-    return llama_like(config, "sdar", qk_norm=True, block_size=4, max_positions=32768)
-
 
 SDAR = register_family(
-    ModelFamily(
+    DecoderFamily(
         key="sdar",
-        aliases=(),
         detect=lambda config: config.get("model_type") == "sdar",
         architectures=("SDARForCausalLM",),
-        parse=parse,
-        facts=decoder_info,
-        make=Decoder,
-        weights=llama_weights,
+        parse=partial(llama_like, family="sdar", qk_norm=True, block_size=4, max_positions=32768),
         strategies=("multi_bd",),
         turn_end_tokens=("<|im_end|>", "<|endoftext|>"),
         mask_tokens=("<|MASK|>", "<|mask|>"),

@@ -1,10 +1,14 @@
 """Parsers of model output: reasoning and tool calls, one file per format. Importing the package registers them."""
 
-from runtime.parsers import gemma4, hermes, qwen3_coder, think
+from runtime.parsers import gemma4, hermes, qwen3_coder, think  # noqa: F401  they register themselves
 from runtime.parsers.chat_output import Call, ChatOutputParser
-from runtime.parsers.events import Arguments, CallStart, Delta, Reasoning, Text
 from runtime.parsers.formats import (
+    Arguments,
+    CallStart,
+    Delta,
+    Reasoning,
     ReasoningFormat,
+    Text,
     Tool,
     ToolFormat,
     part_marks,
@@ -27,15 +31,11 @@ __all__ = [
     "Text",
     "Tool",
     "ToolFormat",
-    "gemma4",
-    "hermes",
     "part_marks",
-    "qwen3_coder",
     "reasoning_format",
     "reasoning_formats",
     "register_reasoning_format",
     "register_tool_format",
-    "think",
     "tool_format",
     "tool_formats",
 ]

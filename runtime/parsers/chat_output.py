@@ -2,13 +2,266 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from runtime.parsers.events import Arguments, CallStart, Delta, Reasoning, Text
-from runtime.parsers.formats import ReasoningFormat, Tool, ToolFormat
-from runtime.parsers.reasoning import ReasoningParser
-from runtime.parsers.tool_calls import ToolCallParser
+from runtime.parsers.formats import (
+    Arguments,
+    CallReader,
+    CallStart,
+    Delta,
+    NotACall,
+    ParsedCall,
+    Reasoning,
+    ReasoningFormat,
+    Text,
+    Tool,
+    ToolFormat,
+)
+
+MAX_FAILED_CALLS = 32  # false starts after which the rest is text: each may be read to its end again
+
+
+def partial_match_len(mark: str, text: str) -> int:
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `mark`."""
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:size]):
+            return size
+    return 0
+
+
+class ReasoningParser:
+    """Incremental parser of reasoning. White space around reasoning is dropped.
+
+    Attributes:
+        consumed: Characters of reasoning and its markers.
+        unclosed: Whether the output ended without the end marker.
+    """
+
+    def __init__(self, made: ReasoningFormat | None, opened: bool) -> None:
+        self._format = made
+        self._state: Literal["before", "within", "after", "over"] = (
+            "over" if made is None else "within" if opened else "before"
+        )
+        self._held = ""
+        self._begun = False  # reasoning other than white space has begun
+        self.consumed = 0
+        self.unclosed = False
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text so far ends inside reasoning."""
+        return self._state == "within"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further text can be reasoning."""
+        return self._state in ("after", "over")
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Returns the reasoning and the remaining text that are certain now."""
+        if self._format is None or self._state == "over":
+            return "", text
+        self._held += text
+        if self._state == "before":
+            begun = self._held.lstrip()
+            if begun.startswith(self._format.opens):
+                self._consume(len(self._held) - len(begun) + len(self._format.opens))
+                self._state = "within"
+            elif self._format.opens.startswith(begun):
+                return "", ""
+            else:
+                return "", self._over()
+        reasoning = self._within() if self._state == "within" else ""
+        if self._state == "after":
+            self._consume(len(self._held) - len(self._held.lstrip()))
+            if self._held:
+                return reasoning, self._over()
+        return reasoning, ""
+
+    def finish(self) -> tuple[str, str]:
+        """Returns the withheld text, at the end of the output."""
+        held, state = self._held, self._state
+        if state == "within":
+            self.unclosed = True
+            self.consumed += len(held)
+            self._held = ""
+            # an incomplete end marker is reasoning, and white space after it is not
+            return (held.rstrip() if self._begun else held.strip()), ""
+        return "", self._over()
+
+    def _within(self) -> str:
+        assert self._format is not None
+        if not self._begun:
+            self._consume(len(self._held) - len(self._held.lstrip()))
+            self._begun = bool(self._held)
+        at = self._held.find(self._format.closes)
+        if at >= 0:
+            found = self._held[:at].rstrip()
+            self._consume(at + len(self._format.closes))
+            self._state = "after"
+            return found
+        sure = len(self._held) - partial_match_len(self._format.closes, self._held)
+        found = self._held[:sure].rstrip()
+        self._consume(len(found))
+        return found
+
+    def _consume(self, characters: int) -> None:
+        self.consumed += characters
+        self._held = self._held[characters:]
+
+    def _over(self) -> str:
+        rest, self._held, self._state = self._held, "", "over"
+        return rest
+
+
+class ToolCallParser:
+    """Incremental parser of text with tool calls.
+
+    Text that may be the beginning of a call is withheld, and becomes text if it is not. White space between text and a
+    call belongs to the call.
+
+    Attributes:
+        num_complete: Number of complete calls.
+    """
+
+    def __init__(
+        self,
+        made: ToolFormat,
+        available_tools: Sequence[Tool],
+        *,
+        exact: bool = False,
+        early: bool = True,
+        forced: bool = False,
+        single: bool = False,
+    ) -> None:
+        """Creates a parser.
+
+        Args:
+            made: Format of the calls.
+            available_tools: The tools of the request.
+            exact: Whether a grammar constrains calls; arguments are then passed on unchanged.
+            early: Whether to stream arguments of `exact` calls.
+            forced: Whether the output consists of calls only.
+            single: Whether to ignore everything after the first call.
+        """
+        self._format, self._available_tools, self._exact, self._single = made, available_tools, exact, single
+        self._early, self._forced = early, forced
+        self._held = ""  # unread text
+        self._reader: CallReader | None = None  # reader of the open call
+        self._opening = self._read = ""  # its start marker with the space before it, and the text passed to the reader
+        self._marks = (made.closes, *made.strays)
+        self._closing = False  # after a call, whose end markers may follow
+        self._bare = False  # only white space since the last call
+        self._begun = 0  # calls with a `CallStart`
+        self._failed = 0  # false starts
+        self._passed: int | None = None  # streamed characters of the open call's arguments; None before its `CallStart`
+        self.num_complete = 0
+
+    def push(self, text: str) -> list[Delta]:
+        """Adds text; returns the deltas that are certain now."""
+        found: list[Delta] = []
+        self._held += text
+        while self._held and not self._over and self._step(found):
+            pass
+        return found
+
+    def finish(self, cut: bool) -> list[Delta]:
+        """Returns the deltas of withheld text, at the end of the output; see `ChatOutputParser.finish`."""
+        found: list[Delta] = []
+        if self._over or self._closing:
+            return found
+        if self._forced:  # the rest is an incomplete call
+            return found
+        if self._reader is None:
+            self._text(found, self._held)
+        elif self._passed is None and not cut:
+            self._text(found, self._opening + self._read)
+        return found
+
+    @property
+    def _over(self) -> bool:
+        return self._single and self.num_complete > 0
+
+    def _step(self, found: list[Delta]) -> bool:
+        """Reads up to the next marker; returns False if more text is needed."""
+        if self._reader is not None:
+            return self._within(found, self._reader)
+        return self._close() if self._closing else self._between(found)
+
+    def _between(self, found: list[Delta]) -> bool:
+        if self._failed == MAX_FAILED_CALLS:
+            text, self._held = self._held, ""
+            self._text(found, text)
+            return False
+        at = self._held.find(self._format.opens)
+        sure = len(self._held) - partial_match_len(self._format.opens, self._held) if at < 0 else at
+        text = self._held[:sure].rstrip()
+        self._text(found, text)
+        self._held = self._held[len(text) :]
+        if at < 0:
+            return False
+        end = at - len(text) + len(self._format.opens)
+        self._opening, self._held = self._held[:end], self._held[end:]
+        self._reader, self._read, self._passed = self._format.reader(self._available_tools), "", None
+        return True
+
+    def _within(self, found: list[Delta], reader: CallReader) -> bool:
+        fresh, self._held = self._held, ""
+        self._read += fresh
+        outcome = reader.feed(fresh)
+        partial = reader.partial() if self._exact else None
+        if partial is not None and (self._early or isinstance(outcome, ParsedCall)):
+            self._pass(found, *partial)
+        if outcome is None:
+            return False
+        self._reader = None
+        if isinstance(outcome, NotACall):
+            self._failed += 1
+            if self._passed is None:
+                self._text(found, self._opening)
+                self._held = self._read
+            return True
+        self._end(found, outcome)
+        return True
+
+    def _end(self, found: list[Delta], call: ParsedCall) -> None:
+        if self._passed is None:
+            self._pass(found, call.name, call.arguments)
+        self.num_complete += 1
+        self._held = call.rest
+        self._closing = self._bare = True
+
+    def _close(self) -> bool:
+        """Drops end markers. Models repeat them, above all after calls without arguments."""
+        begun = self._held.lstrip()
+        for mark in self._marks:
+            if begun.startswith(mark):
+                self._held = begun[len(mark) :]
+                return True
+        if any(mark.startswith(begun) for mark in self._marks):
+            return False
+        self._closing = False
+        return True
+
+    def _pass(self, found: list[Delta], name: str, arguments: str) -> None:
+        """Adds the deltas of the open call."""
+        if self._passed is None:
+            self._passed = 0
+            found.append(CallStart(self._begun, f"call_{secrets.token_hex(12)}", name))
+            self._begun += 1
+        if fresh := arguments[self._passed :]:
+            found.append(Arguments(self._begun - 1, fresh))
+            self._passed += len(fresh)
+
+    def _text(self, found: list[Delta], text: str) -> None:
+        if self._bare:
+            text = text.lstrip()
+        if text:
+            self._bare = False
+            found.append(Text(text))
 
 
 @dataclass

@@ -1,7 +1,9 @@
-"""Interfaces and registry of the formats of tool calls and reasoning."""
+"""Formats of tool calls and reasoning: interfaces, registry, deltas that parsers return, JSON that models write."""
 
 from __future__ import annotations
 
+import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,3 +137,106 @@ def part_marks() -> tuple[str, ...]:
     tools = (mark for one in _TOOLS.values() for mark in (one.opens, one.closes, one.quotes))
     reasoning = (mark for one in _REASONING.values() for mark in (one.opens, one.closes))
     return tuple(sorted({*tools, *reasoning} - {""}))
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """Start of a call.
+
+    Attributes:
+        index: Number of the call, from 0.
+        id: Id that the server assigned, which the tool's result names.
+        name: Name of the tool.
+    """
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Part of a call's arguments. The joined parts are the text of one JSON object."""
+
+    index: int
+    text: str
+
+
+Delta = Text | Reasoning | CallStart | Arguments
+
+
+_STRUCTURE = re.compile(r'["\\{}\[\]]')
+
+
+class BracketCounter:
+    """Nesting depth of brackets outside of strings."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._quoted = False
+        self._escaped = False
+
+    def feed(self, text: str, until: int = 0) -> int | None:
+        """Reads `text` up to the bracket that brings the depth to `until`.
+
+        All kinds of brackets count alike; whether the text is JSON is decided when it is parsed.
+
+        Returns:
+            The offset after that bracket; None if there is none.
+        """
+        at = 0
+        while at < len(text):
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            found = _STRUCTURE.search(text, at)
+            if found is None:
+                return None
+            at, char = found.end(), found[0]
+            if self._quoted:
+                self._escaped = char == "\\"
+                self._quoted = char != '"'
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self.depth += 1
+            elif char in "}]":
+                self.depth -= 1
+                if self.depth <= until:
+                    return at
+        return None
+
+
+def parse_json(text: str) -> Any:
+    """Parses JSON. Raises ValueError for anything else, including NaN, infinities and unlimited nesting."""
+
+    def wrong(name: str) -> Any:
+        raise ValueError(name)
+
+    try:
+        return json.loads(text, parse_constant=wrong)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def dump_json(value: Any) -> str:
+    """Serializes a value to JSON. Raises ValueError for a number that JSON does not have."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate must be escaped
+        return json.dumps(value, allow_nan=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return text

@@ -16,10 +16,10 @@ from runtime.parsers.formats import (
     ReasoningFormat,
     Tool,
     ToolFormat,
+    dump_json,
     register_reasoning_format,
     register_tool_format,
 )
-from runtime.parsers.json_text import dump_json
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MAX_DEPTH = 64

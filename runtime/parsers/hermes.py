@@ -10,8 +10,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parsers.formats import CallReader, NotACall, ParsedCall, Tool, ToolFormat, register_tool_format
-from runtime.parsers.json_text import BracketCounter, dump_json, parse_json
+from runtime.parsers.formats import (
+    BracketCounter,
+    CallReader,
+    NotACall,
+    ParsedCall,
+    Tool,
+    ToolFormat,
+    dump_json,
+    parse_json,
+    register_tool_format,
+)
 
 _BEGINNING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 

@@ -11,8 +11,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parsers.formats import CallReader, NotACall, ParsedCall, Tool, ToolFormat, register_tool_format
-from runtime.parsers.json_text import dump_json, parse_json
+from runtime.parsers.formats import (
+    CallReader,
+    NotACall,
+    ParsedCall,
+    Tool,
+    ToolFormat,
+    dump_json,
+    parse_json,
+    register_tool_format,
+)
 
 _BEGINNING = "<function="
 _END = "</tool_call>"

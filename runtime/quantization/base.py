@@ -1,4 +1,4 @@
-"""Base class of quantized weights: quantized in chunks while a checkpoint is read, stored as the kernels expect."""
+"""Base class and registry of quantized weights, quantized in chunks while a checkpoint is read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import copy
 import itertools
 import math
 from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RegisteredTwiceError
 from runtime.kernels.activation import deinterleave, interleaved_index
+from runtime.kernels.ops import KernelSet
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.parameter import Weight, require_finite
 from runtime.layers.sharding import Index, WeightSlice
@@ -128,3 +131,34 @@ class QuantizedWeight(Weight):
         for stored_tensor, source in zip(stored, (result.values, result.scales), strict=True):
             raw = torch.uint8 if stored_tensor.element_size() == 1 else stored_tensor.dtype  # e4m3 has no index_copy_
             stored_tensor.view(raw).index_copy_(0, index, source.view(raw))
+
+
+MakeWeight = Callable[[tuple[int, ...], torch.dtype, torch.device, KernelSet, bool], QuantizedWeight]
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """A format of quantized weights.
+
+    Attributes:
+        key: its name.
+        make: (shape, dtype, device, kernels, interleaved) -> an uninitialized weight.
+        check: (device, dtype); raises ConfigError if the format does not support them.
+    """
+
+    key: str
+    make: MakeWeight
+    check: Callable[[torch.device, torch.dtype], None]
+
+
+_FORMATS: dict[str, WeightFormat] = {}
+
+
+def register_format(format: WeightFormat) -> None:
+    if format.key in _FORMATS:
+        raise RegisteredTwiceError(f"weight format {format.key!r} is registered twice")
+    _FORMATS[format.key] = format
+
+
+def get_format(key: str) -> WeightFormat:
+    return _FORMATS[key]

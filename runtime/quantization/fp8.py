@@ -7,8 +7,7 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.ops import Fp8Kernels, KernelSet
 from runtime.kernels.quantized_tensor import E4M3, FP8_MAX, Fp8, quantize_fp8_reference
-from runtime.quantization.base import QuantizedWeight
-from runtime.quantization.registry import WeightFormat, register_format
+from runtime.quantization.base import QuantizedWeight, WeightFormat, register_format
 
 MIN_COMPUTE_CAPABILITY = (8, 9)  # first compute capability with fp8 tensor cores
 

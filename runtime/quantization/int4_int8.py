@@ -16,9 +16,8 @@ from runtime.kernels.quantized_tensor import (
     quantize_groups,
     quantize_rows,
 )
-from runtime.quantization.base import QuantizedWeight
+from runtime.quantization.base import QuantizedWeight, WeightFormat, register_format
 from runtime.quantization.fp8 import check_fp8
-from runtime.quantization.registry import WeightFormat, register_format
 
 GROUP = 128  # inputs per scale of int4
 

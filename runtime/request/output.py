@@ -1,8 +1,9 @@
-"""Accumulates the outputs of the engine for one request, for the server and for ``LLM``."""
+"""Accumulates the outputs of the engine for one request, for the server and for ``LLM``, and the result of `LLM`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from runtime.request.engine_messages import MIN_LOGPROB, EngineOutput, RequestSpec, TokenLogprobs
@@ -69,6 +70,7 @@ class TokenLogprob(NamedTuple):
     top: list[tuple[int, float]]  # the most probable tokens at its position, in descending order
 
 
+@dataclass(slots=True, eq=False)
 class CompletionState:
     """The output of one request so far.
 
@@ -81,36 +83,19 @@ class CompletionState:
         deltas: results of the parser since `take_deltas`.
     """
 
-    __slots__ = (
-        "answer",
-        "cached_tokens",
-        "deltas",
-        "end_logprob",
-        "eos",
-        "finish_reason",
-        "index",
-        "logprobs",
-        "nfe",
-        "parts",
-        "prefill_seconds",
-        "queue_seconds",
-        "spec",
-    )
-
-    def __init__(self, index: int, spec: RequestSpec, answer: TextBuilder, parts: PartsParser | None = None) -> None:
-        self.index = index
-        self.spec = spec
-        self.answer = answer
-        self.parts = parts
-        self.deltas: list[Any] = []
-        self.nfe = 0
-        self.finish_reason: str | None = None
-        self.eos = False
-        self.cached_tokens = 0
-        self.queue_seconds = 0.0
-        self.prefill_seconds = 0.0
-        self.logprobs: list[TokenLogprob] = []
-        self.end_logprob: TokenLogprob | None = None
+    index: int
+    spec: RequestSpec
+    answer: TextBuilder
+    parts: PartsParser | None = None
+    deltas: list[Any] = field(default_factory=list)
+    nfe: int = 0
+    finish_reason: str | None = None
+    eos: bool = False
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end_logprob: TokenLogprob | None = None
 
     def update(self, output: EngineOutput) -> str:
         """Adds an output of the engine, and returns the new stable text."""
@@ -229,3 +214,48 @@ def denoise_event(completion: CompletionState, output: EngineOutput, text: str) 
 def append_event(completion: CompletionState, output: EngineOutput, text: str) -> dict[str, Any] | None:
     """Returns the event for new stable text, None if there is none."""
     return {"event": "block_append", "id": completion.spec.id, "text": text, "nfe": output.nfe} if text else None
+
+
+@dataclass(frozen=True)
+class GenerationOutput:
+    """A finished output.
+
+    Attributes:
+        text: None with ``skip_tokenizer=True``.
+        token_ids: without end-of-sequence token and stop text.
+        nfe: number of denoising steps.
+        finish_reason: stop, length, max_nfe or repetition.
+        eos: an end-of-sequence token ended the output.
+        usage: the usage object of OpenAI.
+        logprobs: one entry per token, if `SamplingParams.logprobs` is set.
+        choices: all `n` outputs of the prompt, beginning with this one.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    nfe: int
+    finish_reason: str
+    eos: bool
+    usage: dict[str, Any]
+    logprobs: list[TokenLogprob] | None = None
+    choices: tuple[GenerationOutput, ...] = ()
+
+    @classmethod
+    def from_completion(cls, completion: CompletionState) -> GenerationOutput:
+        """Creates the output from a finished completion."""
+        assert completion.finish_reason is not None
+        return cls(
+            text=completion.text,
+            token_ids=completion.token_ids,
+            nfe=completion.nfe,
+            finish_reason=completion.finish_reason,
+            eos=completion.eos,
+            usage=completion.usage(),
+            logprobs=completion.token_logprobs,
+        )
+
+    @classmethod
+    def from_completions(cls, completions: Sequence[CompletionState]) -> GenerationOutput:
+        """Creates the outputs of all completions of a prompt, and returns the first."""
+        outputs = tuple(map(cls.from_completion, completions))
+        return replace(outputs[0], choices=outputs)

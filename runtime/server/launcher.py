@@ -32,7 +32,7 @@ from runtime.server.http_protocol.listener import describe, is_reachable, listen
 from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.metrics import Metrics, RequestMetrics, StatsLogger
 from runtime.server.openai.tools import check_parsers
-from runtime.weights.tokenizer_formats import use_temporary_directory
+from runtime.weights.tokenizer_json import use_temporary_directory
 
 if TYPE_CHECKING:
     from runtime.server.http_frontend import HttpFrontend
@@ -51,7 +51,7 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     for note in config.notes:
         log.warning("%s", note)
     if config.node_rank:
-        from runtime.distributed.node import run_node  # and arrays with it, which a frontend has no use for
+        from runtime.distributed.rank_launcher import run_node  # and arrays with it, which a frontend has no use for
 
         return run_node(
             config, (sys.executable, "-m", "runtime.server.engine_process.rank", config.log_level, config.log_format)

@@ -1,29 +1,3 @@
 """Decoding strategies, one file each. Importing this package registers them; a new one needs one line here."""
 
-from runtime.strategies import d2f, diffusion_gemma, dmax, fast_dllm_v2, full, multi_bd, nemotron_diffusion
-from runtime.strategies.base import (
-    DecodingContext,
-    Strategy,
-    make_strategy,
-    max_request_len,
-    register_strategy,
-    strategies,
-    strategies_supporting,
-)
-
-__all__ = [
-    "DecodingContext",
-    "Strategy",
-    "d2f",
-    "diffusion_gemma",
-    "dmax",
-    "fast_dllm_v2",
-    "full",
-    "make_strategy",
-    "max_request_len",
-    "multi_bd",
-    "nemotron_diffusion",
-    "register_strategy",
-    "strategies",
-    "strategies_supporting",
-]
+from runtime.strategies import d2f, diffusion_gemma, dmax, fast_dllm_v2, full, multi_bd, nemotron_diffusion  # noqa: F401  they register themselves

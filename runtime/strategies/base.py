@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+import numpy as np
 
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import BlockResults, Ints
@@ -25,7 +26,7 @@ class DecodingContext:
     vocab_size: int = 0  # of the model, for strategies that sample noise from it
 
 
-class Strategy(Protocol):
+class Strategy:
     """A decoding strategy. There is one instance per engine, without state: all state of a request is in `Request`.
 
     In each step, the engine calls `plan_forward`, runs the forward pass, and calls `update`. If the step is not
@@ -50,64 +51,64 @@ class Strategy(Protocol):
             (docs/research/decoding-rules.md#sliding-windows).
     """
 
-    fields: tuple[Field, ...]
-    defaults: Mapping[str, Value]
+    fields: tuple[Field, ...] = ()
+    defaults: Mapping[str, Value] = {}
     block_layout: BlockLayout
-    buffer_size: int
-    prefix_cacheable: bool
-    requires_full_prompt: bool
-    default_max_tokens: int | None
-    uniform_noise: bool
-    supports_grammar: bool
-    shared_window: bool
+    buffer_size: int = 1
+    prefix_cacheable = True
+    requires_full_prompt = False
+    default_max_tokens: int | None = None
+    uniform_noise = False
+    supports_grammar = True
+    shared_window = False
 
     def max_rows(self) -> int:
         """Returns the maximum rows per step of one request. At startup, a lower token budget is rejected."""
-        ...
+        raise NotImplementedError
 
     def total_len(self, prompt_len: int, max_tokens: int) -> int:
         """Returns the number of positions of a request: the prompt, and the output including its last block."""
-        ...
+        return self.block_layout.total_len(prompt_len, max_tokens)
 
     def initial_final_len(self, prompt_len: int) -> int:
         """Returns how many positions of a new request are final."""
-        ...
+        return self.block_layout.block_start(prompt_len, prompt_len)
 
     def uncacheable_tail(self, request: Request) -> int:
         """Returns how many of the last final positions the request must forward even if they are cached.
 
         A strategy samples from their rows.
         """
-        ...
+        return 0
 
     def required_tokens(self, request: Request) -> int:
         """Returns how many positions need pages before the first step, including prefill."""
-        ...
+        raise NotImplementedError
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         """Returns how many rows after ``request.num_computed_tokens`` to forward if final tokens exceed `budget`
         rows.
         """
-        ...
+        raise NotImplementedError
 
     def plan_forward(self, request: Request) -> ForwardSpan:
         """Opens blocks, marks blocks without masks as final, and returns the rows of this step.
 
         If nothing changed, it returns the object in ``request.last_scheduled``, which saves most of the host time.
         """
-        ...
+        raise NotImplementedError
 
     def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         """Returns whether the rows cannot change and the request cannot finish while its one block continues.
 
         See ``BlockResults.continuing``. The results of such a step are processed during the next forward pass.
         """
-        ...
+        return False
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
-        """Returns the end of the keys that each row attends to, int64 [rows].
+        """Returns the end of the keys that each row attends to, int64 [rows]: that of its block by default.
 
-        See docs/research/decoding-rules.md#visible-keys.
+        See docs/research/decoding-rules.md#visible-keys. Prompts before the first block end with the prompt.
 
         The K/V of every visible key is cached, or the same step writes it.
 
@@ -115,18 +116,23 @@ class Strategy(Protocol):
             owner: int64 [rows], index into `requests` for each row.
             positions: int64 [rows].
         """
-        ...
+        size = self.block_layout.size
+        if not self.block_layout.from_prompt:
+            return (positions // size + 1) * size
+        origin = np.array([request.prompt_len for request in requests], dtype=np.int64)[owner]
+        ends: Ints = origin + np.maximum((positions - origin) // size + 1, 0) * size
+        return ends
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        """Writes the results of a step into the request, and advances `settled` past final blocks.
+        """Writes the results of a step into the request, and advances `num_final_tokens` past final blocks.
 
-        If the request finishes, it sets `reason` and `end`, and `settled` to the end of the tokens to cache.
+        If the request finishes, it sets `reason` and `end`, and `num_final_tokens` to the end of the tokens to cache.
 
         Args:
             sampled: blocks that were sampled.
             first: index of the first of them in `results`; the others follow.
         """
-        ...
+        raise NotImplementedError
 
 
 def require_single_block(context: DecodingContext) -> None:

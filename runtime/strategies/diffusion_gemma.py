@@ -11,18 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runtime.algorithms.rng import CANVAS, uniforms
+from runtime.algorithms.sampling import CANVAS, uniforms
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
-from runtime.strategies.base import DecodingContext, register_strategy, require_single_block
-from runtime.strategies.block_strategy import BlockStrategy
+from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
 from runtime.strategies.block_update import cacheable_len, finish_request, update_progress, write_block
 
 
 @register_strategy("diffusion_gemma")
-class Canvas(BlockStrategy):
-    buffer_size = 1
+class Canvas(Strategy):
     uniform_noise = True
     supports_grammar = False
     shared_window = True

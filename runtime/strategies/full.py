@@ -18,17 +18,22 @@ from runtime.engine.request import Block, ForwardSpan, KVSpan, Request
 from runtime.engine.step_plan import FIXED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
-from runtime.strategies.base import DecodingContext, register_strategy, require_single_block
-from runtime.strategies.block_strategy import BlockStrategy
-from runtime.strategies.block_update import finish_request, is_final, needs_host_update, update_progress, write_block
-from runtime.strategies.step_schedule import split_steps
+from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
+from runtime.strategies.block_update import (
+    finish_request,
+    is_final,
+    needs_host_update,
+    split_steps,
+    update_progress,
+    write_block,
+)
 
 VICINITY = 16  # rows on either side of a block that the cache mode of this name forwards again with it
 CACHE = "cache"
 
 
 @register_strategy("full")
-class FullCanvas(BlockStrategy):
+class FullCanvas(Strategy):
     fields: tuple[Field, ...] = (
         Field(
             name=CACHE, kind="choice", choices=("none", "prefix", "dual", "vicinity"), default="none",
@@ -41,7 +46,6 @@ class FullCanvas(BlockStrategy):
             help="block size of the request; default that of the server",
         ),
     )  # fmt: skip
-    buffer_size = 1
     prefix_cacheable = False
     requires_full_prompt = True
     default_max_tokens: int | None = 256

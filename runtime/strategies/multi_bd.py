@@ -10,21 +10,20 @@ from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import FIXED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
-from runtime.strategies.base import DecodingContext, register_strategy
-from runtime.strategies.block_strategy import BlockStrategy
+from runtime.strategies.base import DecodingContext, Strategy, register_strategy
 from runtime.strategies.block_update import (
     cacheable_len,
     finish_request,
     is_final,
     needs_host_update,
+    split_steps,
     update_progress,
     write_block,
 )
-from runtime.strategies.step_schedule import split_steps
 
 
 @register_strategy("multi_bd")
-class MultiBlock(BlockStrategy):
+class MultiBlock(Strategy):
     fields: tuple[Field, ...] = (
         fraction_field("add_block_threshold", 0.1, "progress of the last block from which the next block opens"),
         fraction_field(

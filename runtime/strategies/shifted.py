@@ -9,14 +9,18 @@ from __future__ import annotations
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import FIXED, MASKED, BlockResults
 from runtime.request.block_layout import BlockLayout
-from runtime.strategies.base import DecodingContext, require_single_block
-from runtime.strategies.block_strategy import BlockStrategy
-from runtime.strategies.block_update import cacheable_len, finish_request, is_final, update_progress, write_block
-from runtime.strategies.step_schedule import split_steps
+from runtime.strategies.base import DecodingContext, Strategy, require_single_block
+from runtime.strategies.block_update import (
+    cacheable_len,
+    finish_request,
+    is_final,
+    split_steps,
+    update_progress,
+    write_block,
+)
 
 
-class ShiftedBlockStrategy(BlockStrategy):
-    buffer_size = 1
+class ShiftedBlockStrategy(Strategy):
     from_prompt = False
     shift = 0  # logits shift of all positions but the first of a block, whose shift is 1
 

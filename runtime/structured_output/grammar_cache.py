@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from runtime.errors import RequestError
+from runtime.errors import ConfigError, RequestError
 from runtime.structured_output.gbnf import RefusedParts, explain, separate_parts, translate_grammar
 from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher, summarize_error
 from runtime.structured_output.limits import MaskLimits
+from runtime.weights import tokenizer_json
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    from runtime.request.engine_messages import EngineInfo
+    from runtime.structured_output.sandbox import GrammarSandbox
 
 MAX_CACHED = 64  # compiled grammars
 _UNSATISFIABLE = "Unsatisfiable"  # in the library's error for a schema that no value fits
@@ -43,16 +49,6 @@ LIMITS = {
     "max_grammar_size": 50_000,
     "verbose_errors": False,
 }
-
-
-class GrammarChecker(Protocol):
-    """Checks grammars, for example in a child process, before this process compiles them."""
-
-    def check(self, text: str) -> str:
-        """Returns why a grammar cannot be used; "" if it can."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class GrammarCache:
         self._read = load
         self.facts = facts
         self._clock = clock
-        self.checker: GrammarChecker | None = None
+        self.checker: GrammarSandbox | None = None
         self._tokens: LLTokenizer | None = None
         self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
         self._overruns: OrderedDict[bytes, _Overrun] = OrderedDict()
@@ -282,3 +278,42 @@ class GrammarError(RequestError):
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
+
+
+def create_grammar_cache(directory: Path, info: EngineInfo) -> GrammarCache:
+    """Returns a cache for the checkpoint in `directory`. The tokenizer is loaded with the first grammar."""
+    facts = GrammarFacts.of(
+        vocab_size=info.vocab_size,
+        max_token_id=info.max_token_id,
+        mask_id=info.mask_token_id,
+        eos=info.eos_token_ids,
+    )
+    return GrammarCache(
+        lambda: load_llguidance_tokenizer(directory, size=info.vocab_size, eos=info.eos_token_ids), facts
+    )
+
+
+def load_llguidance_tokenizer(directory: Path, *, size: int, eos: Sequence[int]) -> LLTokenizer:
+    """Loads ``tokenizer.json`` of `directory`.
+
+    Args:
+        directory: The checkpoint.
+        size: Vocabulary size of the model, the width of its logits.
+        eos: EOS ids.
+
+    Raises:
+        ConfigError: llguidance cannot read the tokenizer.
+    """
+    from llguidance import LLTokenizer  # imported with the first grammar
+
+    data = tokenizer_json.read_tokenizer(directory)
+    file = tokenizer_json.source_name(directory)
+    if data is None:
+        raise ConfigError(f"{file}: not found; grammars need the tokenizer")
+    for token in data["added_tokens"]:
+        if token["id"] in eos:
+            token["special"] = True  # EOS has no text, even if the file does not flag it as special
+    try:
+        return LLTokenizer(json.dumps(data), n_vocab=size, eos_token=list(eos))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{file}: grammars cannot be built on it: {error}") from None

@@ -19,6 +19,7 @@ from runtime.structured_output.disjoint import all_disjoint
 from runtime.structured_output.keywords import (
     TYPES,
     Path,
+    References,
     SchemaError,
     UnsupportedSchema,
     check_keywords,
@@ -33,7 +34,6 @@ from runtime.structured_output.patterns import (
     matches,
     to_engine,
 )
-from runtime.structured_output.references import References
 
 Schema = bool | dict[str, Any]
 

@@ -22,8 +22,7 @@ from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import SCHEMA
 from runtime.structured_output.gbnf import RefusedParts, translate_grammar, untranslatable_parts
-from runtime.structured_output.grammar_cache import STACK_BYTES, GrammarCache
-from runtime.structured_output.grammar_cache_setup import create_grammar_cache
+from runtime.structured_output.grammar_cache import STACK_BYTES, GrammarCache, create_grammar_cache
 from runtime.structured_output.limits import SandboxLimits
 
 if TYPE_CHECKING:

@@ -19,8 +19,14 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from runtime.errors import ConfigError, RequestError
-from runtime.tokenizer.template_limits import BudgetExceeded, CheckedIterable, RenderBudget, join_bounded
-from runtime.tokenizer.template_sandbox import Sandbox, check_size
+from runtime.tokenizer.template_sandbox import (
+    BudgetExceeded,
+    CheckedIterable,
+    RenderBudget,
+    Sandbox,
+    check_size,
+    join_bounded,
+)
 
 # Values in these nodes are compared and not written. With marks, the template would not find its texts in messages.
 _CONTROL_NODES = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)

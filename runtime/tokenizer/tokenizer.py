@@ -13,9 +13,9 @@ import tokenizers
 
 from runtime.errors import ConfigError, RequestError
 from runtime.tokenizer.chat_template import ChatTemplate
-from runtime.tokenizer.template_limits import Cancelled, RenderBudget
-from runtime.tokenizer.token_bytes import TokenByteDecoder
-from runtime.weights import checkpoint_files, tokenizer_formats, tokenizer_json
+from runtime.tokenizer.detokenizer import TokenByteDecoder
+from runtime.tokenizer.template_sandbox import Cancelled, RenderBudget
+from runtime.weights import checkpoint_files, tokenizer_json
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,11 @@ class Tokenizer:
         directory = self.directory = Path(directory)
         data = tokenizer_json.read_tokenizer(directory)
         self._file = tokenizer_json.source_name(directory)
-        is_converted = not checkpoint_files.has(directory, tokenizer_formats.FILE)
+        is_converted = not checkpoint_files.has(directory, tokenizer_json.FILE)
         if data is None:
-            raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_formats.REMEDY}")
-        config = checkpoint_files.read_json(directory, tokenizer_formats.CONFIG_FILE) or {}
-        self._lacks_prefix = is_converted and tokenizer_formats.lacks_prefix(data)
+            raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_json.REMEDY}")
+        config = checkpoint_files.read_json(directory, tokenizer_json.CONFIG_FILE) or {}
+        self._lacks_prefix = is_converted and tokenizer_json.lacks_prefix(data)
         self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if token.get("special")}
         if not isinstance(data.get("model"), dict):
             raise ConfigError(f"{self._file}: holds no model")
@@ -174,7 +174,7 @@ class Tokenizer:
     def _encode(self, text: str) -> Any:
         """Encodes with the library, which releases the GIL."""
         if self._lacks_prefix:
-            text = tokenizer_formats.with_prefix(text)
+            text = tokenizer_json.with_prefix(text)
         return _call_library(self._encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 
     def _check_templates(self, library: Any) -> None:
@@ -195,7 +195,7 @@ class Tokenizer:
     def _library_ids(self, library: Any, text: str) -> list[int]:
         """Encodes a text that has special tokens under their own names."""
         if self._lacks_prefix:
-            text = tokenizer_formats.with_prefix(text)
+            text = tokenizer_json.with_prefix(text)
         ids: list[int] = _call_library(library.encode, text, add_special_tokens=False).ids
         return ids
 
@@ -293,7 +293,7 @@ def _template_sources(directory: Path, config: Mapping[str, Any], override: str 
         for name, file in TEMPLATE_FILES.items()
         if (text := checkpoint_files.read_text(directory, file, checkpoint_files.TEMPLATE_BYTES)) is not None
     }
-    return from_files or _config_templates(config.get("chat_template"), directory / tokenizer_formats.CONFIG_FILE)
+    return from_files or _config_templates(config.get("chat_template"), directory / tokenizer_json.CONFIG_FILE)
 
 
 def _config_templates(value: Any, file: Path) -> dict[str, str]:

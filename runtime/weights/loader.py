@@ -19,8 +19,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
 from runtime.layers.parameter import Weight, defer_checks, named_weights, require_finite
 from runtime.layers.sharding import Index, WeightSlice
-from runtime.models.base import Model, ModelFamily
-from runtime.models.weight_map import WeightMap, WeightTarget
+from runtime.models.base import Model, ModelFamily, WeightMap, WeightTarget
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.checkpoint import get_scheme
 from runtime.weights.checkpoint import Checkpoint, summary

@@ -23,7 +23,7 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.parent_death import exit_with_parent
-from runtime.weights.tokenizer_formats import (
+from runtime.weights.tokenizer_json import (
     ADDED_FILE,
     BPE_FILES,
     CONFIG_FILE,

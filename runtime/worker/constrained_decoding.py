@@ -166,7 +166,7 @@ def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: D
 
     It is the argmax, or a sample for requests with a temperature.
     """
-    best = sampling.greedy(logits)
+    best = sampling.DEFAULT_LOGITS_OPS.greedy(logits)
     sampling_inputs = plan.sampling
     if sampling_inputs is None:
         return best
@@ -175,14 +175,14 @@ def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: D
     if not sampled:
         return best
     sampled_limits = limits[sampled]
-    probs = sampling.filtered_probs(
+    probs = sampling.DEFAULT_LOGITS_OPS.filtered_probs(
         logits[sampled], temperature=sampled_limits[:, TEMPERATURE], top_k=sampled_limits[:, TOP_K].long(),
         top_p=sampled_limits[:, TOP_P], min_p=sampled_limits[:, MIN_P],
     )  # fmt: skip
     uniform = torch.tensor(
         [sampling_inputs.uniform[active[i].block.block, active[i].position] for i in sampled], dtype=torch.float64
     )
-    picked = sampling.multinomial(probs, uniform.to(logits.device))
+    picked = sampling.DEFAULT_LOGITS_OPS.multinomial(probs, uniform.to(logits.device))
     best.token[sampled], best.confidence[sampled] = picked.token, picked.confidence
     return best
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, CompiledLogitsOps
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager
@@ -18,7 +17,7 @@ from runtime.errors import ConfigError
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
-from runtime.strategies import Strategy, max_request_len
+from runtime.strategies.base import Strategy, max_request_len
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.model_runner import ModelRunner

@@ -432,7 +432,7 @@ class Sampler:
     def full_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [rows, vocab], gathered from all ranks: forbidden ids are -inf, nothing else is changed."""
         logits = self.logits_ops.all_gather(self.logits(hidden))
-        sampling.mask_forbidden(
+        sampling.DEFAULT_LOGITS_OPS.mask_forbidden(
             logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
         )
         return logits
@@ -445,7 +445,7 @@ class Sampler:
     def _suppress_eos_confidence(
         self, group: AlgorithmGroup, arrays: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Returns statistics in which suppressed end-of-sequence candidates rank last (``algorithms.common``)."""
+        """Returns statistics in which suppressed end-of-sequence candidates rank last (``algorithms.base``)."""
         is_eos = (arrays["candidates"][:, :, None] == self.eos_ids).any(2) & (arrays["confidence"] > -math.inf)
         suppressed = (
             is_eos & (group.params[:, group.algorithm.columns[SUPPRESS_EOS.name]] == _SUPPRESS_BY_CONFIDENCE)[:, None]

@@ -11,8 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from runtime.algorithms import LogitStat, get_algorithm
-from runtime.algorithms.base import TOKEN_MERGE_TOP_K
+from runtime.algorithms.base import TOKEN_MERGE_TOP_K, LogitStat, get_algorithm
 from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
 from runtime.request.engine_messages import EngineInfo
 from runtime.worker.cuda_graph_runner import CudaGraphRunner

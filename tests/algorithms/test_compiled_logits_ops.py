@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms.compiled_logits_ops import CompiledLogitsOps
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, CompiledLogitsOps
 from runtime.errors import ConfigError
 from tests.golden import GOLDEN
 

@@ -12,8 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.algorithms import EditTokens, algorithm_keys, algorithms_with_edit_tokens, get_algorithm
-from runtime.algorithms.base import register_indel_variant
+from runtime.algorithms.base import (
+    EditTokens,
+    algorithm_keys,
+    algorithms_with_edit_tokens,
+    get_algorithm,
+    register_indel_variant,
+)
 from runtime.algorithms.insert_delete import InsertDelete
 from runtime.errors import ConfigError
 from runtime.worker import sampler as heads

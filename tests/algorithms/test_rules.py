@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.algorithms import (
+from runtime.algorithms import sampling as choosing
+from runtime.algorithms.base import (
     BlockUpdate,
     LogitStat,
     UnmaskingAlgorithm,
@@ -21,9 +22,7 @@ from runtime.algorithms import (
     get_algorithm,
     register_algorithm,
 )
-from runtime.algorithms import sampling as choosing
-from runtime.algorithms.rng import uniforms
-from runtime.algorithms.sampling import Candidate, filtered_probs, greedy, multinomial
+from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, Candidate, LogitsOps, uniforms
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH
@@ -50,7 +49,9 @@ OTHERS = [key for key in COMPARED if key in algorithm_keys()]  # to stand beside
 
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, free: int = 0, **limits: torch.Tensor) -> Candidate:
-    return multinomial(filtered_probs(logits, num_unfiltered=free, **limits), uniform)
+    return DEFAULT_LOGITS_OPS.multinomial(
+        DEFAULT_LOGITS_OPS.filtered_probs(logits, num_unfiltered=free, **limits), uniform
+    )
 
 
 @st.composite
@@ -158,7 +159,9 @@ def test_only_the_argmax_is_computed_where_no_algorithm_needs_more() -> None:
         ways = []
         for logits in (torch.clone, direct_head()):
             head = Sampler(logits, SamplerConfig(4, MASK, MAX_TOKEN, eos_ids=(2,)))
-            with mock.patch.object(choosing, "mask_forbidden", wraps=choosing.mask_forbidden) as banned:
+            with mock.patch.object(
+                LogitsOps, "mask_forbidden", autospec=True, side_effect=LogitsOps.mask_forbidden
+            ) as banned:
                 ((_, _, batch),) = head.sample_plan(
                     plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
                 )
@@ -321,7 +324,7 @@ def test_uniforms_equal_the_oracles(seed: int, position: int, step: int) -> None
 def test_ties() -> None:
     """Equal logits: the lowest id; equal confidences: the lowest position; top-k among equals: the lowest ids."""
     flat = torch.zeros(2, VOCAB, dtype=torch.float64)
-    assert greedy(flat).token.tolist() == [0, 0]
+    assert DEFAULT_LOGITS_OPS.greedy(flat).token.tolist() == [0, 0]
     one = torch.ones(4, dtype=torch.float64)
     picked = draw(
         torch.zeros(4, VOCAB, dtype=torch.float64),
@@ -339,7 +342,7 @@ def test_the_top_tokens() -> None:
     logits = torch.tensor([[1.0, 3.0, 1.0, 3.0], [-torch.inf, 0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
     before = logits.clone()
     for count in (1, 2, 3, 6):
-        found = choosing.top_tokens(logits, count)
+        found = DEFAULT_LOGITS_OPS.top_tokens(logits, count)
         assert torch.equal(logits, before)
         probs = logits.softmax(1)
         for row, order in enumerate(([1, 3, 0, 2], [1], [0, 1, 2, 3])):
@@ -352,7 +355,7 @@ def test_the_top_tokens() -> None:
 
 def test_probabilities_stay_in_the_logits_precision() -> None:
     logits = torch.randn(6, 50, dtype=torch.float32)
-    got = greedy(logits)
+    got = DEFAULT_LOGITS_OPS.greedy(logits)
     assert got.confidence.dtype == torch.float32
     expected = [softmax(row.double().numpy()).max() for row in logits]
     torch.testing.assert_close(got.confidence.double(), torch.tensor(expected), atol=1e-6, rtol=1e-5)

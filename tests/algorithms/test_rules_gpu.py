@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.algorithms import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
+from runtime.algorithms.base import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.worker.sampler import Sampler, SamplerConfig
 

@@ -20,7 +20,7 @@ from runtime.kernels.ops import TORCH, TRITON, KernelSet
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.strategies import DecodingContext, make_strategy
+from runtime.strategies.base import DecodingContext, make_strategy
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
 from tests.bench.test_steps import NOISY, TINY
@@ -45,9 +45,11 @@ def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
 
 
 def test_requests_may_draw(tmp_path, monkeypatch):
-    drawn, multinomial = [], sampling.multinomial
+    drawn, multinomial = [], sampling.LogitsOps.multinomial
     monkeypatch.setattr(
-        sampling, "multinomial", lambda probs, uniform: drawn.append((probs > 0).sum(1)) or multinomial(probs, uniform)
+        sampling.LogitsOps,
+        "multinomial",
+        lambda self, probs, uniform: drawn.append((probs > 0).sum(1)) or multinomial(self, probs, uniform),
     )
     measured(tmp_path, *TINY)
     assert not drawn

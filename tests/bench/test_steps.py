@@ -18,8 +18,8 @@ from runtime.errors import ConfigError
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.models import resolve_family
-from runtime.strategies import DecodingContext, make_strategy, strategies
+from runtime.models.base import resolve_family
+from runtime.strategies.base import DecodingContext, make_strategy, strategies
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
 

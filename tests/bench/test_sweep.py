@@ -5,9 +5,18 @@ import json
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import UnmaskingAlgorithm, algorithm_keys, get_algorithm, register_algorithm
 from runtime.algorithms import base as algorithms
-from runtime.algorithms.common import ACCEPT, COMMON, STEPS, STEPS_KNOB, THRESHOLD_KNOB
+from runtime.algorithms.base import (
+    ACCEPT,
+    COMMON,
+    STEPS,
+    STEPS_KNOB,
+    THRESHOLD_KNOB,
+    UnmaskingAlgorithm,
+    algorithm_keys,
+    get_algorithm,
+    register_algorithm,
+)
 from runtime.bench import __main__ as bench
 from runtime.bench import accuracy, sweep
 from runtime.bench.accuracy import Result

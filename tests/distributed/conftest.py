@@ -35,5 +35,5 @@ def ranks() -> Iterator[MultiprocExecutor]:
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch, ranks: MultiprocExecutor) -> MultiprocExecutor:
     """What ``LLM(tensor_parallel_size=2)`` uses instead of processes of its own."""
-    monkeypatch.setattr("runtime.distributed.local_executor.local_executor", lambda config, command: Lent(ranks))
+    monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: Lent(ranks))
     return ranks

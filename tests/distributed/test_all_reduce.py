@@ -1,9 +1,15 @@
 """Where a group adds up: places that are used in turns, and what lies there for how long."""
 
 import torch
+import torch.distributed as dist
 
-from runtime.distributed.all_reduce import MIN_BYTES, NUM_BUFFERS, AllReduceBuffer
-from runtime.distributed.process_group import TensorParallelGroup
+from runtime.distributed.process_group import (
+    MIN_BYTES,
+    NUM_BUFFERS,
+    AllReduceBuffer,
+    RenumberingStore,
+    TensorParallelGroup,
+)
 
 CPU = torch.device("cpu")
 
@@ -39,3 +45,24 @@ def test_a_group_without_a_buffer_returns_its_input():
     x = torch.arange(6.0).view(2, 3)
     assert TensorParallelGroup().output_buffer(x.shape, x.dtype) is None
     assert TensorParallelGroup().all_reduce_out(x) is x
+
+
+def test_processes_with_different_histories_agree_on_keys():
+    shared = dist.HashStore()
+    counting = [RenumberingStore(shared) for _ in range(2)]  # torch does not own stores that are written in Python
+    old, new = (dist.PrefixStore("memory", store) for store in counting)
+    for ours, theirs in ((7, 0), (8, 1), (12, 2)):  # between the last two the old one met others
+        old.set(f"CUDA/{ours}/0", f"{ours}")
+        new.set(f"CUDA/{theirs}/1", f"{theirs}")
+        old.wait([f"CUDA/{ours}/1"])
+        assert old.get(f"CUDA/{ours}/1") == str(theirs).encode()
+        assert new.get(f"CUDA/{theirs}/0") == str(ours).encode()
+
+
+def test_other_keys_are_as_they_are():
+    shared = dist.HashStore()
+    store = RenumberingStore(shared)
+    store.set("name", "a")
+    assert shared.get("name") == b"a"
+    assert store.check(["name"])
+    assert store.add("count", 3) == 3

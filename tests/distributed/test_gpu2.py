@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.distributed.all_reduce import SymmetricMemoryAllReduce
+from runtime.distributed.process_group import SymmetricMemoryAllReduce
 from runtime.errors import ReplicaLost
 from tests.distributed.cases import EXPERTS, FAMILIES, PROMPTS, served
 

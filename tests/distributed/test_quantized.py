@@ -7,7 +7,7 @@ from runtime import LLM
 from runtime.errors import ConfigError
 from runtime.kernels.ops import select_kernels
 from runtime.layers.sharding import Shard
-from runtime.quantization.registry import get_format
+from runtime.quantization.base import get_format
 from tests.distributed.cases import logits
 from tests.distributed.test_adapters import LAYER
 from tests.lora.samples import random_adapter

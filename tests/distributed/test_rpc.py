@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from runtime.algorithms import get_algorithm
+from runtime.algorithms.base import get_algorithm
 from runtime.distributed.rpc import ConnectionClosed, Heartbeat, Hello, RpcConnection, Sample, Step
 from runtime.distributed.serialization import LAYOUT, batch_layout, block_arrays, block_plan, step_arrays, step_plan
 from runtime.engine.step_plan import (

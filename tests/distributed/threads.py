@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.all_reduce import AllReduceBuffer
-from runtime.distributed.process_group import TensorParallelGroup
+from runtime.distributed.process_group import AllReduceBuffer, TensorParallelGroup
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

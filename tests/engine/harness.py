@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.algorithms import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
+from runtime.algorithms.base import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request
 from runtime.engine.scheduler import StepTimeEstimator
@@ -23,7 +23,7 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.strategies import DecodingContext, make_strategy, max_request_len
+from runtime.strategies.base import DecodingContext, make_strategy, max_request_len
 from runtime.strategies.multi_bd import MultiBlock
 from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
@@ -214,7 +214,7 @@ def decoding_of(p: Params) -> dict[str, Any]:
 
 
 def shaping_of(p: Params) -> LogitsProcessorParams | None:
-    """What `runtime.request.logits_processors_params` would make of it."""
+    """What `runtime.request.resolve` would make of it."""
     found = LogitsProcessorParams(
         bias=dict(p.logit_bias), repetition=p.repetition_penalty, presence=p.presence_penalty,
         frequency=p.frequency_penalty, min_tokens=p.min_tokens,

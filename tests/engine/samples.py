@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from runtime.algorithms import algorithm_keys
+from runtime.algorithms.base import algorithm_keys
 from tests.engine.harness import Ask, Setup
 from tests.oracle.block import Params
 from tests.oracle.rules import FILLING

@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import get_algorithm
+from runtime.algorithms.base import get_algorithm
 from runtime.engine.request import Status
 from runtime.engine.scheduler import Scheduler
 from runtime.request.engine_messages import EngineOutput

@@ -11,15 +11,15 @@ from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
 from runtime.algorithms import sampling
-from runtime.algorithms.rng import RENOISE
-from runtime.algorithms.sampling import Candidate
+from runtime.algorithms.sampling import RENOISE, Candidate
 from runtime.errors import ConfigError, RequestError
 from runtime.layers.layer_factory import LayerFactory
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
 from runtime.request.resolve import RequestContext, resolve
 from runtime.strategies.diffusion_gemma import Canvas
-from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model
 from runtime.worker import input_batch
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
@@ -53,13 +53,13 @@ def test_golden_answers(llm, case, monkeypatch):
     def numbers(seeds, positions, steps, stream):
         return (draws["renoise"][steps[:, 0]].numpy() + 0.5) / 224 if stream == RENOISE else np.zeros(positions.shape)
 
-    def multinomial(probs, uniform):
+    def multinomial(self, probs, uniform):
         token = next(steps)
         return Candidate(token, probs.gather(1, token[:, None])[:, 0])
 
     monkeypatch.setattr(Canvas, "_noise", initial)
     monkeypatch.setattr(input_batch, "uniforms", numbers)
-    monkeypatch.setattr(sampling, "multinomial", multinomial)
+    monkeypatch.setattr(sampling.LogitsOps, "multinomial", multinomial)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:
         steps = iter(draws["sampled"])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import algorithm_keys
+from runtime.algorithms.base import algorithm_keys
 from runtime.layers.kv_pool import DistinctPool
 from runtime.worker.model_runner import ModelRunner
 from tests.engine.harness import Run, Setup, decoding_of, run_schedule

@@ -122,7 +122,7 @@ def test_min_p_keeps_what_the_oracle_keeps():
     logits = random.normal(size=(60, 40)) * 3
     limits = np.stack([random.choice(values, 60) for values in ([0.5, 1, 2], [0, 3], [1, 0.8], [0, 0.02, 0.4, 1])], 1)
     temperature, top_k, top_p, min_p = (torch.from_numpy(column.astype(np.float64)) for column in limits.T)
-    found = sampling.filtered_probs(
+    found = sampling.DEFAULT_LOGITS_OPS.filtered_probs(
         torch.from_numpy(logits), temperature=temperature, top_k=top_k.long(), top_p=top_p, min_p=min_p
     )
     for row, mine, (t, k, p, m) in zip(logits, found.numpy(), limits, strict=True):

@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import algorithm_keys, algorithms_for, get_algorithm
+from runtime.algorithms.base import algorithm_keys, algorithms_for, get_algorithm
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
-from runtime.models import ModelFamily, families, resolve_family
+from runtime.models.base import ModelFamily, families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field
 from runtime.request.resolve import RequestContext, resolve
 from runtime.request.validation import preview
-from runtime.strategies import strategies, strategies_supporting
-from runtime.weights import Checkpoint, resolve_token_ids
+from runtime.strategies.base import strategies, strategies_supporting
+from runtime.weights.checkpoint import Checkpoint
+from runtime.weights.special_tokens import resolve_token_ids
 from tests.models.tiny import checkpoint_of
 from tests.oracle.spelling import KINDS
 from tests.request.test_decoding import out_of_range, spelt

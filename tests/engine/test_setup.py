@@ -16,7 +16,7 @@ from runtime.errors import ConfigError
 from runtime.models import base
 from runtime.models.llada2 import LLADA2
 from runtime.server.metrics import Metrics, RequestMetrics
-from runtime.strategies import strategies
+from runtime.strategies.base import strategies
 from tests.golden import GOLDEN
 
 

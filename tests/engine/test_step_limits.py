@@ -11,8 +11,7 @@ import pytest
 from runtime.engine.logits_processors import LogitsProcessorState
 from runtime.errors import RequestError
 from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
-from runtime.request.logits_processors_params import MAX_BIASED_IDS
-from runtime.request.resolve import RequestContext, resolve
+from runtime.request.resolve import MAX_BIASED_IDS, RequestContext, resolve
 from runtime.request.sampling_params import (
     MAX_LOGPROBS,
     MAX_STOP_CHARS,

@@ -11,11 +11,11 @@ from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TRITON
 from runtime.layers.attention import TritonAttention
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
-from runtime.models import families, resolve_family
+from runtime.models.base import families, resolve_family
 from runtime.models.decoder import Decoder
-from runtime.models.diffusion_gemma_model import DiffusionGemma
-from runtime.weights import load_model, resolve_checkpoint
-from runtime.weights.loader import load_weights
+from runtime.models.diffusion_gemma import DiffusionGemma
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model, load_weights
 from tests.distributed.threads import together
 from tests.golden import GOLDEN
 from tests.kernels import in_order, interpreting  # noqa: F401

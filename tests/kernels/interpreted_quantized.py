@@ -12,9 +12,9 @@ from runtime.kernels import common
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.attention import TritonAttention
 from runtime.layers.layer_factory import LayerFactory
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from runtime.models.decoder import Decoder
-from runtime.weights import resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_weights
 from tests.kernels import in_order, interpreting, quantized_cases  # noqa: F401
 from tests.kernels.interpreted import dtypes, matrix_dtypes

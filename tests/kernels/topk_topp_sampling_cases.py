@@ -29,11 +29,11 @@ def check_draw(rows: int, vocab: int, ties: bool, device: str) -> None:
         top_p[row < free], top_k[row < free], min_p[row < free] = 1.0, 0.0, 0.0
         limits = torch.stack([temperature, top_p, top_k, min_p], 1).to(device)
         uniform = drawn().to(device)
-        probs = sampling.filtered_probs(
+        probs = sampling.DEFAULT_LOGITS_OPS.filtered_probs(
             logits.clone(), temperature=limits[:, 0], top_p=limits[:, 1], top_k=limits[:, 2].long(), min_p=limits[:, 3],
             num_unfiltered=free,
         )  # fmt: skip
-        expected = sampling.multinomial(probs, uniform)
+        expected = sampling.DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
         token, conf = topk_topp_sample(logits, limits, uniform, free=free)
         other = token != expected.token
         # a sum that ends just short of what is drawn, or of top-p, may be rounded otherwise

@@ -8,10 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
-from runtime.lora.adapter_checkpoint import BaseModelInfo, read_adapter
-from runtime.lora.merge_lora import LoRAMerge
-from runtime.lora.peft_config import parse
-from runtime.models import resolve_family
+from runtime.lora.adapter_checkpoint import BaseModelInfo, LoRAMerge, parse_peft_config, read_adapter
+from runtime.models.base import resolve_family
 from tests.golden import GOLDEN
 from tests.lora.samples import config, random_adapter
 
@@ -136,7 +134,7 @@ def test_files_that_are_missing(adapter, base):
 
 
 def test_what_patterns_say():
-    read = parse(
+    read = parse_peft_config(
         config(rank_pattern={"q_proj": 8}, alpha_pattern={r".*\.1\..*": 4}, target_modules=["q_proj", "k_proj"],
                exclude_modules=["0.k_proj"], layers_to_transform=[0, 1])
     )  # fmt: skip
@@ -144,7 +142,7 @@ def test_what_patterns_say():
     assert (read.scale("m.layers.0.q_proj"), read.scale("m.layers.1.k_proj")) == (1, 1)
     layers = [f"m.layers.{n}.{name}" for n in range(3) for name in ("q_proj", "k_proj", "v_proj")]
     assert [name for name in layers if read.targeted(name)] == [layers[0], layers[3], layers[4]]
-    assert parse(config(use_rslora=True)).scale("x") == 4
+    assert parse_peft_config(config(use_rslora=True)).scale("x") == 4
 
 
 def test_experts_may_be_missing_together_but_not_one(base, tmp_path):

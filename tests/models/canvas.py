@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
-from runtime.models.diffusion_gemma_model import DiffusionGemma
+from runtime.models.diffusion_gemma import DiffusionGemma
 from tests.models.paged import page_tables, poisoned_pool
 
 

@@ -9,12 +9,12 @@ import torch
 
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
-from runtime.layers.kv_pool import LAYOUTS, PagedPool
+from runtime.layers.kv_pool import LAYOUTS, KVPool
 from runtime.layers.layer_factory import LayerFactory
-from runtime.models import resolve_family
-from runtime.models.base import Model
+from runtime.models.base import Model, resolve_family
 from runtime.quantization.checkpoint import quantization_of
-from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model
 
 
 def make_batch(
@@ -67,7 +67,7 @@ def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator)
 
 def poisoned_pool(
     model: Model, pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu", layout: str = "unified"
-) -> PagedPool:
+) -> KVPool:
     """A pool full of NaN: whatever reads a slot that nobody wrote shows it."""
     pool = LAYOUTS[layout](model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
     for tensor in pool.tensors:

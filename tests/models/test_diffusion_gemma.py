@@ -11,10 +11,11 @@ from runtime.errors import ConfigError
 from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.models import resolve_family
-from runtime.models.diffusion_gemma_config import parse
+from runtime.models.base import resolve_family
+from runtime.models.diffusion_gemma import parse
 from runtime.quantization.checkpoint import quantization_of
-from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.oracle import canvas

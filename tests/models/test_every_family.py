@@ -14,10 +14,9 @@ from runtime.errors import ConfigError
 from runtime.kernels.ops import select_kernels
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.models import resolve_family
-from runtime.models.base import _FAMILIES
+from runtime.models.base import _FAMILIES, resolve_family
 from runtime.quantization.base import QuantizedWeight
-from runtime.weights import resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import meta_model
 from tests.matrix import marked
 from tests.models import tiny

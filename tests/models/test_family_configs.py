@@ -5,9 +5,9 @@ import pytest
 from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.rotary import Yarn
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from runtime.models.decoder import QueryLengthScaling
-from runtime.models.llada_config import SUPPORTED
+from runtime.models.llada import SUPPORTED
 from tests.oracle.spelling import config_of
 
 YARN = config_of("nemotron_diffusion")["rope_parameters"]

@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from runtime.layers.layer_factory import LayerFactory
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from runtime.models.decoder import first_rows
-from runtime.weights import load_model, resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model
 from tests.golden import GOLDEN
 from tests.models.paged import logits_in_chunks
 from tests.oracle.model import OracleModel

@@ -10,9 +10,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.kv_pool import KVShape
 from runtime.layers.layer_factory import LayerFactory
-from runtime.models import families, resolve_family
-from runtime.models.llada2 import detect
-from runtime.models.llada2_config import IGNORED, READ, SUPPORTED, parse
+from runtime.models.base import families, resolve_family
+from runtime.models.llada2 import SUPPORTED, detect, parse
 from tests.oracle.tiny import tiny_config
 
 
@@ -60,10 +59,6 @@ def test_built_values_pass_and_others_do_not(field):
         parse(tiny_config(**{field: value}))
     with pytest.raises(ConfigError, match=field):
         parse(tiny_config(**{field: "something else"}))
-
-
-def test_no_field_is_listed_twice():
-    assert not (READ & IGNORED | READ & SUPPORTED.keys() | IGNORED & SUPPORTED.keys())
 
 
 def test_unknown_fields_are_logged(caplog):

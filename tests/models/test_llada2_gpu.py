@@ -10,7 +10,7 @@ from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.decoder import Decoder
-from runtime.models.llada2_config import parse
+from runtime.models.llada2 import parse
 from tests.models.paged import logits_in_chunks
 from tests.models.test_llada2 import golden, load  # noqa: F401 - golden is a fixture
 from tests.oracle.model import OracleModel

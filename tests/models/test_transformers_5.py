@@ -16,9 +16,8 @@ from torch import Tensor
 from runtime import LLM
 from runtime.errors import ConfigError
 from runtime.layers.parameter import named_weights
-from runtime.models import resolve_family
-from runtime.models.base import _FAMILIES
-from runtime.models.spellings import ALIASES
+from runtime.models.base import _FAMILIES, resolve_family
+from runtime.models.config_reader import ALIASES
 from tests.distributed.test_models import near, shared
 from tests.golden import GOLDEN
 from tests.lora.samples import random_adapter

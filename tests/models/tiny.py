@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from runtime.models.diffusion_gemma_model import DiffusionGemma
+from runtime.models.diffusion_gemma import DiffusionGemma
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
 from tests.models.paged import load, logits_in_chunks

@@ -30,7 +30,7 @@ def test_enums_are_the_flags_choices_in_camel_case():
 @pytest.mark.all_entries
 def test_what_is_written_of_the_strategies_is_theirs():
     """`make crds` writes it."""
-    from runtime.strategies import strategies as registered
+    from runtime.strategies.base import strategies as registered
     from tools.strategies import camel, names, rules
 
     assert Path(strategies.__file__).read_text(encoding="utf-8") == names()
@@ -40,7 +40,7 @@ def test_what_is_written_of_the_strategies_is_theirs():
 
 @pytest.mark.parametrize("strategy", get_args(strategies.DecodingStrategy), ids=spelling)
 def test_a_step_has_as_many_rows_as_the_runtime_says(strategy):
-    from runtime.strategies import DecodingContext, make_strategy
+    from runtime.strategies.base import DecodingContext, make_strategy
 
     context = DecodingContext(block_size=64, buffer_size=1, prefix_caching=True, max_model_len=80)
     name = spelling(strategy)

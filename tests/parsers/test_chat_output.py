@@ -24,7 +24,7 @@ from runtime.parsers import (
     tool_format,
     tool_formats,
 )
-from runtime.parsers.tool_calls import MAX_FAILED_CALLS
+from runtime.parsers.chat_output import MAX_FAILED_CALLS
 from tests.calls import count_calls
 
 WEATHER = Tool(

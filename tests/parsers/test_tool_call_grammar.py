@@ -14,7 +14,7 @@ from runtime.parsers import ChatOutputParser, ReasoningFormat, Tool, reasoning_f
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar
 from runtime.request.structured import grammar_of
 from runtime.structured_output.gbnf import translate_grammar
-from runtime.structured_output.llguidance_tokenizer import load_llguidance_tokenizer
+from runtime.structured_output.grammar_cache import load_llguidance_tokenizer
 from runtime.tokenizer import Tokenizer
 from tests.server.checkpoint import EOS, write_checkpoint
 

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
 from runtime.layers.parameter import UnquantizedWeight, named_weights
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.checkpoint import get_scheme, quantization_of
-from runtime.weights import resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import load, logits_in_chunks
 from tests.oracle.tiny import write_tiny

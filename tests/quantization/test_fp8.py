@@ -11,7 +11,7 @@ from runtime.kernels.ops import TORCH, TRITON
 from runtime.kernels.quantized_tensor import E4M3, quantize_fp8_reference
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from runtime.quantization import base
 from runtime.quantization.fp8 import Fp8Weight
 

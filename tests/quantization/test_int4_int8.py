@@ -18,10 +18,10 @@ from runtime.kernels.quantized_tensor import (
 )
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import UnquantizedWeight, named_weights
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from runtime.quantization import base
+from runtime.quantization.base import get_format
 from runtime.quantization.int4_int8 import GroupQuantizedWeight
-from runtime.quantization.registry import get_format
 
 CPU = torch.device("cpu")
 NAMES = ("int8", "int4", "int4_32", "fp8_blocks")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from runtime.algorithms import algorithm_keys, get_algorithm
+from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.config import FLAGS
 from runtime.config.flags import DECODING
 from runtime.request.decoding import engine_fields
@@ -16,7 +16,7 @@ from runtime.request.field_spec import Field
 from runtime.request.sampling_params import PARAMETERS, Parameter, SamplingParams
 from runtime.server.generate.protocol import GenerateRequest
 from runtime.server.openai.protocol import ChatRequest, CompletionRequest
-from runtime.strategies import DecodingContext, make_strategy, strategies
+from runtime.strategies.base import DecodingContext, make_strategy, strategies
 from tests.request.test_sampling_params import INFO, refused, spec
 
 TYPES = {

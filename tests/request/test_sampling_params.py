@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.algorithms import algorithm_keys, algorithms_for, get_algorithm
+from runtime.algorithms.base import algorithm_keys, algorithms_for, get_algorithm
 from runtime.errors import RequestError
 from runtime.request.decoding import field_names
 from runtime.request.engine_messages import EngineInfo, LogitsProcessorParams, RequestSpec

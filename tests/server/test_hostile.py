@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.algorithms import UnmaskingAlgorithm, algorithm_keys, algorithms_for, get_algorithm
+from runtime.algorithms.base import UnmaskingAlgorithm, algorithm_keys, algorithms_for, get_algorithm
 from tests.server.harness import ServerProcess
 from tests.wait import TIMEOUT, wait_until_async
 

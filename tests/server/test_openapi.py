@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from runtime.algorithms import algorithms_for
+from runtime.algorithms.base import algorithms_for
 from tests.server.harness import FAKE, ServerProcess, serving
 from tests.wait import TIMEOUT
 

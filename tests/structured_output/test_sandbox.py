@@ -22,7 +22,6 @@ from runtime.structured_output import sandbox_process as trial_module
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.structured_output.limits import SandboxLimits
 from runtime.structured_output.sandbox import OUT_OF_MEMORY, GrammarSandbox
-from runtime.structured_output.sandbox_on_demand import LazyGrammarSandbox
 from runtime.structured_output.sandbox_process import READY
 
 # An automaton of ten million states: at any speed, the limit of time ends its compilation.
@@ -225,9 +224,9 @@ def test_a_tokenizer_that_is_not_there(asked: tuple[Path, Any], tmp_path: Path) 
 def test_a_program_without_a_server_has_the_same_limits() -> None:
     with LLM(device="cpu", max_num_reqs=2) as llm:
         assert llm.engine.grammars is not None
-        assert isinstance(llm.engine.grammars.checker, LazyGrammarSandbox)
+        assert isinstance(llm.engine.grammars.checker, GrammarSandbox)
         assert llm.tokenizer is not None
-        llm.engine.grammars.checker = LazyGrammarSandbox(llm.tokenizer.directory, llm.engine.info, SHORT)
+        llm.engine.grammars.checker = GrammarSandbox(llm.tokenizer.directory, llm.engine.info, os.environ, SHORT)
         with pytest.raises(RequestError, match=f"structured_outputs.json: .*{TOO_SLOW}"):
             llm.generate(["a"], SamplingParams(structured_outputs=ENDLESS))
         (answer,) = llm.generate(["a"], SamplingParams(max_tokens=8, structured_outputs={"regex": "[ab]{2}"}))

@@ -14,8 +14,7 @@ from runtime import LLM
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.structured_output import grammar_cache as module
-from runtime.structured_output.grammar_cache import GrammarCache
-from runtime.structured_output.grammar_cache_setup import create_grammar_cache
+from runtime.structured_output.grammar_cache import GrammarCache, create_grammar_cache
 from tests.structured_output import forms
 from tests.structured_output.client_types import EVERY
 from tests.structured_output.tool_schemas import TOOLS

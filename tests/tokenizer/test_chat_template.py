@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import ConfigError, RequestError
-from runtime.tokenizer import Tokenizer, template_limits
+from runtime.tokenizer import Tokenizer, template_sandbox
 from runtime.tokenizer.chat_template import ChatTemplate
 from tests.tokenizer.conftest import SPECIALS, byte_level, save
 from tests.tokenizer.templates import CHATS, TEMPLATES, VARIABLES, WITH_CALLS, rendered_by_transformers
@@ -110,7 +110,7 @@ def test_numbers_outside_of_a_width_are_no_width() -> None:
 
 
 def test_indented_json_is_limited_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_limits, "MAX_CHARS", 1000)
+    monkeypatch.setattr(template_sandbox, "MAX_CHARS", 1000)
     with pytest.raises(RequestError, match="writes more than 1000 characters"):
         ChatTemplate("{% set x = values | tojson(indent=50) %}", {}, {}).render(USER, {"values": [[1]] * 20})
 

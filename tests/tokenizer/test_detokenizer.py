@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.parsers import reasoning_format
-from runtime.parsers.reasoning import ReasoningParser
+from runtime.parsers.chat_output import ReasoningParser
 from runtime.tokenizer import IncrementalDetokenizer
 from tests.calls import count_calls
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import ConfigError, RequestError
-from runtime.tokenizer import Tokenizer, template_limits, tokenizer
+from runtime.tokenizer import Tokenizer, template_sandbox, tokenizer
 from runtime.tokenizer.chat_template import ChatTemplate
-from runtime.tokenizer.template_limits import Cancelled, RenderBudget
+from runtime.tokenizer.template_sandbox import Cancelled, RenderBudget
 from tests.tokenizer.conftest import byte_level, metaspace, save
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
@@ -59,7 +59,7 @@ SPINS = [
 
 @pytest.mark.parametrize("source", SPINS)
 def test_a_template_that_spins_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
     with pytest.raises(RequestError, match=r"takes more than 0\.2 s on them; send less") as refused:
         template(source).render(MESSAGES, {"n": 99_999})
     assert refused.value.param == "messages"
@@ -149,6 +149,6 @@ def test_a_panic_while_loading_names_the_file(tmp_path: Path) -> None:
 
 def test_a_quick_rendering_asks_for_no_threads_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a system call, and a conversation is rendered in less time than a few of them take."""
-    monkeypatch.setattr(template_limits, "GRACE", 60.0)
+    monkeypatch.setattr(template_sandbox, "GRACE", 60.0)
     monkeypatch.setattr(time, "thread_time", lambda: pytest.fail("asked"))
     assert template(LOOPS[0]).render(MESSAGES, {}) != ""

@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
-from runtime.models import resolve_family
-from runtime.weights import load_model, resolve_checkpoint
+from runtime.models.base import resolve_family
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model
 from tests.models.paged import logits_in_chunks
 from tests.oracle.tiny import tiny_config, tiny_tensors
 

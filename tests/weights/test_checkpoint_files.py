@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 from runtime.tokenizer import Tokenizer
-from runtime.weights import checkpoint_files, resolve_checkpoint, resolve_token_ids
-from runtime.weights.checkpoint import resolve_text_files
+from runtime.weights import checkpoint_files
+from runtime.weights.checkpoint import resolve_checkpoint, resolve_text_files
+from runtime.weights.special_tokens import resolve_token_ids
 from tests.server.checkpoint import write_checkpoint
 from tests.wait import TIMEOUT
 

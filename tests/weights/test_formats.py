@@ -12,8 +12,9 @@ from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import UnquantizedWeight, named_weights
-from runtime.models import resolve_family
-from runtime.weights import load_model, resolve_checkpoint
+from runtime.models.base import resolve_family
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model
 from tests.golden import GOLDEN
 from tests.models.paged import logits_in_chunks
 from tests.weights.formats import Adapted, Formats, Int8, RankWeight, moe_int8, rounded

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from e2e.stubs.hub import COMMITS, Handler, Hub, Server
-from runtime.weights import resolve_checkpoint
+from runtime.weights.checkpoint import resolve_checkpoint
 from tests.networks import needs_ipv6
 from tests.wait import TIMEOUT, wait_until
 

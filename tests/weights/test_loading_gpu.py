@@ -9,8 +9,10 @@ from safetensors.torch import save_file
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.models import resolve_family
-from runtime.weights import load_model, loader, resolve_checkpoint
+from runtime.models.base import resolve_family
+from runtime.weights import loader
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.loader import load_model
 from tests.oracle.tiny import tiny_config, tiny_tensors
 
 pytestmark = pytest.mark.gpu

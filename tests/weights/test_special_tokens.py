@@ -6,8 +6,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from runtime.errors import ConfigError
-from runtime.models import resolve_family
-from runtime.weights import resolve_checkpoint, resolve_token_ids
+from runtime.models.base import resolve_family
+from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.special_tokens import resolve_token_ids
 from tests.oracle.tiny import write_tiny
 
 TOKENS = ["a", "b", "<|role_end|>", "<|endoftext|>", "<|mask|>", "c"]

@@ -18,7 +18,7 @@ import pytest
 
 from runtime.errors import ConfigError
 from runtime.tokenizer import Tokenizer
-from runtime.weights import tokenizer_cache, tokenizer_formats, tokenizer_json
+from runtime.weights import tokenizer_json
 from tests.clients.catalogue import client
 from tests.clients.environments import environment
 from tests.matrix import marked
@@ -51,7 +51,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """A cache of this test alone."""
     base = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(base))
-    monkeypatch.delenv(tokenizer_formats.TEMPORARY_VARIABLE, raising=False)
+    monkeypatch.delenv(tokenizer_json.TEMPORARY_VARIABLE, raising=False)
     return base / "unmask" / "tokenizers"
 
 
@@ -233,29 +233,27 @@ def test_a_config_of_a_sentencepiece_model_names_no_files_either(tmp_path: Path)
     for path in (outside, inside, alone):
         path.mkdir()
     write_bpe(outside)
-    (outside / "tokenizer.json").write_text(
-        json.dumps(tokenizer_cache.converted(outside, ["vocab.json", "merges.txt"]))
-    )
+    (outside / "tokenizer.json").write_text(json.dumps(tokenizer_json.converted(outside, ["vocab.json", "merges.txt"])))
     unigram = LLAMA | {"model_type": "unigram"}
     names = {"tokenizer_file": str(outside / "tokenizer.json"), "name_or_path": str(outside)}
     write_sentencepiece(alone, unigram, "spiece.model", tokenizer_class="BigBirdTokenizer")
     write_sentencepiece(inside, unigram, "spiece.model", tokenizer_class="BigBirdTokenizer", **names)
-    expected = tokenizer_cache.converted(alone, ["spiece.model"])
+    expected = tokenizer_json.converted(alone, ["spiece.model"])
     assert expected["model"]["type"] == "Unigram"
-    assert tokenizer_cache.converted(inside, ["spiece.model"]) == expected
+    assert tokenizer_json.converted(inside, ["spiece.model"]) == expected
 
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The checkpoints that were converted, in order."""
     found: list[Path] = []
-    run = tokenizer_cache._run
+    run = tokenizer_json._run
 
     def counted(directory: Path, inputs: Any) -> str:
         found.append(directory)
         return run(directory, inputs)
 
-    monkeypatch.setattr(tokenizer_cache, "_run", counted)
+    monkeypatch.setattr(tokenizer_json, "_run", counted)
     return found
 
 
@@ -301,11 +299,11 @@ def test_without_a_writable_cache_a_temporary_file_serves_the_process(tmp_path: 
     script = (
         "import os, sys\n"
         "from runtime.tokenizer import Tokenizer\n"
-        "from runtime.weights import tokenizer_cache, tokenizer_formats, tokenizer_json\n"
+        "from runtime.weights import tokenizer_json\n"
         "first = Tokenizer(sys.argv[1]).encode('the fox')\n"
-        "tokenizer_cache._run = None\n"
+        "tokenizer_json._run = None\n"
         "assert Tokenizer(sys.argv[1]).encode('the fox') == first\n"
-        "print(os.environ[tokenizer_formats.TEMPORARY_VARIABLE], *os.listdir(os.environ['TMPDIR']))\n"
+        "print(os.environ[tokenizer_json.TEMPORARY_VARIABLE], *os.listdir(os.environ['TMPDIR']))\n"
     )
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -328,15 +326,15 @@ def test_a_cache_without_space_is_replaced_by_a_temporary_file(
     """Its lock file can be created, and the write of the result fails."""
     write_bpe(tmp_path)
     temporary = tmp_path / "temporary"
-    monkeypatch.setenv(tokenizer_formats.TEMPORARY_VARIABLE, str(temporary))
-    replace = tokenizer_cache._replace
+    monkeypatch.setenv(tokenizer_json.TEMPORARY_VARIABLE, str(temporary))
+    replace = tokenizer_json._replace
 
     def without_space(target: Path, text: str) -> None:
         if target.parent == cache:
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(target, text)
 
-    monkeypatch.setattr(tokenizer_cache, "_replace", without_space)
+    monkeypatch.setattr(tokenizer_json, "_replace", without_space)
     first = Tokenizer(tmp_path).encode("the fox")
     assert Tokenizer(tmp_path).encode("the fox") == first
     assert len(conversions) == 1
@@ -348,12 +346,12 @@ def test_without_space_anywhere_each_use_converts(
     tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_bpe(tmp_path)
-    monkeypatch.setenv(tokenizer_formats.TEMPORARY_VARIABLE, str(tmp_path / "temporary"))
+    monkeypatch.setenv(tokenizer_json.TEMPORARY_VARIABLE, str(tmp_path / "temporary"))
 
     def without_space(target: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tokenizer_cache, "_replace", without_space)
+    monkeypatch.setattr(tokenizer_json, "_replace", without_space)
     assert Tokenizer(tmp_path).encode("the fox") == Tokenizer(tmp_path).encode("the fox")
     assert len(conversions) == 2
     assert "converted tokenizer not stored" in caplog.text
@@ -412,14 +410,14 @@ def test_the_conversion_is_limited(limit: str, tmp_path: Path, monkeypatch: pyte
     def limited(command: list[str], **options: Any) -> Any:
         return run([sys.executable, str(hook / "limited.py"), command[-1]], **options)
 
-    monkeypatch.setattr("runtime.weights.tokenizer_cache.subprocess.run", limited)
+    monkeypatch.setattr("runtime.weights.tokenizer_json.subprocess.run", limited)
     with pytest.raises(ConfigError, match="cannot be converted"):
         Tokenizer(tmp_path)
 
 
 def test_a_conversion_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_bpe(tmp_path)
-    monkeypatch.setattr(tokenizer_cache, "CONVERSION_SECONDS", 1e-3)
+    monkeypatch.setattr(tokenizer_json, "CONVERSION_SECONDS", 1e-3)
     with pytest.raises(ConfigError, match=r"the conversion took more than 0\.001 s"):
         Tokenizer(tmp_path)
 
@@ -446,7 +444,7 @@ def test_a_conversion_ends_with_its_server_and_its_files_are_the_servers(tmp_pat
     root = tokenizer_json.__file__.rpartition("/runtime/")[0]
     paths = [str(hook), root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "EVIDENCE": str(evidence), "TMPDIR": str(temporary)}
-    env[tokenizer_formats.TEMPORARY_VARIABLE] = str(own)
+    env[tokenizer_json.TEMPORARY_VARIABLE] = str(own)
     script = "import sys\nfrom runtime.tokenizer import Tokenizer\nTokenizer(sys.argv[1])\n"
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=root, env=env) as server:
         try:

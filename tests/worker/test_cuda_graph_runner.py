@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import LogitStat, algorithm_keys
+from runtime.algorithms.base import LogitStat, algorithm_keys
 from runtime.engine.lora_manager import LoRAManager
 from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
-from runtime.strategies import DecodingContext, make_strategy
+from runtime.strategies.base import DecodingContext, make_strategy
 from runtime.worker.capture_sizes import (
     CaptureSizes,
     Views,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.algorithms import get_algorithm
+from runtime.algorithms.base import get_algorithm
 from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.algorithms import LogitStat, algorithm_keys, get_algorithm
+from runtime.algorithms.base import LogitStat, algorithm_keys, get_algorithm
 from runtime.kernels.ops import TORCH
 from runtime.kernels.unmask import threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runtime.engine.request import ScheduledRequest
 from runtime.engine.step_plan import StepPlan
-from runtime.strategies import strategies
+from runtime.strategies.base import strategies
 from runtime.worker.input_batch import InputBuilder
 from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import asks, setups

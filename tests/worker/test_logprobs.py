@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime.engine.request import MIN_LOGPROB
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, RequestSpec
-from runtime.request.scoring import score_spec
+from runtime.request.resolve import score_spec
 from tests.engine.harness import Ask, Run, Setup, decoding_of
 from tests.engine.hash_model import HashMemory
 from tests.engine.samples import examples

@@ -10,7 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.algorithms import LogitStat, get_algorithm, sampling
+from runtime.algorithms import sampling
+from runtime.algorithms.base import LogitStat, get_algorithm
 from runtime.engine.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
@@ -60,14 +61,14 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     )
     runner.received = []
     drawn: list[int] = []
-    distribution = sampling.filtered_probs
+    distribution = sampling.LogitsOps.filtered_probs
 
-    def counted(logits: torch.Tensor, **limits: torch.Tensor) -> torch.Tensor:
+    def counted(self: sampling.LogitsOps, logits: torch.Tensor, **limits: torch.Tensor) -> torch.Tensor:
         assert bool((limits["top_p"] < 1).all())
         drawn.append(len(logits))
-        return distribution(logits, **limits)
+        return distribution(self, logits, **limits)
 
-    monkeypatch.setattr(sampling, "filtered_probs", counted)
+    monkeypatch.setattr(sampling.LogitsOps, "filtered_probs", counted)
     warm_up(runner, rows=45, max_seq_len=22)
     assert runner.received == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
     assert drawn == [4, 8, 16, 32, 44]
@@ -90,8 +91,10 @@ class Bare(LMHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         self.asked.append("likeliest")
         logits = hidden.clone()
-        sampling.mask_forbidden(logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=allowed_ids)
-        best = sampling.greedy(logits)
+        sampling.DEFAULT_LOGITS_OPS.mask_forbidden(
+            logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=allowed_ids
+        )
+        best = sampling.DEFAULT_LOGITS_OPS.greedy(logits)
         return best.token, best.confidence
 
 

@@ -7,15 +7,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from runtime.algorithms import algorithm_keys
+from runtime.algorithms.base import algorithm_keys
 from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.engine.request_defaults import supported_algorithms
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.models import ModelFamily, families, resolve_family
-from runtime.strategies import DecodingContext, Strategy, make_strategy, strategies, strategies_supporting
+from runtime.models.base import ModelFamily, families, resolve_family
+from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies, strategies_supporting
 from tools.docs.flags import put_between, rewrite
 
 CONTEXT = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)

@@ -22,7 +22,7 @@ class QuantScheme(ABC):
     """How a checkpoint stores a quantized weight: as several tensors with suffixes instead of NAME.weight."""
 
     label: str  # name in messages
-    format: str  # format of the weights (``quantization/registry.py``)
+    format: str  # format of the weights (``quantization/base.py``)
     flag: str  # equivalent value of --quantization
     suffixes: tuple[str, ...]  # all tensors of a quantized weight
     ignored_suffixes: tuple[str, ...] = ()  # further tensors, which are ignored

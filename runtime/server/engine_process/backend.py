@@ -139,8 +139,8 @@ def take_devices(configure: Configure) -> tuple[int, ...] | None:
     one is not there."""
     import torch
 
+    from runtime.distributed.executor import on_gpus
     from runtime.distributed.gpu import check_devices
-    from runtime.distributed.local_executor import on_gpus
 
     if not on_gpus(configure.engine):
         return None

@@ -40,7 +40,7 @@ from runtime.server.openai.protocol import (
 from runtime.server.openai.tools import ChatContext, check_legacy_functions, parse_tools
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.tokenizer.token_bytes import TokenByteDecoder
+from runtime.tokenizer.detokenizer import TokenByteDecoder
 
 
 class OpenAIHandler(ServingHandler):

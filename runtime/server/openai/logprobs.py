@@ -13,10 +13,9 @@ from runtime.errors import RequestError
 from runtime.parsers import part_marks
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
-from runtime.request.scoring import score_spec
+from runtime.request.resolve import score_spec
 from runtime.tokenizer import Tokenizer
-from runtime.tokenizer.token_bytes import TokenByteDecoder
-from runtime.tokenizer.token_offsets import OffsetTracker, TokenOffset
+from runtime.tokenizer.detokenizer import OffsetTracker, TokenByteDecoder, TokenOffset
 
 if TYPE_CHECKING:
     from runtime.server.engine_client.generation_job import OutputDelta

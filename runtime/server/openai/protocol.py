@@ -19,8 +19,8 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
+from runtime.request.resolve import MAX_TOKENS_PER_STEP
 from runtime.request.sampling_params import PARAMETERS
-from runtime.request.scoring import MAX_TOKENS_PER_STEP
 from runtime.server.openai.chat_messages import EXAMPLE_CHAT, Messages
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 from runtime.server.openapi import values_schema

@@ -22,8 +22,8 @@ from runtime.parsers import (
     tool_format,
     tool_formats,
 )
+from runtime.parsers.chat_output import ReasoningParser
 from runtime.parsers.formats import NO_ARGUMENTS, Tool
-from runtime.parsers.reasoning import ReasoningParser
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of

@@ -33,7 +33,7 @@ from runtime.server.preprocessing.request_body import (
     validate_body,
 )
 from runtime.tokenizer import Tokenizer
-from runtime.tokenizer.template_limits import RenderBudget
+from runtime.tokenizer.template_sandbox import RenderBudget
 from runtime.tokenizer.tokenizer import WINDOW
 
 SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold

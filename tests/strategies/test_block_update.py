@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.strategies.step_schedule import split_steps
+from runtime.strategies.block_update import split_steps
 from tests.engine.harness import Ask, Setup, run_all
 from tests.oracle.block import Params
 
