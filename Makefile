@@ -88,7 +88,7 @@ e2e: setup  ## start a cluster with a node (needs root), test the chart and the 
 
 browser-test: setup  ## drive the page in headless Chromium, which it installs (then it needs root)
 	$(BIN)/python -m e2e.browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/page -m browser $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/playground -m browser $(ARGS)
 
 clients: setup  ## run third parties' clients against the demo, each in an environment of its own; ARGS="-k openai" one
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients -m clients $(ARGS)

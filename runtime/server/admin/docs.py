@@ -41,7 +41,7 @@ class Page(NamedTuple):
 @functools.cache
 def pages() -> Mapping[str, Page]:
     """Every file by the path it is served at."""
-    own = {file.name: file.read_bytes() for file in files("runtime.server.page").iterdir() if file.is_file()}
+    own = {file.name: file.read_bytes() for file in files("runtime.server.playground").iterdir() if file.is_file()}
     contents = {
         "/": own.pop("index.html"),
         "/docs": own.pop("docs.html"),

@@ -9,7 +9,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
-from tests.page.driving import Driven
+from tests.playground.driving import Driven
 from tests.server.harness import ServerProcess, serving
 
 KEY = "a-key-of-more-than-16-characters"

@@ -9,8 +9,8 @@ import pytest
 from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.support.ui import Select
 
-from tests.page.conftest import KEY
-from tests.page.driving import Driven
+from tests.playground.conftest import KEY
+from tests.playground.driving import Driven
 from tests.server.harness import ServerProcess
 
 pytestmark = pytest.mark.browser
