@@ -37,7 +37,7 @@ from runtime.server.middleware.request_middleware import RequestMiddleware
 from runtime.server.openai import chat, completions, protocol, responses, responses_protocol
 from runtime.server.openai.protocol import ChatRequest, CompletionRequest
 from runtime.server.openai.responses_protocol import ResponsesRequest
-from runtime.server.openapi import decoding_schema, fast_routes, secure
+from runtime.server.openapi import decoding_schema, fast_routes, request_defaults, secure
 
 BODIES: tuple[type, ...] = (
     GenerateRequest,
@@ -86,7 +86,10 @@ class App(FastAPI):
             if context.keys.required:
                 secure(schema, OPEN_PATHS)
             self.openapi_schema = schema
-        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(context.engine_client.info)
+        info = context.engine_client.info
+        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(info)
+        if info is not None:
+            self.openapi_schema["x-unmask-defaults"] = request_defaults(info)
         return self.openapi_schema
 
 

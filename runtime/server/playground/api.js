@@ -1,10 +1,10 @@
-// The server's routes as the page needs them. Everything is asked for relative to the page, so that a proxy may put
-// the server under any path. The key is kept in the tab (sessionStorage), and goes nowhere but to this server.
+// Requests to the server. All paths are relative to the page, so that a proxy may serve it under any prefix.
+// The key is stored in the tab (sessionStorage) and is sent to this server only.
 
 const KEY = "unmask-key";
 
-export class Refusal extends Error {
-  // What the server said, in its own sentence.
+export class ApiError extends Error {
+  // The message of an error object.
   constructor(status, message) {
     super(message);
     this.status = status;
@@ -12,7 +12,8 @@ export class Refusal extends Error {
 }
 
 export function setKey(key) {
-  sessionStorage.setItem(KEY, key);
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
 }
 
 export function hasKey() {
@@ -20,57 +21,50 @@ export function hasKey() {
 }
 
 export function headers(more = {}) {
-  // of a request to this server: with the key, where the tab has one
   const key = sessionStorage.getItem(KEY);
   return key ? { ...more, Authorization: `Bearer ${key}` } : more;
 }
 
 async function checked(response) {
   if (response.ok) return response;
-  let message = `the server answered ${response.status}`;
+  let message = `The server returned status ${response.status}.`;
   try {
     message = (await response.json()).error.message;
   } catch {
-    // no JSON: a proxy's page, say
+    // not JSON: an error page of a proxy
   }
-  throw new Refusal(response.status, message);
+  throw new ApiError(response.status, message);
 }
 
-async function asked(path, options) {
+async function request(path, options) {
   let response;
   try {
     response = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, "the server cannot be reached");
+    throw new ApiError(0, "The server cannot be reached.");
   }
   return checked(response);
 }
 
 export async function get(path) {
-  return (await asked(path, { headers: headers() })).json();
+  return (await request(path, { headers: headers() })).json();
 }
 
 export async function post(path, body, signal) {
   const options = { method: "POST", headers: headers({ "Content-Type": "application/json" }), signal };
-  return (await asked(path, { ...options, body: JSON.stringify(body) })).json();
-}
-
-export async function startup() {
-  // {status: "started"} or how far loading is; without a key
-  const response = await fetch("startup");
-  return response.json();
+  return (await request(path, { ...options, body: JSON.stringify(body) })).json();
 }
 
 export async function* stream(path, body, signal) {
-  // The objects of a stream of server-sent events, up to [DONE]. Raises Refusal for an error among them.
+  // Yields the events of a stream up to [DONE]. Throws ApiError for an error event.
   const options = { method: "POST", headers: headers({ "Content-Type": "application/json" }), signal };
-  const response = await asked(path, { ...options, body: JSON.stringify(body) });
+  const response = await request(path, { ...options, body: JSON.stringify(body) });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new Refusal(0, "the connection ended before the answer did");
+    if (done) throw new ApiError(0, "The connection ended before the answer was complete.");
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
@@ -78,7 +72,7 @@ export async function* stream(path, body, signal) {
       const data = line.slice(6);
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
-      if (event.error) throw new Refusal(event.error.code ?? 500, event.error.message);
+      if (event.error) throw new ApiError(event.error.code ?? 500, event.error.message);
       yield event;
     }
   }

@@ -1,128 +1,281 @@
-// One answer on the page: its settings, its tokens, the slider over its steps, its figures.
-// Whatever comes from the server or the user is shown as text; no markup is ever made of it.
+// One answer: its tokens and formatted view, the player, the figures and the settings.
 
-import { stream } from "./api.js";
+import { post, stream } from "./api.js";
+import { Player } from "./player.js";
+import { asJson, jsonNodes, rendered } from "./render.js";
 import { Settings } from "./settings.js";
 import { Timeline } from "./timeline.js";
+import { TokenView } from "./token_view.js";
 import { isSpecial, learn, texts } from "./tokens.js";
 
-const REPLAY = 250; // ms a step
+const HINT = "Point at a token, tap it or use the arrow keys to see its step, confidence and runner-up.";
+const TOP = 2; // log-probabilities per token: the token and its runner-up
 
 export class Pane {
-  constructor(name, schemas, changed) {
+  constructor(isCompared, changed) {
     this.element = document.getElementById("pane").content.firstElementChild.cloneNode(true);
     const find = (selector) => this.element.querySelector(selector);
+    this.find = find;
+    this.changed = changed;
+    this.isCompared = isCompared; // then its caption names its settings
     this.answer = find(".answer");
-    this.answer.setAttribute("aria-label", `answer ${name}`);
-    this.slider = find(".steps");
-    this.place = find(".at");
-    this.playing = find(".play");
-    this.numbers = find(".numbers");
-    this.settings = new Settings(find(".settings"), find("summary"), schemas, changed);
+    this.answer.setAttribute("aria-label", "tokens of the answer");
     this.timeline = new Timeline();
-    this.slider.addEventListener("input", () => {
-      this.#pause();
-      this.show(Number(this.slider.value));
-    });
-    this.playing.addEventListener("click", () => this.#play());
-    this.answer.addEventListener("keydown", (event) => this.#key(event));
-    this.refill = find(".refill");
-    this.filling = find(".fill");
-    this.markedTokens = find(".marked-tokens");
-    this.mark = null; // first and last marked cell
-    document.addEventListener("selectionchange", () => this.#selected());
-  }
-
-  async run(model, messages, signal) {
-    // The answer's text, once it is whole.
-    this.#pause();
-    this.#marked(null);
-    this.messages = messages;
-    this.whole = false;
-    this.timeline = new Timeline();
+    this.tokens = new TokenView(this.answer, (index) => this.#inspect(index));
+    this.player = new Player(find(".player"), (count) => this.show(count));
     this.text = "";
-    this.numbers.replaceChildren();
-    this.#steps();
-    const began = performance.now();
-    let usage = null;
-    let reason = null;
-    for await (const chunk of stream("v1/chat/completions", this.body(model, messages), signal)) {
-      usage = chunk.usage ?? usage;
-      this.timeline.promptTokens = usage?.prompt_tokens ?? 0;
-      const choice = chunk.choices[0];
-      this.text += choice?.delta.content ?? "";
-      reason = choice?.finish_reason ?? reason;
-      if (chunk.denoise) {
-        await learn(chunk.denoise.tokens);
-        this.timeline.add(chunk.denoise);
-        this.#steps();
-      }
+    this.check = null; // (text, finished) -> {ok, message}
+    this.settings = null; // until the server describes them
+    this.setCaption("");
+    for (const button of this.element.querySelectorAll("[data-view]")) {
+      button.addEventListener("click", () => this.setView(button.dataset.view));
     }
-    const seconds = (performance.now() - began) / 1000;
-    this.timeline.end(usage?.completion_tokens ?? 0);
-    this.whole = true;
-    this.#steps();
-    this.#figures(usage, this.timeline.steps.at(-1)?.nfe ?? 0, seconds, reason);
-    return this.text;
+    this.answer.addEventListener("mark", () => this.#marked());
+    find(".copy-answer").addEventListener("click", (event) => copy(this.text, event.currentTarget));
+    this.#inspect(null);
   }
 
-  async fill(model, signal) {
-    // The marked tokens anew, with what stands around them, before and behind.
-    const cells = this.timeline.at(this.timeline.length).filter((cell) => !isSpecial(cell.id));
-    const [first, last] = this.mark;
-    const written = (part) => texts(part.map((cell) => cell.id)).join("");
-    const segments = [
-      { text: written(cells.slice(0, first)) },
-      { mask: Math.min(last + 1, cells.length) - first },
-      { text: written(cells.slice(last + 1)) },
-    ];
-    const open = cells.map((cell, i) =>
-      i < first || i > last ? { id: cell.id, kind: "stable", fresh: false } : { id: null, kind: "mask", fresh: false },
-    );
-    const { max_tokens, ...settings } = this.settings.body(); // holes say how long they are
-    this.#pause();
-    this.#marked(null);
-    this.timeline = new Timeline(open, this.timeline.promptTokens);
-    this.#steps();
-    const began = performance.now();
-    const body = { model, messages: this.messages, segments, ...settings, stream: true };
-    let final = null;
-    for await (const event of stream("v1/infill", body, signal)) {
-      if (event.event === "final") final = event;
-      else {
-        await learn(event.tokens);
-        this.timeline.add(event);
-        this.#steps();
-      }
-    }
-    this.timeline.end(open.length);
-    this.#steps();
-    this.text = final.text;
-    this.#figures({ completion_tokens: segments[1].mask }, final.nfe, (performance.now() - began) / 1000, "filled");
-    return this.text;
+  configure(api, preset) {
+    this.settings = new Settings(this.find(".settings"), api, () => {
+      if (this.isCompared) this.setCaption(this.settings?.title ?? "");
+      this.changed();
+    });
+    this.find(".settings").hidden = false;
+    if (preset) this.settings.use(preset);
   }
 
-  body(model, messages) {
+  setCaption(text) {
+    this.find(".caption").textContent = text || "Answer";
+  }
+
+  setView(view) {
+    for (const button of this.element.querySelectorAll("[data-view]")) {
+      button.setAttribute("aria-pressed", button.dataset.view === view);
+    }
+    this.answer.hidden = view !== "tokens";
+    this.find(".formatted").hidden = view === "tokens";
+    this.#format();
+  }
+
+  // --- runs
+
+  body(model, messages, extra = {}, seed = undefined) {
     return {
       model,
       messages,
+      ...(seed === undefined ? {} : { seed }),
       ...this.settings.body(),
+      ...extra,
       stream: true,
       stream_mode: "denoise",
       stream_options: { include_usage: true, continuous_usage_stats: true },
     };
   }
 
-  #figures(usage, forwards, seconds, reason) {
-    const tokens = usage?.completion_tokens ?? 0;
-    const figures = {
-      tokens,
-      forwards,
-      "tokens per forward": forwards ? (tokens / forwards).toFixed(2) : "-",
-      seconds: seconds.toFixed(2),
-      "ended by": reason ?? "-",
+  async run({ model, messages, extra, seed, signal, check }) {
+    // Streams an answer. Returns its text and tool calls.
+    this.reset();
+    this.messages = messages;
+    this.check = check ?? null;
+    this.timeline.begin();
+    const scores = this.timeline.run.scores;
+    const began = performance.now();
+    let usage = null;
+    let reason = null;
+    const body = { ...this.body(model, messages, extra, seed), logprobs: true, top_logprobs: TOP };
+    for await (const chunk of stream("v1/chat/completions", body, signal)) {
+      usage = chunk.usage ?? usage;
+      this.timeline.run.promptTokens = usage?.prompt_tokens ?? 0;
+      const choice = chunk.choices[0];
+      this.text += choice?.delta.content ?? "";
+      for (const call of choice?.delta.tool_calls ?? []) this.#addCall(call);
+      scores.push(...(choice?.logprobs?.content ?? []).map(score));
+      reason = choice?.finish_reason ?? reason;
+      if (chunk.denoise) {
+        await learn(chunk.denoise.tokens);
+        this.timeline.add(chunk.denoise);
+        this.show(this.timeline.length);
+      }
+    }
+    this.#finish(usage?.completion_tokens ?? 0, (performance.now() - began) / 1000, reason, body.seed);
+    if (this.calls.length) this.#addResultForm();
+    return { text: this.text, calls: this.calls };
+  }
+
+  async infill({ model, messages, segments, seed, signal, before = 0 }) {
+    // Fills the gaps of `segments`: {ids} or {text} that stay and {mask}. Tokens of `ids` keep their steps.
+    const { max_tokens, ...settings } = this.settings.body(); // the gaps have a length
+    const initial = [];
+    for (const segment of segments) {
+      if (segment.mask) {
+        initial.push(...Array.from({ length: segment.mask }, () => ({ id: null, kind: "mask", step: 0, filled: true })));
+      } else if (segment.text) {
+        const { tokens } = await post("tokenize", { prompt: segment.text, add_special_tokens: false }, signal);
+        await learn(tokens);
+        const same = segment.cells?.length === tokens.length;
+        initial.push(...tokens.map((id, i) => ({ id, kind: "stable", step: same ? segment.cells[i].step : 0, filled: false })));
+      }
+    }
+    this.timeline.begin(before, initial);
+    this.show(this.timeline.length);
+    this.tokens.markable = false;
+    const began = performance.now();
+    const pieces = segments.map(({ text, mask }) => (mask ? { mask } : { text })).filter(({ text, mask }) => mask || text);
+    const body = { model, segments: pieces, ...(messages ? { messages } : {}), seed, ...settings, stream: true };
+    let final = null;
+    for await (const event of stream("v1/infill", body, signal)) {
+      if (event.event === "final") final = event;
+      else {
+        await learn(event.tokens);
+        this.timeline.add(event);
+        this.show(this.timeline.length);
+      }
+    }
+    this.text = final.text;
+    this.find(".filled-key").hidden = false;
+    this.#finish(initial.length, (performance.now() - began) / 1000, "filled", body.seed, final.holes.reduce((sum, hole) => sum + hole.token_ids.length, 0));
+    return this.text;
+  }
+
+  async refill(model, signal, seed) {
+    // Fills the marked tokens again; the text around them stays.
+    const cells = this.timeline.at(this.timeline.length);
+    let [first, last] = this.tokens.mark;
+    const textOf = (part) => texts(part.map((cell) => cell.id)).join("");
+    const fixedText = (part) => ({ text: textOf(part), cells: part });
+    const end = cells.findIndex((cell) => isSpecial(cell.id));
+    const visible = end < 0 ? cells : cells.slice(0, end);
+    const before = this.timeline.run.promptTokens;
+    // Text around a gap is tokenized again. The gap grows until that yields the tokens of the answer.
+    const unchanged = async (part) => {
+      if (!part.length) return true;
+      const { tokens } = await post("tokenize", { prompt: textOf(part), add_special_tokens: false }, signal);
+      return tokens.length === part.length && tokens.every((id, i) => id === part[i].id);
     };
-    this.numbers.replaceChildren(
+    while (first > 0 && !(await unchanged(visible.slice(0, first)))) first--;
+    while (last < visible.length - 1 && !(await unchanged(visible.slice(last + 1)))) last++;
+    this.tokens.setMark([first, last]);
+    const segments = [fixedText(visible.slice(0, first)), { mask: Math.min(last + 1, visible.length) - first }, fixedText(visible.slice(last + 1))];
+    this.player.pause();
+    return this.infill({ model, messages: this.messages, segments, seed, signal, before });
+  }
+
+  reset() {
+    this.player.pause();
+    this.timeline = new Timeline();
+    this.text = "";
+    this.calls = [];
+    this.tokens.markable = false;
+    this.tokens.setMark(null);
+    this.tokens.setCursor(null);
+    for (const name of [".numbers", ".calls"]) this.find(name).replaceChildren();
+    for (const name of [".refill", ".live", ".verdict", ".filled-key"]) this.find(name).hidden = true;
+    this.find(".copy-answer").disabled = true;
+    this.setCaption(this.isCompared ? this.settings?.title ?? "" : "");
+    this.show(0);
+  }
+
+  replay(recording) {
+    // Shows a recorded run: all at once for users who prefer reduced motion.
+    this.reset();
+    this.text = recording.text;
+    this.timeline.begin(recording.prompt_tokens);
+    for (const step of recording.steps) this.timeline.add(step);
+    this.timeline.run.scores = recording.scores.map(([p, other, otherP]) => ({ p, other, otherP }));
+    this.timeline.end(recording.tokens);
+    this.setCaption(`Recorded answer to “${recording.prompt}”`);
+    this.find(".live").hidden = this.find(".copy-answer").disabled = false;
+    this.#figures({ tokens: recording.tokens, steps: this.timeline.forwards });
+    const reduced = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.show(reduced ? this.timeline.length : 0);
+    if (!reduced) this.player.play();
+  }
+
+  #finish(tokens, seconds, reason, seed, generated = tokens) {
+    this.timeline.end(tokens);
+    this.show(this.timeline.length);
+    this.tokens.markable = Boolean(this.text) && !this.calls?.length;
+    this.find(".refill").hidden = !this.tokens.markable;
+    this.find(".copy-answer").disabled = !this.text;
+    this.#marked();
+    this.#figures({ tokens: generated, steps: this.timeline.forwards, seconds, finish: reason, seed });
+  }
+
+  // --- views
+
+  show(count) {
+    const { length, finished } = this.timeline;
+    const cells = this.timeline.at(count);
+    this.count = count;
+    this.element.classList.toggle("finished", finished && count === length);
+    this.tokens.show(cells, count, length);
+    this.player.set(count, length);
+    this.current = cells;
+    this.#format();
+    this.#judge(cells);
+    this.#inspect(this.tokens.cursor);
+  }
+
+  #format() {
+    const target = this.find(".formatted");
+    if (target.hidden) return;
+    const atEnd = this.count === this.timeline.length && this.timeline.finished;
+    const shown = texts((this.current ?? []).map((cell) => cell.id));
+    const text = atEnd ? this.text : shown.map((part, i) => (this.current[i].kind === "mask" ? "\u2592" : part)).join("");
+    target.replaceChildren(rendered(text));
+  }
+
+  #judge(cells) {
+    const verdict = this.find(".verdict");
+    verdict.hidden = !this.check || !this.timeline.length;
+    if (verdict.hidden) return;
+    const masks = cells.filter((cell) => cell.kind === "mask").length;
+    if (this.count < this.timeline.length || !this.timeline.finished) {
+      verdict.textContent = `${masks} ${masks === 1 ? "mask" : "masks"} left in the open blocks`;
+      verdict.className = "verdict state";
+      return;
+    }
+    const { ok, message } = this.check(this.text);
+    verdict.textContent = message;
+    verdict.className = `verdict state ${ok ? "ok" : "wrong"}`;
+  }
+
+  #inspect(index) {
+    const line = this.find(".inspector");
+    const cell = index === null ? null : this.current?.[index];
+    if (!cell) {
+      line.textContent = HINT;
+      return;
+    }
+    if (cell.kind === "mask") {
+      line.textContent = "Mask: not decided yet.";
+      return;
+    }
+    const parts = [isSpecial(cell.id) ? "special token" : `“${texts([cell.id])[0] || "part of a character"}”`];
+    parts.push(cell.step ? `step ${cell.step} of ${this.timeline.length}` : "part of the given text");
+    const known = this.timeline.score(index);
+    if (known) {
+      parts.push(`confidence ${percent(known.p)}`);
+      if (known.other !== null) parts.push(`runner-up “${known.other}” ${percent(known.otherP)}`);
+    } else if (!this.timeline.finished) parts.push("confidence known once the block is final");
+    line.textContent = parts.join(" · ");
+  }
+
+  #marked() {
+    const { mark } = this.tokens;
+    const count = mark ? mark[1] - mark[0] + 1 : 0;
+    this.find(".fill").disabled = !count;
+    this.find(".marked-tokens").textContent = count
+      ? `${count} marked ${count === 1 ? "token" : "tokens"}; the rest of the answer stays`
+      : "Mark tokens above: click one, drag over several, or use Shift and the arrow keys.";
+  }
+
+  #figures({ tokens, steps, seconds, finish, seed }) {
+    const figures = { tokens, steps, "tokens per step": steps ? (tokens / steps).toFixed(2) : "n/a" };
+    if (seconds !== undefined) figures.seconds = seconds.toFixed(2);
+    if (finish) figures.finish = finish;
+    if (seed !== undefined) figures.seed = seed;
+    this.find(".numbers").replaceChildren(
       ...Object.entries(figures).map(([name, value]) => {
         const pair = document.createElement("div");
         const term = document.createElement("dt");
@@ -136,109 +289,79 @@ export class Pane {
     );
   }
 
-  #steps() {
-    const count = this.timeline.length;
-    this.slider.max = count;
-    this.slider.value = count;
-    this.slider.disabled = this.playing.disabled = count === 0;
-    this.show(count);
-  }
+  // --- tool calls
 
-  show(count) {
-    // The answer as it stood after `count` steps.
-    const cells = this.timeline.at(count);
-    const shown = texts(cells.map((cell) => cell.id));
-    this.answer.replaceChildren(
-      ...cells.map((cell, i) => {
-        const span = document.createElement("span");
-        span.className = `cell ${cell.kind}${cell.fresh ? " fresh" : ""}`;
-        if (cell.kind === "mask") {
-          span.setAttribute("role", "img");
-          span.setAttribute("aria-label", "mask");
-        } else if (isSpecial(cell.id)) {
-          span.classList.add("special");
-          span.textContent = "\u25AA";
-        } else {
-          span.textContent = shown[i];
-        }
-        span.dataset.place = i;
-        if (this.mark && i >= this.mark[0] && i <= this.mark[1]) span.classList.add("marked");
-        return span;
-      }),
-    );
-    this.slider.setAttribute("aria-valuetext", `step ${count} of ${this.timeline.length}`);
-    this.place.textContent = this.timeline.length ? `${count} / ${this.timeline.length}` : "";
-  }
-
-  #selected() {
-    // what the mouse has selected in this answer, as whole tokens
-    const selection = getSelection();
-    if (!this.whole || selection.isCollapsed || !this.answer.contains(selection.anchorNode)) return;
-    const place = (node) => node?.parentElement?.closest(".cell")?.dataset.place ?? node?.dataset?.place;
-    const ends = [place(selection.anchorNode), place(selection.focusNode)];
-    if (ends.includes(undefined)) return;
-    this.#marked(ends.map(Number).sort((a, b) => a - b));
-  }
-
-  #marked(ends) {
-    this.mark = ends;
-    this.refill.hidden = !ends;
-    const count = ends ? ends[1] - ends[0] + 1 : 0;
-    this.markedTokens.textContent = `${count} ${count === 1 ? "token" : "tokens"}`;
-    for (const cell of this.answer.children) {
-      const here = Number(cell.dataset.place);
-      cell.classList.toggle("marked", Boolean(ends) && here >= ends[0] && here <= ends[1]);
-    }
-  }
-
-  #extend(event) {
-    // by keyboard: Shift and arrows move the mark's end, with Ctrl its start
-    if (!this.whole || !event.shiftKey) return false;
-    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!move) return false;
-    const [first, last] = this.mark ?? [0, -1];
-    const most = this.answer.children.length - 1;
-    const ends = event.ctrlKey ? [first + move, last] : [first, last + move];
-    const fits = ends[0] >= 0 && ends[1] <= most && ends[0] <= ends[1];
-    this.#marked(fits ? ends : null);
-    return true;
-  }
-
-  #key(event) {
-    if (this.#extend(event)) {
+  #addResultForm() {
+    const form = document.createElement("form");
+    form.className = "bar";
+    const inputs = this.calls.map((call) => {
+      const label = document.createElement("label");
+      const input = document.createElement("input");
+      input.type = "text";
+      input.value = calculated(call.arguments);
+      label.append(`Result of ${call.name} `, input);
+      form.append(label);
+      return input;
+    });
+    const button = document.createElement("button");
+    button.textContent = "Send result";
+    form.append(button);
+    form.addEventListener("submit", (event) => {
       event.preventDefault();
-      return;
-    }
-    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (event.key === " ") this.#play();
-    else if (move && this.timeline.length) {
-      this.#pause();
-      const place = Math.max(0, Math.min(this.timeline.length, Number(this.slider.value) + move));
-      this.slider.value = place;
-      this.show(place);
-    } else return;
-    event.preventDefault();
+      const detail = { calls: this.calls, results: inputs.map((input) => input.value) };
+      this.element.dispatchEvent(new CustomEvent("results", { detail }));
+    });
+    this.find(".calls").append(form);
   }
 
-  #play() {
-    if (this.timer) return this.#pause();
-    if (!this.timeline.length) return undefined;
-    let place = Number(this.slider.value);
-    if (place >= this.timeline.length) place = 0;
-    const turn = () => {
-      this.slider.value = place;
-      this.show(place);
-      if (place++ >= this.timeline.length) this.#pause();
-    };
-    this.timer = setInterval(turn, REPLAY);
-    this.playing.textContent = "Pause";
-    turn();
-    return undefined;
+  #addCall(delta) {
+    const call = (this.calls[delta.index] ??= { id: delta.id, name: "", arguments: "" });
+    call.name += delta.function?.name ?? "";
+    call.arguments += delta.function?.arguments ?? "";
+    this.find(".calls").replaceChildren(...this.calls.map(callCard));
   }
+}
 
-  #pause() {
-    clearInterval(this.timer);
-    this.timer = null;
-    this.playing.textContent = "Play";
+function callCard({ name, arguments: text }) {
+  const card = document.createElement("div");
+  const title = document.createElement("h3");
+  const pre = document.createElement("pre");
+  card.className = "call";
+  title.textContent = `Call of ${name}`;
+  const value = asJson(text);
+  pre.append(...(value === undefined ? [text] : jsonNodes(value)));
+  card.append(title, pre);
+  return card;
+}
+
+const SUM = /^\s*(-?\d+(?:\.\d+)?)\s*([-+*/x])\s*(-?\d+(?:\.\d+)?)\s*$/;
+
+function calculated(text) {
+  // The value of an expression of two numbers among the arguments, as a suggestion; "" for other calls.
+  const found = Object.values(asJson(text) ?? {}).map((value) => SUM.exec(value)).find(Boolean);
+  if (!found) return "";
+  const [a, b] = [Number(found[1]), Number(found[3])];
+  return String({ "+": a + b, "-": a - b, "*": a * b, x: a * b, "/": a / b }[found[2]]);
+}
+
+function score({ token, logprob, top_logprobs }) {
+  const other = top_logprobs.find((each) => each.token !== token);
+  return { p: Math.exp(logprob), other: other?.token ?? null, otherP: other ? Math.exp(other.logprob) : 0 };
+}
+
+function percent(p) {
+  const value = 100 * p;
+  if (value > 99.95) return "100 %";
+  return value < 0.05 ? "< 0.1 %" : `${value.toFixed(1)} %`;
+}
+
+export async function copy(text, button) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed"; // pages without TLS have no clipboard
   }
+  setTimeout(() => (button.textContent = label), 1500);
 }

@@ -1,7 +1,37 @@
-// The form of one pane's settings, made from the server's own description of what a request may hold.
+// The settings of one pane, built from the server's OpenAPI document and its defaults.
 
-const LIMIT = "max_tokens";
-const LEFT_OUT = "as the server has it";
+import { PRESETS } from "./presets.js";
+
+const NAMES = {
+  algorithm: "Unmasking algorithm",
+  mode: "Preset of the algorithm",
+  accept_threshold: "Confidence threshold",
+  max_tokens: "Maximum tokens",
+  temperature: "Temperature",
+  top_p: "Top-p",
+  top_k: "Top-k",
+  seed: "Seed",
+  block_length: "Block length",
+  force_single_batch: "Run alone in its batch",
+  add_block_threshold: "Open next block at progress",
+  semi_complete_threshold: "Force next block at progress",
+  token_stability_threshold: "Open next block at stability",
+  confidence_metric: "Confidence metric",
+  max_steps_per_block: "Maximum steps per block",
+  suppress_eos: "Suppress end of sequence",
+  steps: "Steps per block",
+  edit_threshold: "Edit threshold",
+  max_post_edit_steps: "Maximum edit steps",
+  penalty_lambda: "Repetition penalty of edits",
+  entropy_bound: "Entropy bound",
+  factor: "Factor",
+  low_threshold: "Lower threshold",
+  remask_threshold: "Remask threshold",
+};
+const FIRST = ["algorithm", "mode", "accept_threshold"];
+const SAMPLING = ["max_tokens", "temperature", "top_p", "top_k", "seed"];
+const SLIDERS = new Set(["accept_threshold"]);
+const HUGE = 2 ** 31;
 
 function kindOf(field) {
   return (field.anyOf ?? [field]).find((kind) => kind.type !== "null") ?? field;
@@ -16,94 +46,155 @@ function flat(properties, prefix = "") {
   });
 }
 
-function control(kind) {
-  const choices = kind.enum ?? (kind.type === "boolean" ? ["true", "false"] : null);
-  if (choices) {
-    const select = document.createElement("select");
-    select.append(new Option(LEFT_OUT, ""), ...choices.map((choice) => new Option(choice, choice)));
-    return select;
-  }
-  const input = document.createElement("input");
-  input.type = "number";
-  input.step = kind.type === "integer" ? "1" : "any";
-  const low = kind.minimum ?? kind.exclusiveMinimum;
-  if (low !== undefined) input.min = low;
-  if (kind.maximum !== undefined && kind.maximum < 2 ** 31) input.max = kind.maximum;
-  input.placeholder = LEFT_OUT;
-  return input;
+function title(name) {
+  const text = NAMES[name] ?? name.replaceAll(/[._]/g, " ");
+  return text[0].toUpperCase() + text.slice(1);
 }
 
-function read(element, kind) {
-  if (element.value === "") return undefined;
-  if (kind.type === "boolean") return element.value === "true";
-  return kind.enum ? element.value : Number(element.value);
+function range(kind) {
+  const low = kind.minimum ?? kind.exclusiveMinimum;
+  const high = kind.maximum;
+  if (kind.enum || low === undefined) return "";
+  if (high === undefined || high >= HUGE) return low > -HUGE ? `from ${low}` : "";
+  return `${kind.exclusiveMinimum === undefined ? "" : "above "}${low} to ${high}`;
 }
 
 export class Settings {
-  constructor(place, summary, schemas, changed) {
-    this.summary = summary;
+  constructor(element, api, changed) {
+    this.defaults = api["x-unmask-defaults"] ?? { decoding: {}, algorithms: {} };
     this.controls = new Map();
+    this.summary = element.querySelector("summary");
+    this.preset = element.querySelector(".preset");
+    this.changed = changed;
+    const schemas = api.components.schemas;
     const body = schemas.ChatRequest?.properties ?? {};
-    const plain = [LIMIT, "temperature", "top_p", "top_k", "seed"].filter((name) => name in body);
     const decoding = flat(schemas.Decoding?.properties ?? {});
-    const first = ["mode", "algorithm"];
-    decoding.sort((a, b) => first.includes(b.name) - first.includes(a.name));
-    const [few, more] = place.querySelectorAll(".fields");
-    for (const field of decoding.slice(0, 2)) this.#add(few, { ...field, inside: true });
-    for (const name of plain) {
+    const [few, more] = element.querySelectorAll(".fields");
+    for (const name of FIRST) {
+      const field = decoding.find((each) => each.name === name);
+      if (field) this.#add(few, { ...field, inside: true });
+    }
+    for (const name of SAMPLING.filter((each) => each in body)) {
       this.#add(few, { name, kind: kindOf(body[name]), help: body[name].description ?? "", inside: false });
     }
-    for (const field of decoding.slice(2)) this.#add(more, { ...field, inside: true });
-    for (const kind of ["input", "change"]) {
-      place.addEventListener(kind, () => {
-        this.#show();
-        changed();
-      });
-    }
+    for (const field of decoding) if (!FIRST.includes(field.name)) this.#add(more, { ...field, inside: true });
+    this.#presets(schemas);
+    element.addEventListener("input", (event) => this.#edited(event));
+    element.addEventListener("change", (event) => this.#edited(event));
+    element.querySelector(".reset").addEventListener("click", () => this.use("default"));
     this.#show();
   }
 
-  #add(place, field) {
+  #presets(schemas) {
+    const known = schemas.Decoding?.properties ?? {};
+    const accepts = ([name, value]) => name in known && (kindOf(known[name]).enum?.includes(value) ?? true);
+    this.presets = PRESETS.filter((preset) => Object.entries(preset.decoding).every(accepts));
+    this.preset.append(...this.presets.map(({ key, name }) => new Option(name, key)), new Option("Custom", "custom"));
+    this.preset.options[this.preset.options.length - 1].disabled = true;
+  }
+
+  #add(element, field) {
     const label = document.createElement("label");
-    const element = control(field.kind);
-    element.dataset.name = field.name;
-    label.append(field.name, element);
+    const choices = field.kind.enum ?? (field.kind.type === "boolean" ? ["true", "false"] : null);
+    const input = document.createElement(choices ? "select" : "input");
+    const hint = document.createElement("small");
+    hint.textContent = range(field.kind);
+    label.append(title(field.name), input);
+    if (choices) input.append(new Option("", ""), ...choices.map((choice) => new Option(choice, choice)));
+    else {
+      input.type = "number";
+      input.step = field.kind.type === "integer" ? "1" : "any";
+      if (hint.textContent) label.append(hint);
+    }
+    input.dataset.name = field.name;
     label.title = field.help;
-    place.append(label);
-    this.controls.set(field.name, { ...field, element, label });
+    let slider = null;
+    if (SLIDERS.has(field.name)) {
+      slider = document.createElement("input");
+      Object.assign(slider, { type: "range", min: field.kind.minimum, max: field.kind.maximum, step: 0.01 });
+      slider.setAttribute("aria-label", `${title(field.name)}, slider`);
+      slider.addEventListener("input", () => (input.value = slider.value));
+    }
+    const item = document.createElement("div");
+    item.className = slider ? "field wide" : "field";
+    item.append(label, ...(slider ? [slider] : []));
+    element.append(item);
+    this.controls.set(field.name, { ...field, input, slider, item });
+  }
+
+  #edited(event) {
+    if (event.target === this.preset) {
+      this.use(this.preset.value);
+      return;
+    }
+    if (event.target.dataset.name || event.target.type === "range") this.preset.value = "custom";
+    this.#show();
+    this.changed();
+  }
+
+  #default(name) {
+    const algorithm = this.#value("algorithm") ?? this.defaults.decoding.algorithm;
+    const own = this.defaults.algorithms[algorithm] ?? {};
+    const mode = own.modes?.[this.#value("mode")] ?? {};
+    return mode[name] ?? own.fields?.[name] ?? this.defaults.decoding[name] ?? this.defaults[name];
   }
 
   #show() {
-    // of the rules' fields those that the chosen rule reads
-    const rule = this.controls.get("algorithm")?.element.value;
-    for (const { rules, label } of this.controls.values()) {
-      label.hidden = Boolean(rules?.length) && !rules.includes(rule);
+    // Only the fields that the algorithm reads, each with its default.
+    const algorithm = this.#value("algorithm") ?? this.defaults.decoding.algorithm;
+    for (const [name, { rules, item, input, slider }] of this.controls) {
+      const modes = Object.keys(this.defaults.algorithms[algorithm]?.modes ?? {});
+      item.hidden = name === "mode" ? !modes.length : Boolean(rules?.length) && !rules.includes(algorithm);
+      const value = this.#default(name);
+      let text = value === undefined || value === null || value === "" ? "none" : String(value);
+      if (name === "max_tokens" && text === "none") text = "rest of the context";
+      if (name === "seed") text = "random";
+      if (input.tagName === "SELECT") input.options[0].textContent = `${text} (default)`;
+      else input.placeholder = `${text} (default)`;
+      if (slider) slider.value = input.value === "" ? value ?? 0 : input.value;
     }
-    const told = Object.entries(this.#given()).map(([name, value]) => `${name} ${value}`);
-    this.summary.textContent = `Settings: ${told.join(", ") || "the server's own"}`;
+    const values = Object.entries(this.values()).map(([name, value]) => `${title(name).toLowerCase()} ${value}`);
+    const { value, selectedOptions } = this.preset;
+    const custom = values.join(", ") || "server default";
+    this.title = value === "custom" ? custom : selectedOptions[0]?.text ?? "";
+    this.summary.textContent = `Settings: ${this.title}`;
   }
 
-  #given() {
-    const given = {};
-    for (const [name, { element, kind, label }] of this.controls) {
-      const value = label.hidden ? undefined : read(element, kind);
-      if (value !== undefined) given[name] = value;
-    }
-    return given;
+  #value(name) {
+    const control = this.controls.get(name);
+    if (!control || control.input.value === "") return undefined;
+    if (control.kind.type === "boolean") return control.input.value === "true";
+    return control.kind.enum ? control.input.value : Number(control.input.value);
   }
 
-  set(name, value) {
-    const found = this.controls.get(name);
-    if (!found) return;
-    found.element.value = value;
+  values() {
+    // The fields that differ from the default.
+    const values = {};
+    for (const [name, { item }] of this.controls) {
+      const value = item.hidden ? undefined : this.#value(name);
+      if (value !== undefined) values[name] = value;
+    }
+    return values;
+  }
+
+  use(key) {
+    // Applies a preset and resets all other fields.
+    const preset = this.presets.find((each) => each.key === key) ?? this.presets[0];
+    for (const { input } of this.controls.values()) input.value = "";
+    for (const [name, value] of Object.entries(preset.decoding)) {
+      const control = this.controls.get(name);
+      if (control) control.input.value = value;
+    }
+    this.preset.value = preset.key;
     this.#show();
+    this.changed();
   }
 
   body() {
-    // of a request: what is set, with the fields of denoising under `decoding`
+    // The fields of a request, those of denoising under `decoding`.
     const body = {};
     const decoding = {};
-    for (const [name, value] of Object.entries(this.#given())) {
+    for (const [name, value] of Object.entries(this.values())) {
       if (!this.controls.get(name).inside) {
         body[name] = value;
         continue;
