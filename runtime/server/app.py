@@ -61,6 +61,16 @@ PROTOCOLS = (
     admin_protocol,
 )
 BASES = (protocol.ResponseHead, responses_protocol.ResponseSettings)  # only part of other types
+TAGS = {  # groups of the API docs, in order
+    "OpenAI": "Routes of OpenAI's API.",
+    "Anthropic": "Routes of Anthropic's API.",
+    "Denoising": "Routes whose streams show each denoising step.",
+    "Tokens": "Token ids as generation routes use them.",
+    "Models": "Names for the field `model`.",
+    "Adapters": "LoRA adapters.",
+    "State": "Probes and metrics.",
+    "Profiles": "Profiles of the engine processes.",
+}
 DECODING = "#/components/schemas/Decoding"
 
 
@@ -105,6 +115,7 @@ def make_app(context: ServerContext) -> App:
         title="Unmask",
         version=runtime.__version__,
         description="A server of diffusion language models.",
+        openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         redirect_slashes=False,
         docs_url=None,  # ours needs no other host, and works behind a key
         redoc_url=None,

@@ -141,3 +141,15 @@ def test_pages_are_small_open_and_cached_by_what_they_hold(checkpoint: Any) -> N
             assert client.get(path, headers={"Host": "a/b?c#d"}).content == got.content
         assert client.get("/playground/../pages.py").status_code in (401, 404)
         assert client.get("/openapi.json").status_code == 401
+
+
+def test_the_state_needs_no_key_and_shows_that_requests_need_one(checkpoint: Any, server: ServerProcess) -> None:
+    with server.client() as client:
+        state = client.get("/playground/state").json()
+        assert state["loaded"] is True
+        assert state["api_key_required"] is False
+    keyed = serving("--model", str(checkpoint), env={"UNMASK_API_KEY": "0123456789abcdef"})
+    with keyed as locked, locked.client() as client:
+        answer = client.get("/playground/state")
+        assert answer.status_code == 200
+        assert answer.json()["api_key_required"] is True

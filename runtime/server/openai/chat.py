@@ -37,11 +37,15 @@ from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.server.serving_base import handle_generation
 from runtime.tokenizer.token_bytes import TokenByteDecoder
 
-router = APIRouter(route_class=RawBodyRoute)
+router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
 @router.post("/chat/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/chat/completions", **json_route(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)))
+@router.post(
+    "/v1/chat/completions",
+    summary="Create a chat completion",
+    **json_route(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)),
+)
 async def chat_completions(request: Request) -> Response:
     """Creates a chat completion."""
     return await handle_generation(request, _start)

@@ -5,9 +5,10 @@ const KEY = "unmask-key";
 
 export class ApiError extends Error {
   // The message of an error object.
-  constructor(status, message) {
+  constructor(status, message, param = null) {
     super(message);
     this.status = status;
+    this.param = param; // the field that is refused
   }
 }
 
@@ -27,13 +28,13 @@ export function headers(more = {}) {
 
 async function checked(response) {
   if (response.ok) return response;
-  let message = `The server returned status ${response.status}.`;
+  let error = { message: `The server returned status ${response.status}.` };
   try {
-    message = (await response.json()).error.message;
+    error = (await response.json()).error ?? error;
   } catch {
     // not JSON: an error page of a proxy
   }
-  throw new ApiError(response.status, message);
+  throw new ApiError(response.status, error.message, error.param);
 }
 
 async function request(path, options) {

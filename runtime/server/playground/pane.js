@@ -1,6 +1,6 @@
 // One answer: its tokens and formatted view, the player, the figures and the settings.
 
-import { post, stream } from "./api.js";
+import { ApiError, post, stream } from "./api.js";
 import { Player } from "./player.js";
 import { asJson, jsonNodes, rendered } from "./render.js";
 import { Settings } from "./settings.js";
@@ -82,8 +82,8 @@ export class Pane {
     const began = performance.now();
     let usage = null;
     let reason = null;
-    const body = { ...this.body(model, messages, extra, seed), logprobs: true, top_logprobs: TOP };
-    for await (const chunk of stream("v1/chat/completions", body, signal)) {
+    const body = this.body(model, messages, extra, seed);
+    for await (const chunk of chat(body, signal)) {
       usage = chunk.usage ?? usage;
       this.timeline.run.promptTokens = usage?.prompt_tokens ?? 0;
       const choice = chunk.choices[0];
@@ -258,6 +258,7 @@ export class Pane {
       parts.push(`confidence ${percent(known.p)}`);
       if (known.other !== null) parts.push(`runner-up “${known.other}” ${percent(known.otherP)}`);
     } else if (!this.timeline.finished) parts.push("confidence known once the block is final");
+    else parts.push("confidence not available");
     line.textContent = parts.join(" · ");
   }
 
@@ -319,6 +320,17 @@ export class Pane {
     call.name += delta.function?.name ?? "";
     call.arguments += delta.function?.arguments ?? "";
     this.find(".calls").replaceChildren(...this.calls.map(callCard));
+  }
+}
+
+async function* chat(body, signal) {
+  // With log-probabilities, unless the server refuses them: a very long answer may have too many.
+  const path = "v1/chat/completions";
+  try {
+    yield* stream(path, { ...body, logprobs: true, top_logprobs: TOP }, signal);
+  } catch (error) {
+    if (!(error instanceof ApiError) || !["logprobs", "top_logprobs"].includes(error.param)) throw error;
+    yield* stream(path, body, signal);
   }
 }
 
