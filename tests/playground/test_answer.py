@@ -11,7 +11,7 @@ from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.support.ui import Select
 
 from tests.playground.driver import Playground
-from tests.server.harness import ServerProcess, serving
+from tests.server.harness import ServerProcess
 from tools.playground.browser import set_media, set_viewport
 
 pytestmark = pytest.mark.browser
@@ -113,12 +113,19 @@ def test_a_token_shows_step_confidence_and_runner_up(page: Playground) -> None:
     assert page.find(".inspector").text != shown
 
 
-def test_an_answer_without_log_probabilities_is_shown(browser: Chrome) -> None:
-    with serving(limits={"runtime.server.openai.logprobs.MAX_LOGPROBS": 8}) as server:
-        page = Playground(browser, server.url).ready()
-        assert page.complete("What is 12 + 30?") == "12 + 30 = 42."
-        page.find(".answer").send_keys(Keys.ARROW_RIGHT)
-        assert "confidence not available" in page.find(".inspector").text
+REFUSE_LOGPROBS = """
+const original = window.fetch;
+const refusal = JSON.stringify({error: {message: "too many", param: "top_logprobs"}});
+window.fetch = (path, options) => options?.body?.includes('"logprobs":true')
+    ? Promise.resolve(new Response(refusal, {status: 400})) : original(path, options);
+"""
+
+
+def test_an_answer_is_shown_if_the_server_refuses_log_probabilities(page: Playground) -> None:
+    page.script(REFUSE_LOGPROBS)
+    assert page.complete("What is 12 + 30?") == "12 + 30 = 42."
+    page.find(".answer").send_keys(Keys.ARROW_RIGHT)
+    assert "confidence not available" in page.find(".inspector").text
 
 
 def test_a_table_and_an_object_are_formatted_on_request(page: Playground) -> None:
