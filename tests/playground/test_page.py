@@ -24,6 +24,7 @@ def test_a_key_is_requested_before_any_error_and_stored_in_the_tab(browser: Chro
     page = Playground(browser, locked.url)
     page.until(lambda: page.find("#key-form").is_displayed())
     assert not page.is_error()
+    assert not page.find(".live").is_enabled()
     assert not page.console()
     assert not axe.violations(browser)
     page.find("#key").send_keys(KEY, Keys.ENTER)

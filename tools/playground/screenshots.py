@@ -69,7 +69,7 @@ class Photographer:
             set_viewport(self.browser, width, height)
         self.browser.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
         image = Image.open(io.BytesIO(self.browser.get_screenshot_as_png())).convert("RGB")
-        small = image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        small = image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         small.save(self.folder / f"{name}.png", optimize=True)
 
 
@@ -88,7 +88,8 @@ def in_progress(page: Photographer) -> None:
 def finished(page: Photographer) -> None:
     page.open()
     page.run(STORY)
-    cell = page.browser.find_elements(By.CSS_SELECTOR, ".answer .cell")[14]
+    cells = page.browser.find_elements(By.CSS_SELECTOR, ".answer .cell")
+    cell = next(cell for cell in cells if cell.text == "b")
     ActionChains(page.browser).move_to_element(cell).perform()
     page.save("page-finished")
 
@@ -197,7 +198,7 @@ def _open_when_it_listens(page: Photographer, url: str) -> None:
 
 def animation(page: Photographer) -> None:
     """Saves one frame per step as an animated WebP, without the controls below the answer."""
-    page.open((760, 900))
+    page.open((860, 900))
     page.run(STORY)
     hidden = ".inspector, .refill, .settings, .head button, .switch, .speed-name"
     style = f"document.querySelectorAll('{hidden}').forEach((element) => element.remove())"

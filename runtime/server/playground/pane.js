@@ -40,7 +40,7 @@ export class Pane {
       if (this.isCompared) this.setCaption(this.settings?.title ?? "");
       this.changed();
     });
-    this.find(".settings").hidden = false;
+    this.find(".settings").hidden = this.find(".live").disabled = false;
     if (preset) this.settings.use(preset);
   }
 
