@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from runtime.bench import output
+from runtime.distributed.gpu import require_gpu
 from runtime.errors import ConfigError
 from runtime.kernels.common import tl, triton
 
@@ -37,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.seconds <= 0:
         raise ConfigError(f"--seconds {args.seconds:g} must be more than 0")
-    if not torch.cuda.is_available():
-        raise ConfigError("ceilings needs a CUDA device")
+    require_gpu("ceilings")
     setup = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "seconds": args.seconds}
     print(json.dumps(setup))
     between = windows(args.seconds)

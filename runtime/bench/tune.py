@@ -19,6 +19,7 @@ import torch
 
 from runtime.bench.model_shapes import ARCHITECTURES, architecture
 from runtime.bench.sizes import check_positive
+from runtime.distributed.gpu import require_gpu
 from runtime.errors import ConfigError
 from runtime.kernels.fused_moe.fused_moe import run_down, run_gate_up
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size
@@ -68,8 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     check_positive(args, "rows", "repeats", "tensor_parallel_size")
-    if not torch.cuda.is_available():
-        raise ConfigError("tune needs a CUDA device")
+    require_gpu("tune")
     experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
     half_masked = masks(args.arch)
     rows, device = sorted(set(args.rows)), torch.device("cuda", torch.cuda.current_device())

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from typing_extensions import is_typeddict
 
 import runtime
+from runtime.config.suggestions import did_you_mean
 from runtime.errors import RequestError
 from runtime.server import http_responses
 from runtime.server.admin import docs, routes, tokenize
@@ -72,6 +73,7 @@ TAGS = {  # groups of the API docs, in order
     "Profiles": "Profiles of the engine processes.",
 }
 DECODING = "#/components/schemas/Decoding"
+MAX_SUGGESTED_FOR = 64  # characters of a path that similar routes are searched for; bounds the CPU time of a 404
 
 
 class App(FastAPI):
@@ -153,7 +155,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals: no such route, no such method."""
     assert isinstance(error, HTTPException)
     target = f"{request.method} {request.url.path[:200]}"
-    message = {404: f"there is no route {target}", 405: f"{target} is not possible with this method"}.get(
+    missing = f"there is no route {target}"
+    if len(request.url.path) <= MAX_SUGGESTED_FOR:
+        missing += did_you_mean(request.url.path, request.app.openapi_schema["paths"], cutoff=0.75)
+    message = {404: missing, 405: f"{target} is not possible with this method"}.get(
         error.status_code, str(error.detail)
     )
     return error_response(RequestError(message, status=error.status_code), request.url.path, error.headers)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
+from runtime.plugins import load_plugins
 from runtime.server.engine_client.client import EngineClient
 from runtime.server.http_server import make_http
 from runtime.server.middleware import tracing
@@ -43,6 +44,7 @@ class HttpFrontend:
         give_up: Callable[[str], None],
         ended: Callable[[], None] | None = None,
     ) -> None:
+        load_plugins(config.engine.plugin)  # in a frontend process too
         self.config = config
         self.engine_client = frontend
         self.listener = listener

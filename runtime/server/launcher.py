@@ -20,6 +20,7 @@ import uvloop
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
+from runtime.plugins import load_plugins
 from runtime.server import env, logs
 from runtime.server.engine_client.ipc_sockets import socket_dir
 from runtime.server.engine_client.local_client import LocalEngineClient
@@ -45,8 +46,9 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     """Serves until a signal. Returns the exit code. Raises ConfigError when the server cannot start."""
     env.configure_process()
     use_one_arena()
-    check_parsers(config)
     logs.configure_logging(config.log_level, config.log_format, "frontend")
+    load_plugins(config.engine.plugin)
+    check_parsers(config)
     for note in config.notes:
         log.warning("%s", note)
     if config.node_rank:
@@ -151,6 +153,7 @@ class Server:
         url, scope = listener_url(config.host, self.listener), describe(self.listener)
         names = ", ".join(config.model_names)
         log.info("listening on %s%s, serving %s", url, f" ({scope})" if scope else "", names)
+        log.info("web page: %s, base URL of the API: %s/v1", url, url)
         if config.engine.model is None:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
         if not (config.api_key or config.api_key_file) and is_reachable(self.listener):

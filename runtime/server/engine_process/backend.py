@@ -20,6 +20,7 @@ from typing import Any
 from runtime.distributed.address import loopback, resolve
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.parent_death import exit_with_parent
+from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs
 from runtime.server.engine_client import ipc_protocol, ipc_sockets
@@ -138,11 +139,12 @@ def take_devices(configure: Configure) -> tuple[int, ...] | None:
     one is not there."""
     import torch
 
-    from runtime.distributed import local_executor
+    from runtime.distributed.gpu import check_devices
+    from runtime.distributed.local_executor import on_gpus
 
-    if not local_executor.on_gpus(configure.engine):
+    if not on_gpus(configure.engine):
         return None
-    local_executor.check_devices(configure.devices, "--device-ids")
+    check_devices(configure.devices, "--device-ids")
     torch.cuda.set_device(configure.devices[0])
     return configure.devices
 
@@ -192,6 +194,7 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
                 raise FrontendGone(command.reason)
 
     try:
+        load_plugins(configure.engine.plugin)
         engine = make_engine(configure, progress, link.fail)
     except FrontendGone:
         raise

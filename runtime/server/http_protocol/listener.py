@@ -57,7 +57,9 @@ def listener_url(host: str, listener: socket.socket) -> str:
 
 
 def describe(listener: socket.socket) -> str:
-    """The addresses of a wildcard listener, for logs. "": it is bound to a single one."""
+    """Returns which clients the listener accepts, for logs; "" for a single address that is not loopback."""
+    if not is_reachable(listener):
+        return "this machine only; --host :: accepts other machines"
     if not _parsed(listener.getsockname()[0]).is_unspecified:
         return ""
     return "all IPv4 and IPv6 addresses" if listener.family == socket.AF_INET6 else "all IPv4 addresses"
