@@ -23,7 +23,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Bytecode is cached: otherwise each process compiles the modules again, and pytest rewrites all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench images lock clean
+.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test screenshots clients lint format typecheck crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -98,9 +98,14 @@ e2e: setup  ## start a cluster with a node (needs root), test the chart and the 
 	    trap 'exit 130' INT TERM; trap '$(BIN)/python -m e2e.cluster down' EXIT; fi; \
 	  $(BIN)/python -m pytest e2e -m node $(ARGS)
 
-browser-test: setup  ## drive the page in headless Chromium, which it installs (then it needs root)
+browser-test: setup  ## drive the playground in headless Chromium, which it installs (then it needs root)
 	$(BIN)/python -m e2e.browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/page -m browser $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/playground -m browser $(ARGS)
+
+screenshots: setup  ## record the playground's answer, and make its screenshots and the animation in docs/images
+	$(BIN)/python -m e2e.browser
+	PYTHONPATH=operator:. $(BIN)/python -m tools.playground record
+	PYTHONPATH=operator:. $(BIN)/python -m tools.playground screenshots
 
 clients: setup  ## run third parties' clients against the demo, each in an environment of its own; ARGS="-k openai" one
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients -m clients $(ARGS)

@@ -22,8 +22,18 @@ from runtime.server.logs import redacted
 from runtime.server.middleware.auth import OPEN_PATHS
 from runtime.server.middleware.request_middleware import RequestMiddleware
 from runtime.server.openai import chat, completions, responses
-from runtime.server.openapi import decoding_schema, fast_routes, secure, type_schemas
+from runtime.server.openapi import decoding_schema, fast_routes, request_defaults, secure, type_schemas
 
+TAGS = {  # groups of the API docs, in order
+    "OpenAI": "Routes of OpenAI's API.",
+    "Anthropic": "Routes of Anthropic's API.",
+    "Denoising": "Routes whose streams show each denoising step.",
+    "Tokens": "Token ids as generation routes use them.",
+    "Models": "Names for the field `model`.",
+    "Adapters": "LoRA adapters.",
+    "State": "Probes and metrics.",
+    "Profiles": "Profiles of the engine processes.",
+}
 MAX_SUGGESTED_FOR = 64  # characters of a path that similar routes are searched for; bounds the CPU time of a 404
 
 
@@ -40,7 +50,10 @@ class App(FastAPI):
             if context.keys.required:
                 secure(schema, OPEN_PATHS)
             self.openapi_schema = schema
-        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(context.engine_client.info)
+        info = context.engine_client.info
+        self.openapi_schema["components"]["schemas"]["Decoding"] = decoding_schema(info)
+        if info is not None:
+            self.openapi_schema["x-unmask-defaults"] = request_defaults(info)
         return self.openapi_schema
 
 
@@ -49,6 +62,7 @@ def make_app(context: ServerContext) -> App:
         title="Unmask",
         version=runtime.__version__,
         description="A server of diffusion language models.",
+        openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         redirect_slashes=False,
         docs_url=None,  # FastAPI's page loads files of another host
         redoc_url=None,

@@ -39,6 +39,25 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
     return schema | {"properties": properties, "additionalProperties": False}
 
 
+def request_defaults(info: EngineInfo) -> dict[str, Any]:
+    """Returns the values of requests that set none: sampling, `decoding`, and per algorithm its fields and modes."""
+    declared = (*engine_fields(info), *info.strategy_fields)
+    return {
+        "max_tokens": info.default_max_tokens,
+        "temperature": info.temperature,
+        "top_p": info.top_p,
+        "top_k": info.top_k,
+        "decoding": {field.name: field.default for field in declared if field.default != ""},
+        "algorithms": {
+            algorithm.key: {
+                "fields": {field.name: field.default for field in algorithm.fields},
+                "modes": algorithm.modes,
+            }
+            for algorithm in info.algorithms
+        },
+    }
+
+
 def secure(schema: dict[str, Any], open_paths: Collection[str]) -> None:
     """Adds the required keys to all routes but those of `open_paths`."""
     schema["components"]["securitySchemes"] = {

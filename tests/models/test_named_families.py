@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.models import resolve_family
+from runtime.models.base import resolve_family
 
 LLADA2 = {"model_type": "llada2_moe", "architectures": ["LLaDA2MoeModelLM"]}
 

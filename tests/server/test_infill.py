@@ -123,8 +123,8 @@ def test_the_bytes_of_tokens(server: ServerProcess) -> None:
 
 
 def test_pages_are_small_open_and_cached_by_what_they_hold(checkpoint: Any) -> None:
-    own = {path: page for path, page in pages().items() if path == "/" or path.startswith("/page/")}
-    assert {"/", "/page/main.js", "/page/page.css"} <= own.keys()
+    own = {path: page for path, page in pages().items() if path == "/" or path.startswith("/playground/")}
+    assert {"/", "/playground/main.js", "/playground/playground.css"} <= own.keys()
     assert sum(len(page.content) for page in own.values()) <= 120_000
     assert all(b"://" not in page.content.replace(b"http://www.w3.org/2000/svg", b"") for page in own.values())
     keyed = serving("--model", str(checkpoint), env={"UNMASK_API_KEY": "0123456789abcdef"})
@@ -139,5 +139,17 @@ def test_pages_are_small_open_and_cached_by_what_they_hold(checkpoint: Any) -> N
             weak = {"If-None-Match": f'"other", W/{got.headers["etag"]}'}
             assert client.get(path, headers=weak).status_code == 304
             assert client.get(path, headers={"Host": "a/b?c#d"}).content == got.content
-        assert client.get("/page/../pages.py").status_code in (401, 404)
+        assert client.get("/playground/../pages.py").status_code in (401, 404)
         assert client.get("/openapi.json").status_code == 401
+
+
+def test_the_state_needs_no_key_and_shows_that_requests_need_one(checkpoint: Any, server: ServerProcess) -> None:
+    with server.client() as client:
+        state = client.get("/playground/state").json()
+        assert state["loaded"] is True
+        assert state["api_key_required"] is False
+    keyed = serving("--model", str(checkpoint), env={"UNMASK_API_KEY": "0123456789abcdef"})
+    with keyed as locked, locked.client() as client:
+        answer = client.get("/playground/state")
+        assert answer.status_code == 200
+        assert answer.json()["api_key_required"] is True

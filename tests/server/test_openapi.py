@@ -153,3 +153,22 @@ def test_schemathesis_itself_finds_nothing(checkpoint: Path, tmp_path: Path) -> 
             [*command, "-H", f"Authorization: Bearer {key}"], cwd=tmp_path, capture_output=True, text=True
         )
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+
+
+def test_every_route_has_a_known_tag_and_a_short_summary(api: Any) -> None:
+    known = [tag["name"] for tag in api.raw_schema["tags"]]
+    for path, methods in api.raw_schema["paths"].items():
+        for operation in methods.values():
+            (tag,) = operation["tags"]
+            assert tag in known, path
+            assert 2 <= len(operation["summary"].split()) <= 7, path
+
+
+def test_the_document_has_the_defaults_of_the_server(api: Any) -> None:
+    defaults = api.raw_schema["x-unmask-defaults"]
+    algorithm = defaults["decoding"]["algorithm"]
+    properties = api.raw_schema["components"]["schemas"]["Decoding"]["properties"]
+    assert algorithm in properties["algorithm"]["anyOf"][0]["enum"]
+    assert set(defaults["algorithms"]) == set(properties["algorithm"]["anyOf"][0]["enum"])
+    assert 0 <= defaults["algorithms"]["threshold"]["fields"]["accept_threshold"] <= 1
+    assert {"max_tokens", "temperature", "top_p", "top_k"} <= defaults.keys()

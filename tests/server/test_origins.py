@@ -166,7 +166,8 @@ def test_a_host_that_can_never_match_is_refused_at_start(value: str) -> None:
 ROUTES = (
     ("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"),
     ("POST", "/v1/messages"), ("POST", "/generate"), ("POST", "/infill"), ("POST", "/tokenize"), ("GET", "/metrics"),
-    ("POST", "/v1/load_lora_adapter"), ("GET", "/page/main.js"), ("GET", "/openapi.json"), ("OPTIONS", "/v1/models"),
+    ("POST", "/v1/load_lora_adapter"), ("GET", "/playground/main.js"), ("GET", "/playground/state"),
+    ("GET", "/openapi.json"), ("OPTIONS", "/v1/models"),
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""What a browser gets: the playground and the interface's description, read from the package once.
+"""Serves the playground and the API docs to browsers.
 
-All of it is the same for everybody and tells nothing of the server, so that it is served without a key; what it shows
-comes through the other routes.
+The files are the same for all clients, so they need no key. `STATE_PATH` needs none either: it says no more than
+``/startup``, and whether requests need a key.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from runtime.server.context import ServerContext
+from runtime.server.http_responses import json_response
+
 # Only files of this server, no inline scripts, no frames: hostile text that passed the page's own
 # care would still run nothing.
 _POLICY = (
@@ -27,12 +30,14 @@ _TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "json": "application/json",
 }
+STATE_PATH = "/playground/state"
 _SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 
 class Page(NamedTuple):
-    """A file as it is sent: its bytes and the headers that go with them."""
+    """The content of a file and its headers."""
 
     content: bytes
     headers: Mapping[str, str]
@@ -40,12 +45,12 @@ class Page(NamedTuple):
 
 @functools.cache
 def pages() -> Mapping[str, Page]:
-    """Every file by the path it is served at."""
-    own = {file.name: file.read_bytes() for file in files("runtime.server.page").iterdir() if file.is_file()}
+    """Returns the files by path."""
+    own = {file.name: file.read_bytes() for file in files("runtime.server.playground").iterdir() if file.is_file()}
     contents = {
         "/": own.pop("index.html"),
         "/docs": own.pop("docs.html"),
-        **{f"/page/{name}": content for name, content in own.items() if name.rpartition(".")[2] in _TYPES},
+        **{f"/playground/{name}": content for name, content in own.items() if name.rpartition(".")[2] in _TYPES},
     }
     swagger = files("fastapi_swagger") / "resources"
     contents |= {f"/docs/{name}": (swagger / name).read_bytes() for name in _SWAGGER}
@@ -80,3 +85,18 @@ def _serve(page: Page) -> Callable[[Request], Awaitable[Response]]:
 
 for _path, _page in pages().items():
     router.add_api_route(_path, _serve(_page), methods=["GET"], response_model=None)
+
+
+@router.get(STATE_PATH, response_model=None)
+async def state(request: Request) -> Response:
+    """Returns whether the model is loaded and whether requests need a key, always with status 200.
+
+    The playground polls it instead of ``/startup``, because browsers log every other status as an error.
+    """
+    context: ServerContext = request.app.state.context
+    phase, done, total = context.engine_client.progress()
+    loaded = context.tokenizer is not None and context.engine_client.info is not None
+    percent = round(100 * done / total, 1) if total else 0.0
+    return json_response(
+        {"loaded": loaded, "phase": phase, "percent": percent, "api_key_required": context.keys.required}
+    )

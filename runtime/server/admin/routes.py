@@ -29,13 +29,23 @@ from runtime.server.openapi import error_docs, json_route, response_doc
 router = APIRouter()
 
 
-@router.get("/health", **response_doc(Health, refusals=error_docs(403)))
+@router.get(
+    "/health",
+    tags=["State"],
+    summary="Check that the process is alive",
+    **response_doc(Health, refusals=error_docs(403)),
+)
 async def health() -> Response:
     """Liveness: 200 while the process runs."""
     return json_response(Health(status="ok"))
 
 
-@router.get("/ready", **response_doc(Readiness, refusals=error_docs(403) | error_docs(503, kind=Readiness)))
+@router.get(
+    "/ready",
+    tags=["State"],
+    summary="Check that requests are accepted",
+    **response_doc(Readiness, refusals=error_docs(403) | error_docs(503, kind=Readiness)),
+)
 async def ready(request: Request) -> Response:
     """Readiness: 200 if the model is loaded and the server is not draining, otherwise 503."""
     context: ServerContext = request.app.state.context
@@ -44,7 +54,12 @@ async def ready(request: Request) -> Response:
     return json_response(Readiness(status="draining" if context.draining else "not ready"), 503)
 
 
-@router.get("/startup", **response_doc(Started, refusals=error_docs(403) | error_docs(503, kind=Starting)))
+@router.get(
+    "/startup",
+    tags=["State"],
+    summary="Progress of the start",
+    **response_doc(Started, refusals=error_docs(403) | error_docs(503, kind=Starting)),
+)
 async def startup(request: Request) -> Response:
     """Progress of the start: 503 with phase and bytes until the model is loaded, then 200 with commit and adapters."""
     context: ServerContext = request.app.state.context
@@ -57,7 +72,14 @@ async def startup(request: Request) -> Response:
     return json_response(Starting(status="loading", phase=phase, bytes=done, total_bytes=total, percent=percent), 503)
 
 
-@router.get("/metrics", response_class=PlainTextResponse, response_model=None, responses=error_docs(403))
+@router.get(
+    "/metrics",
+    tags=["State"],
+    summary="Prometheus metrics",
+    response_class=PlainTextResponse,
+    response_model=None,
+    responses=error_docs(403),
+)
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     context: ServerContext = request.app.state.context
@@ -65,7 +87,12 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.get("/v1/models", **response_doc(ModelList, refusals=error_docs(401, 403, 503)))
+@router.get(
+    "/v1/models",
+    tags=["Models"],
+    summary="List models and adapters",
+    **response_doc(ModelList, refusals=error_docs(401, 403, 503)),
+)
 async def models(request: Request) -> Response:
     """Lists the names of the model, and the adapters."""
     context: ServerContext = request.app.state.context
@@ -74,7 +101,12 @@ async def models(request: Request) -> Response:
 
 
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)
-@router.get("/v1/models/{name:path}", **response_doc(Model, refusals=error_docs(401, 403, 404, 503)))
+@router.get(
+    "/v1/models/{name:path}",
+    tags=["Models"],
+    summary="Describe a model",
+    **response_doc(Model, refusals=error_docs(401, 403, 404, 503)),
+)
 async def model(request: Request, name: str) -> Response:
     """Returns one model or adapter."""
     context: ServerContext = request.app.state.context
@@ -105,7 +137,12 @@ def _context(request: Request) -> ServerContext:
     return context
 
 
-@router.post("/v1/load_lora_adapter", **json_route(LoadAdapterRequest, AdapterLoaded))
+@router.post(
+    "/v1/load_lora_adapter",
+    tags=["Adapters"],
+    summary="Load an adapter",
+    **json_route(LoadAdapterRequest, AdapterLoaded),
+)
 async def load_lora_adapter(request: Request) -> Response:
     """Loads an adapter under a name. Loading the same content again has no effect."""
     context = _context(request)
@@ -115,7 +152,12 @@ async def load_lora_adapter(request: Request) -> Response:
     return json_response(AdapterLoaded(status="loaded", lora_name=body.lora_name))
 
 
-@router.post("/v1/unload_lora_adapter", **json_route(UnloadAdapterRequest, AdapterUnloaded))
+@router.post(
+    "/v1/unload_lora_adapter",
+    tags=["Adapters"],
+    summary="Unload an adapter",
+    **json_route(UnloadAdapterRequest, AdapterUnloaded),
+)
 async def unload_lora_adapter(request: Request) -> Response:
     """Unloads an adapter; responds after its last request. Succeeds if the adapter is not loaded."""
     context = _context(request)
@@ -130,13 +172,23 @@ def _profiler(request: Request) -> Profiler:
     return profiler
 
 
-@router.post("/start_profile", **response_doc(ProfileStarted, refusals=error_docs(401, 403, 409, 500, 503)))
+@router.post(
+    "/start_profile",
+    tags=["Profiles"],
+    summary="Start a profile",
+    **response_doc(ProfileStarted, refusals=error_docs(401, 403, 409, 500, 503)),
+)
 async def start_profile(request: Request) -> Response:
     """Starts a profile of the steps of all ready backends."""
     return json_response(ProfileStarted(status="started", backends=await _profiler(request).start()))
 
 
-@router.post("/stop_profile", **response_doc(ProfileStopped, refusals=error_docs(401, 403, 409, 500)))
+@router.post(
+    "/stop_profile",
+    tags=["Profiles"],
+    summary="Stop the profile",
+    **response_doc(ProfileStopped, refusals=error_docs(401, 403, 409, 500)),
+)
 async def stop_profile(request: Request) -> Response:
     """Stops the profile and returns the paths of the written files."""
     return json_response(ProfileStopped(status="stopped", files=await _profiler(request).stop()))

@@ -21,11 +21,11 @@ from runtime.server.openai.chat_messages import (
 from runtime.server.openai.tools import ChatContext, parse_tools
 from runtime.server.openapi import error_docs, json_route, response_doc
 
-router = APIRouter()
+router = APIRouter(tags=["Tokens"])
 MAX_EACH = 4096  # tokens with `return_bytes`
 
 
-@router.post("/tokenize", **json_route(TokenizeRequest, Tokenized))
+@router.post("/tokenize", summary="Tokenize a prompt or a chat", **json_route(TokenizeRequest, Tokenized))
 async def tokenize(request: Request) -> Response:
     """Returns the token ids of a prompt, or of messages with the chat template."""
     context: ServerContext = request.app.state.context
@@ -50,7 +50,11 @@ async def tokenize(request: Request) -> Response:
     return json_response(Tokenized(tokens=ids, count=len(ids), max_model_len=info.max_model_len))
 
 
-@router.get("/tokenizer_info", **response_doc(TokenizerInfo, refusals=error_docs(401, 403, 503)))
+@router.get(
+    "/tokenizer_info",
+    summary="Describe the tokenizer",
+    **response_doc(TokenizerInfo, refusals=error_docs(401, 403, 503)),
+)
 async def tokenizer_info(request: Request) -> Response:
     """Returns the texts of special tokens, null for missing ones, and the chat template.
 
@@ -66,7 +70,7 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-@router.post("/detokenize", **json_route(DetokenizeRequest, Detokenized))
+@router.post("/detokenize", summary="Convert token ids to text", **json_route(DetokenizeRequest, Detokenized))
 async def detokenize(request: Request) -> Response:
     """Returns the text of token ids, including special tokens; with `return_bytes` also the bytes of each."""
     context: ServerContext = request.app.state.context

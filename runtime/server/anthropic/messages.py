@@ -29,11 +29,12 @@ from runtime.server.openai.tools import ChatContext
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
-router = APIRouter(route_class=RawBodyRoute)
+router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 
 
 @router.post(
     "/v1/messages",
+    summary="Create a message",
     **json_route(MessagesRequest, MessagesAnswer, MESSAGE_EVENTS, done=False, error=MessagesError),
 )
 async def messages(request: Request) -> Response:
@@ -41,7 +42,9 @@ async def messages(request: Request) -> Response:
     return await handle_generation(request, _start)
 
 
-@router.post("/v1/messages/count_tokens", **json_route(CountRequest, TokenCount, error=MessagesError))
+@router.post(
+    "/v1/messages/count_tokens", summary="Count tokens", **json_route(CountRequest, TokenCount, error=MessagesError)
+)
 async def count_tokens(request: Request) -> Response:
     """Counts the prompt tokens of a conversation, including the chat template."""
     context: ServerContext = request.app.state.context

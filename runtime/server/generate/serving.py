@@ -76,12 +76,12 @@ class GenerateEvents(ServingHandler):
         return events({"event": "error", "id": self.job.id, **openai_error(error)}) + DONE
 
 
-router = APIRouter(route_class=RawBodyRoute)
+router = APIRouter(route_class=RawBodyRoute, tags=["Denoising"])
 DEFAULT_MAX_TOKENS = 512
 EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
 
 
-@router.post("/generate", **json_route(GenerateRequest, GenerateAnswer, EVENTS))
+@router.post("/generate", summary="Complete a prompt or a chat", **json_route(GenerateRequest, GenerateAnswer, EVENTS))
 async def generate(request: Request) -> Response:
     """Completes a prompt (text or token ids) or responds to a chat."""
     return await handle_generation(request, _start_generate)
@@ -197,7 +197,11 @@ class InfillLayout(NamedTuple):
     length: int
 
 
-@router.post("/v1/infill", **json_route(InfillRequest, InfillAnswer, (DenoiseEvent, InfillFinal, ErrorEvent)))
+@router.post(
+    "/v1/infill",
+    summary="Fill gaps in a text",
+    **json_route(InfillRequest, InfillAnswer, (DenoiseEvent, InfillFinal, ErrorEvent)),
+)
 async def infill(request: Request) -> Response:
     """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
     return await handle_generation(request, _start_infill)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import RequestError
-from runtime.server.admin.docs import pages
+from runtime.server.admin.docs import STATE_PATH, pages
 from runtime.server.http_responses import error_response
 from runtime.server.logs import redacted
 from runtime.server.middleware.auth import OPEN_PATHS, OriginPolicy
@@ -47,7 +47,7 @@ class RequestMiddleware:
         self.app = app
         self.context = context
         self.fast_routes = fast_routes
-        self.open = OPEN_PATHS | pages().keys()
+        self.open = OPEN_PATHS | pages().keys() | {STATE_PATH}
         config = context.config
         self.origins = OriginPolicy(config.host, config.cors_allow_origins, config.allowed_hosts, pages().keys())
 

@@ -109,11 +109,15 @@ def chat_delta(grown: Delta) -> ChatDelta:
     return {"content": grown.text}
 
 
-router = APIRouter(route_class=RawBodyRoute)
+router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
 @router.post("/chat/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/chat/completions", **json_route(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)))
+@router.post(
+    "/v1/chat/completions",
+    summary="Create a chat completion",
+    **json_route(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)),
+)
 async def chat_completions(request: Request) -> Response:
     """Creates a chat completion."""
     return await handle_generation(request, _start)

@@ -37,13 +37,17 @@ from runtime.server.openai.protocol import (
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
-router = APIRouter(route_class=RawBodyRoute)
+router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 MAX_PROMPTS = 1024
 DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as in the OpenAI API
 
 
 @router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/completions", **json_route(CompletionRequest, CompletionAnswer, (CompletionChunk, ErrorResponse)))
+@router.post(
+    "/v1/completions",
+    summary="Complete prompts",
+    **json_route(CompletionRequest, CompletionAnswer, (CompletionChunk, ErrorResponse)),
+)
 async def completions(request: Request) -> Response:
     """Completes prompts."""
     return await handle_generation(request, _start)

@@ -28,11 +28,15 @@ from runtime.server.openai.tools import ChatContext, ToolConfig
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
-router = APIRouter(route_class=RawBodyRoute)
+router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
 @router.post("/responses", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post("/v1/responses", **json_route(ResponsesRequest, ResponsesAnswer, RESPONSE_EVENTS, done=False))
+@router.post(
+    "/v1/responses",
+    summary="Create a response",
+    **json_route(ResponsesRequest, ResponsesAnswer, RESPONSE_EVENTS, done=False),
+)
 async def responses(request: Request) -> Response:
     """Creates a response to a conversation of items."""
     return await handle_generation(request, _start)

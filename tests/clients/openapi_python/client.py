@@ -38,7 +38,8 @@ def call(route: str, body: str = "", **fields: Any) -> Any:
     """What a route answers, by the generated code."""
     made, models = importlib.import_module("made"), importlib.import_module("made.models")
     client = made.AuthenticatedClient(base_url=SERVER, token=KEY, raise_on_unexpected_status=True, timeout=60.0)
-    module = importlib.import_module(f"made.api.default.{route}")
+    (file,) = (FOLDER / "made" / "api").glob(f"*/{route}.py")
+    module = importlib.import_module(f"made.api.{file.parent.name}.{route}")
     return module.sync(client=client, **({"body": getattr(models, body).from_dict(fields)} if body else {}))
 
 

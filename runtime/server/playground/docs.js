@@ -1,6 +1,6 @@
-// Swagger UI over this server's own description, with the key of the page where there is one.
+// Swagger UI for this server's OpenAPI document, with the key of the playground if there is one.
 
-import { get, headers, setKey } from "./api.js";
+import { get, hasKey, headers, setKey } from "./api.js";
 
 const form = document.getElementById("key-form");
 
@@ -13,8 +13,10 @@ function withKey(request) {
 
 async function begin() {
   try {
+    const state = await (await fetch("playground/state")).json();
+    form.hidden = !state.api_key_required || hasKey();
+    if (!form.hidden) return;
     const spec = await get("openapi.json");
-    form.hidden = true;
     window.SwaggerUIBundle({ spec, dom_id: "#docs", requestInterceptor: withKey });
   } catch (error) {
     form.hidden = error.status !== 401;

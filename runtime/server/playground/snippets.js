@@ -1,4 +1,4 @@
-// The request as code to copy. The key never stands in it.
+// The request as code to copy. The key is never part of it.
 
 function quoted(text) {
   return `'${text.replaceAll("'", "'\\''")}'`; // of a POSIX shell
@@ -17,25 +17,33 @@ function python(value, indent = "") {
   return JSON.stringify(value);
 }
 
-const OWN = new Set(["messages", "model", "max_tokens", "temperature", "top_p", "seed"]); // of the openai client
+// parameters of the openai client; all others go into `extra_body`
+const OWN = new Set(["messages", "model", "max_tokens", "temperature", "top_p", "seed", "response_format", "tools"]);
 
-export function curl(base, body, needsKey) {
+export function curlOf(base, path, body, needsKey) {
   const key = needsKey ? ` \\\n  -H "Authorization: Bearer $UNMASK_API_KEY"` : "";
-  return `curl -N ${quoted(`${base}v1/chat/completions`)} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(JSON.stringify(body))}`;
+  return `curl -N ${quoted(`${base}${path}`)} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(JSON.stringify(body))}`;
 }
 
-export function pythonOf(base, body, needsKey) {
-  const { stream, stream_mode, stream_options, ...rest } = body;
-  const own = Object.entries(rest).filter(([name]) => OWN.has(name));
-  const extra = Object.fromEntries(Object.entries(rest).filter(([name]) => !OWN.has(name)));
+export function pythonOf(base, path, body, needsKey) {
   const key = needsKey ? 'os.environ["UNMASK_API_KEY"]' : '"none"';
-  const lines = own.map(([name, value]) => `    ${name}=${python(value)},`);
-  if (Object.keys(extra).length) lines.push(`    extra_body=${python(extra)},`);
-  return [
+  const head = [
     ...(needsKey ? ["import os", ""] : []),
     "from openai import OpenAI",
     "",
     `client = OpenAI(base_url=${JSON.stringify(`${base}v1`)}, api_key=${key})`,
+  ];
+  const { stream, stream_mode, stream_options, ...rest } = body;
+  if (!path.endsWith("chat/completions")) {
+    const target = JSON.stringify(path.replace(/^v1/, ""));
+    return [...head, `answer = client.post(${target}, cast_to=object, body=${python(rest)})`, 'print(answer["text"])'].join("\n");
+  }
+  const own = Object.entries(rest).filter(([name]) => OWN.has(name));
+  const extra = Object.fromEntries(Object.entries(rest).filter(([name]) => !OWN.has(name)));
+  const lines = own.map(([name, value]) => `    ${name}=${python(value)},`);
+  if (Object.keys(extra).length) lines.push(`    extra_body=${python(extra)},`);
+  return [
+    ...head,
     "stream = client.chat.completions.create(",
     ...lines,
     "    stream=True,",
