@@ -217,9 +217,13 @@ FLAGS: tuple[Flag, ...] = (
     _server(
         name="zmq-command-addr",
         metavar="ADDR",
-        help="frontend to backends: ipc://PATH or, encrypted, tcp://HOST:PORT; default: a private ipc path",
+        help="address of the socket from the frontend to the backends, ipc://PATH; default: a private path",
     ),
-    _server(name="zmq-event-addr", metavar="ADDR", help="backends to frontend, likewise; default: a private ipc path"),
+    _server(
+        name="zmq-event-addr",
+        metavar="ADDR",
+        help="address of the socket from the backends, ipc://PATH; default: a private path",
+    ),
     _server(
         name="api-key",
         many=True,

@@ -3,7 +3,7 @@
 A backend connects a DEALER to the frontend's command address and a PUSH to its event address, and greets on the
 first with ``Hello``. The frontend answers with ``Configure``; from then on commands go down the one socket and
 events, each in an envelope with the backend's name, come up the other. ``Ping``, ``Stats`` and ``Beat`` are the
-heartbeats. ``peers`` decides which processes may connect.
+heartbeats.
 """
 
 from __future__ import annotations

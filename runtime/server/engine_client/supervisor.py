@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import Fatal, Loading, Outputs, Ready, Stats
-from runtime.server.engine_client.ipc_sockets import ZapAuthenticator, receive, require_curve
+from runtime.server.engine_client.ipc_sockets import MAX_FRAME_BYTES, bind_private, receive
 from runtime.server.env import backend_environment
 
 log = logging.getLogger("unmask.supervisor")
@@ -101,26 +100,19 @@ class Supervisor:
         self.ever_ready = self.stopping = False
         self.tasks: list[asyncio.Task[None]] = []
         self.context = zmq.Context()
-        self.authenticator = ZapAuthenticator(self.context)
         self.commands = self._bind(zmq.ROUTER, command_addr)
         self.events = self._bind(zmq.PULL, event_addr)
 
-    def _bind(self, kind: int, addr: str) -> zmq.Socket[bytes]:
-        flag = "--zmq-command-addr" if kind == zmq.ROUTER else "--zmq-event-addr"
-        require_curve(addr, flag)
+    def _bind(self, kind: zmq.SocketType, addr: str) -> zmq.Socket[bytes]:
         socket = self.context.socket(kind)
-        self.authenticator.secure(socket, addr)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES[kind])
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_HANDOVER, 0)  # a name belongs to the first peer that uses it
-        for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
-            socket.setsockopt(option, 0)
-        before = os.umask(0o077)  # ipc paths: other users cannot connect
         try:
-            socket.bind(addr)
+            bind_private(socket, addr)
         except zmq.ZMQError as error:
+            flag = "--zmq-command-addr" if kind == zmq.ROUTER else "--zmq-event-addr"
             raise ConfigError(f"{flag}: cannot bind {addr}: {error.strerror}; choose another address") from None
-        finally:
-            os.umask(before)
         return socket
 
     # -- life
@@ -128,7 +120,6 @@ class Supervisor:
     async def start(self) -> None:
         """Start every backend; returns when the processes run."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self.authenticator.zap.fileno(), self.authenticator.handle_requests)
         loop.add_reader(self.commands.fileno(), self._read_commands)
         loop.add_reader(self.events.fileno(), self._read_events)
         self.tasks = [asyncio.create_task(self._supervise(replica)) for replica in self.replicas]
@@ -154,7 +145,7 @@ class Supervisor:
                 self.kill()
                 await asyncio.wait(pending)
         loop = asyncio.get_running_loop()
-        for socket in (self.authenticator.zap, self.commands, self.events):
+        for socket in (self.commands, self.events):
             loop.remove_reader(socket.fileno())
         self.context.destroy()
 
@@ -190,17 +181,14 @@ class Supervisor:
         replica.state = ReplicaState.STARTING
         replica.fatal = None
         replica.loading = Loading("start", 0, 0)
-        invitation = self.authenticator.issue(replica.name)
         arguments = ("--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1])
         replica.process = await asyncio.create_subprocess_exec(
             *self.backend_command,
             *arguments,
-            stdin=asyncio.subprocess.PIPE,  # one line of credentials; end of file means that the frontend has exited
+            stdin=asyncio.subprocess.PIPE,  # end of file means that this process has exited
             env=backend_environment(self.config.engine.model, fetches=self.config.fetches_adapters),
             start_new_session=True,  # Ctrl-C is for the frontend, which drains first
         )
-        assert replica.process.stdin is not None
-        replica.process.stdin.write(invitation.line())
         replica.spawned.set()
         replica.last_message = replica.last_beat = time.monotonic()
         replica.unresponsive = False
@@ -212,7 +200,6 @@ class Supervisor:
         while code == 1 and replica.fatal is None and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
             self._read_events()
-        self.authenticator.revoke(replica.name)
         if replica.fatal is not None:
             return replica.fatal
         how = describe_exit(code)
@@ -224,7 +211,6 @@ class Supervisor:
         """Heartbeats down; an end to backends that stopped answering."""
         while True:
             await asyncio.sleep(ipc_protocol.PING_SECONDS)
-            self.authenticator.handle_requests()
             self._read_commands()
             self._read_events()
             self._update_ready()
@@ -291,10 +277,9 @@ class Supervisor:
 
     def _receive(self, socket: zmq.Socket[bytes]) -> tuple[Replica, bytes] | None:
         """The next message of a backend that lives, None when there is none; what others say is dropped."""
-        addr = self.addresses[0 if socket is self.commands else 1]
         while not socket.closed:
             try:
-                message = receive(socket, addr)
+                message = receive(socket)
             except zmq.Again:
                 return None
             if message is not None and (replica := self._named(message[0])) is not None:

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 import zmq
 
-from runtime.server.engine_client import ipc_protocol, ipc_sockets
+from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import Command, Configure, Event, Fatal, Heartbeat, Hello
-from runtime.server.engine_client.ipc_sockets import CurveCredentials
 
 log = logging.getLogger("unmask.backend")
 
@@ -29,9 +28,9 @@ class FrontendGone(Exception):
 class EngineChannel:
     """Ends with the frontend, which holds the other end of standard input."""
 
-    def __init__(self, name: str, command_addr: str, event_addr: str, invitation: CurveCredentials) -> None:
+    def __init__(self, name: str, command_addr: str, event_addr: str) -> None:
         self.name = name.encode()
-        self.event_addr, self.credentials = event_addr, invitation
+        self.event_addr = event_addr
         self.context = zmq.Context()
         self.commands = self.context.socket(zmq.DEALER)
         self.commands.setsockopt(zmq.IDENTITY, self.name)
@@ -40,7 +39,6 @@ class EngineChannel:
             end.setsockopt(zmq.LINGER, 2000)  # so that the reason for an end still gets out
             end.setsockopt(zmq.SNDHWM, 0)
             end.setsockopt(zmq.RCVHWM, 0)
-            ipc_sockets.apply_credentials(end, addr, invitation)
             end.connect(addr)
         self.poller = zmq.Poller()
         self.poller.register(self.commands, zmq.POLLIN)
@@ -90,7 +88,6 @@ class EngineChannel:
         context = zmq.Context()  # a separate context: term() waits for this message only
         end = context.socket(zmq.PUSH)
         end.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
-        ipc_sockets.apply_credentials(end, self.event_addr, self.credentials)
         end.connect(self.event_addr)
         end.send_multipart([self.name, ipc_protocol.encode(Fatal(sentence))])
         log.error("%s", sentence)
@@ -104,7 +101,6 @@ class EngineChannel:
         socket = context.socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, UNSENT_BEATS)
-        ipc_sockets.apply_credentials(socket, self.event_addr, self.credentials)
         socket.connect(self.event_addr)
         beat = [self.name, ipc_protocol.encode(Heartbeat())]
         while True:
