@@ -272,6 +272,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _server(
         name="frontend-processes",
+        aliases=("api-server-count",),
         type="int",
         default=1,
         low=1,

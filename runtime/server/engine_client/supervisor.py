@@ -6,11 +6,13 @@ The supervisor knows processes and messages. Requests are the concern of its `Re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
@@ -55,6 +57,8 @@ class Replica:
         self.spawned = asyncio.Event()
         self.loading = Loading("start", 0, 0)
         self.fatal: str | None = None  # reason that the current process sent
+        self.exit_reason = ""  # of the last process that ended
+        self.reported = asyncio.Event()  # set by each `Stats`
         self.last_message = 0.0  # when its engine's thread sent something
         self.last_beat = 0.0  # when its process sent anything
         self.unresponsive = False  # as last logged
@@ -89,11 +93,13 @@ class Supervisor:
         event_addr: str,
         on_give_up: Callable[[str], None],
         backend_command: tuple[str, ...] = BACKEND_COMMAND,
+        router_dir: Path | None = None,
     ) -> None:
         self.config = config
         self.observer = observer
         self.addresses = (command_addr, event_addr)
         self.on_give_up, self.backend_command = on_give_up, backend_command
+        self.router_dir = router_dir  # of the sockets for frontend processes, if there are several
         self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # for new processes
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
         self.ready: list[int] = []  # indices of the replicas that serve
@@ -171,7 +177,7 @@ class Supervisor:
     def _down(self, replica: Replica, reason: str) -> None:  # once for each process, as soon as it says that it ends
         if replica.state is not ReplicaState.DOWN:
             replica.served = time.monotonic() - replica.ready_since if replica.state is ReplicaState.READY else 0.0
-            replica.state = ReplicaState.DOWN
+            replica.state, replica.exit_reason = ReplicaState.DOWN, reason
             self._update_ready()
             self.observer.on_down(replica.index, reason)
 
@@ -181,7 +187,9 @@ class Supervisor:
         replica.state = ReplicaState.STARTING
         replica.fatal = None
         replica.loading = Loading("start", 0, 0)
-        arguments = ("--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1])
+        arguments = ["--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1]]
+        if self.router_dir is not None:
+            arguments += ["--router-addr", self.router_addr(replica)]
         replica.process = await asyncio.create_subprocess_exec(
             *self.backend_command,
             *arguments,
@@ -239,6 +247,21 @@ class Supervisor:
                 log.info("%s: heartbeats resumed", replica.name)
 
     # -- messages
+
+    def router_addr(self, replica: Replica) -> str:
+        """Returns the address at which frontend processes reach the current process of a replica."""
+        return f"ipc://{self.router_dir}/{replica.name}"
+
+    async def collect_stats(self, seconds: float) -> None:
+        """Returns when the ready backends have sent their current stats, or after `seconds`."""
+        asked = [self.replicas[index] for index in self.ready]
+        for replica in asked:
+            replica.reported.clear()
+            self._send(replica, ipc_protocol.ReportStats())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for replica in asked:
+                    await replica.reported.wait()
 
     def _update_ready(self) -> None:
         """Recomputes `ready`. Requests read it several times each, so it is not computed on access."""
@@ -299,6 +322,7 @@ class Supervisor:
             case Outputs(outputs):
                 self.observer.on_outputs(replica.index, outputs)
             case Stats(stats):
+                replica.reported.set()
                 self.observer.on_stats(replica.index, stats)
             case ipc_protocol.AdapterResult() | ipc_protocol.ProfileResult():
                 self.observer.on_result(replica.index, event)

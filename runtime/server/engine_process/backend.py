@@ -101,6 +101,8 @@ class Backend:
                 self.stats_due = True
             case ipc_protocol.Ping():
                 self.stats_due = True
+            case ipc_protocol.ReportStats():
+                self.send_stats()
             case ipc_protocol.LoadAdapter(name, uri):
                 self.adapters.load(name, uri)
             case ipc_protocol.UnloadAdapter(name):
@@ -214,9 +216,10 @@ def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object]
     parser.add_argument("--name", required=True)
     parser.add_argument("--command-addr", required=True)
     parser.add_argument("--event-addr", required=True)
+    parser.add_argument("--router-addr")
     args = parser.parse_args()
     exit_with_parent()
-    link = EngineChannel(args.name, args.command_addr, args.event_addr)
+    link = EngineChannel(args.name, args.command_addr, args.event_addr, args.router_addr)
     try:
         return serve(link, make_engine, prepare)
     except FrontendGone as gone:
