@@ -162,11 +162,19 @@ class EngineClient(ABC):
     def submit(self, specs: list[RequestSpec]) -> OutputQueue:
         """Submits requests; outputs of ``specs[i]`` arrive in the queue as ``(i, output)``.
 
-        Raises RequestError: 429 when the queue is full, 503 when no backend serves.
+        Raises RequestError: 404 for an unloaded adapter, 429 when the queue is full, 503 when no backend serves.
         """
         queue = OutputQueue()
         if not specs:
             return queue
+        adapter = specs[0].adapter
+        if adapter and not self.adapters.is_available(adapter):  # unloaded while the request was prepared
+            raise RequestError(
+                f"model: {adapter!r} is no longer served; GET /v1/models lists those that are",
+                param="model",
+                status=404,
+                code="model_not_found",
+            )
         self.check_capacity(len(specs), specs[0].tenant)
         ready, info = self.ready, self.require()
         by_replica: dict[int, list[RequestSpec]] = {}

@@ -63,6 +63,8 @@ class Frontend:
     def reset(self) -> None:
         """Prepares for the next process."""
         self.connected = False  # has sent `Hello`
+        self.released = False  # has exited
+        self.started = time.monotonic()
         self.listening_since = 0.0
         self.loaded = False
         self.fatal: str | None = None  # reason that the process sent
@@ -80,8 +82,11 @@ class Frontend:
 
     @property
     def hangs(self) -> bool:
-        limit = SILENCE_SECONDS if self.listening_since else START_SECONDS
-        return self.pid is not None and time.monotonic() - self.last_message > limit
+        if self.pid is None:
+            return False
+        now = time.monotonic()
+        slow = not self.listening_since and now - self.started > START_SECONDS
+        return slow or (self.connected and now - self.last_message > SILENCE_SECONDS)
 
     def kill(self) -> None:
         if self.pid is not None:
@@ -219,7 +224,7 @@ class FrontendProcessManager:
         self.metrics.retire(frontend.index)
         for replica in self.supervisor.replicas:
             self.supervisor.send(replica.index, ReleaseFrontend(frontend.name))
-        frontend.connected, frontend.listening_since = False, 0.0
+        frontend.connected, frontend.released, frontend.listening_since = False, True, 0.0
         frontend.acked.set()
 
     def _start_task(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -233,7 +238,8 @@ class FrontendProcessManager:
             self._broadcast()
             for frontend in self.frontends:
                 if frontend.hangs:
-                    seconds = time.monotonic() - frontend.last_message
+                    since = frontend.last_message if frontend.listening_since else frontend.started
+                    seconds = time.monotonic() - since
                     frontend.fatal = f"the process was unresponsive for {seconds:.0f} s and was killed (SIGKILL)"
                     frontend.kill()
 
@@ -281,8 +287,8 @@ class FrontendProcessManager:
             self.endpoint.send(frontend.name.encode(), encode(message))
 
     def _on_frames(self, frames: list[bytes]) -> None:
-        frontend = next((f for f in self.frontends if f.name.encode() == frames[0] and f.pid is not None), None)
-        if frontend is not None:
+        frontend = next((f for f in self.frontends if f.name.encode() == frames[0]), None)
+        if frontend is not None and not frontend.released:
             frontend.last_message = time.monotonic()
             self._on_message(frontend, to_parent.decode(frames[1]))
 
