@@ -36,6 +36,14 @@ class Metrics(Collector):
             registry=own,
             buckets=_MINUTES,
         )
+        self.cold_start_phases = Histogram(
+            "unmask_operator_cold_start_phase_seconds",
+            "Time of each phase of a pod's start: scheduling, containers (image pull, init containers), and the phases "
+            "start, download, weights and warmup of the runtime.",
+            ["phase"],
+            registry=own,
+            buckets=(1.0, 2.5, 5.0, *_MINUTES),
+        )
         self.writes = Counter(
             "unmask_operator_writes", "Writes to children and status by verb.", ["verb"], registry=own
         )

@@ -21,7 +21,7 @@ class AcceptNoneRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         if isinstance(runner, CudaGraphRunner):
-            runner.next_tokens_fn = lambda plan, _: plan.tokens
+            runner.next_tokens_fn = lambda plan, output: plan.tokens
         self.plan: StepPlan
         self.rows: list[int] = []  # of each step
         self._held = False
@@ -68,12 +68,12 @@ class AcceptNoneRunner:
             return results
         if self._same is None or not self._held:
             masked = blocks.state == MASKED
-            none = [0] * len(masked)
+            none, never = [0] * len(masked), [False] * len(masked)
             self._same = replace(
                 results, tokens=blocks.tokens.copy(), state=blocks.state.copy(),
                 remasked=np.zeros_like(masked), masks=masked.sum(1).tolist(),
                 first_masked=masked.argmax(1).tolist(), first_eos=[masked.shape[1]] * len(masked), num_updated=none,
-                edits=none, remasks=none, forced=none, finished=none,
+                edits=none, remasks=none, forced=never, finished=never,
             )  # fmt: skip
         return self._same
 
@@ -85,7 +85,7 @@ def count_experts(model: torch.nn.Module, runner: ModelRunner, plan: StepPlan) -
 
     def record_experts(router: torch.nn.Module, _: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         assert isinstance(router, Router)
-        ids = out[0].unique().tolist()
+        ids = out[0].unique().tolist()  # type: ignore[no-untyped-call]
         chosen[router] |= {n for n in ids if 0 <= n < router.weight.shape[0]}  # one that all share may come after them
 
     hooks = [router.register_forward_hook(record_experts) for router in routers]

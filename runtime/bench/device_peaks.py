@@ -92,7 +92,8 @@ def _ends(launch: Callable[[int], None], seconds: float) -> list[float]:
     launch(0)  # what is made at the first time is made now
     torch.cuda.synchronize()
     time.sleep(PAUSE)
-    begin, ends = _now(), []
+    begin = _now()
+    ends: list[torch.cuda.Event] = []
     while len(ends) < MAX_IN_FLIGHT or _elapsed(begin, ends[-MAX_IN_FLIGHT]) < 1e3 * seconds:
         launch(len(ends))
         ends.append(_now())
@@ -100,7 +101,7 @@ def _ends(launch: Callable[[int], None], seconds: float) -> list[float]:
 
 
 def _now() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
@@ -108,7 +109,7 @@ def _now() -> torch.cuda.Event:
 def _elapsed(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
     """Milliseconds; waits for the end."""
     end.synchronize()
-    return begin.elapsed_time(end)
+    return float(begin.elapsed_time(end))
 
 
 def _matmul() -> Callable[[int], None]:

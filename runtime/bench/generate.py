@@ -122,10 +122,12 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
     from runtime.bench.steady_state import SERVED, pages_of, steady_step
     from runtime.engine.lora_manager import LoRAManager
     from runtime.models.base import ModelInfo
+    from runtime.worker.model_runner import ModelRunner
 
     engine, info, strategy = llm.engine, llm.info, llm.engine.strategy
     block, runner = info.block_size, engine.runner
     context = (args.prompt + args.max_tokens // 2) // block * block
+    assert isinstance(runner, ModelRunner)
     try:
         step = steady_step("commit", batch, context, block, strategy, SERVED)
     except ConfigError:

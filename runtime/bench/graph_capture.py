@@ -10,7 +10,7 @@ import torch
 @torch.inference_mode()
 def capture(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
     """The forward as a CUDA graph: the same launches without the host between them."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         forward()

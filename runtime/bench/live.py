@@ -163,6 +163,7 @@ class Live:
     def _half_fill(self, request: Request, random: np.random.Generator, ids: tuple[int, int]) -> None:
         for block in request.blocks:
             block.state[:] = np.where(random.random(block.size) < 0.5, MASKED, UNMASKED)
+            assert self.mask_id is not None  # families with uniform noise have none
             block.tokens[:] = np.where(block.state == MASKED, self.mask_id, random.integers(*ids, block.size))
             block.masks = int((block.state == MASKED).sum())
             block.first_masked = int((block.state == MASKED).argmax())

@@ -79,7 +79,7 @@ class FillingRunner:
             num_updated=taken.sum(1).tolist(),
             edits=none,
             remasks=none,
-            forced=none,
+            forced=[False] * len(masked),
             finished=(~left.any(1)).tolist(),
             history={},
             soft_tokens={},

@@ -45,7 +45,7 @@ class Part:
         return Part(self.nbytes + other.nbytes, self.flops + other.flops)
 
     def milliseconds(self, args: argparse.Namespace) -> float:
-        return max(self.nbytes / args.tbs, self.flops / args.tflops) / 1e9
+        return float(max(self.nbytes / args.tbs, self.flops / args.tflops)) / 1e9
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def median(work: Callable[[], object], device: torch.device, args: argparse.Name
         return _rounded([_clocked(work) for _ in range(args.repeats)])
     times = []
     for _ in range(args.repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         begin.record()
         work()

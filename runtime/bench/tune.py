@@ -177,7 +177,7 @@ def _timed(run: Callable[[GemmConfig], None], candidates: list[GemmConfig], repe
     times: list[list[float]] = [[] for _ in graphs]
     for _ in range(repeats + 2):
         for graph, own in zip(graphs, times, strict=True):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             graph.replay()
             end.record()

@@ -72,7 +72,7 @@ class Engine:
         self._has_pending_commands: Callable[[], bool] = bool
         self._requests: dict[str, Request] = {}  # without finished ones
         self._failed_outputs: list[EngineOutput] = []  # of requests that ended with an error
-        self._on_outputs: Callable[[], None] | None = None
+        self._on_outputs: Callable[[], object] | None = None
         self._num_arrivals = 0
         self._last_step_end = 0.0  # time.perf_counter()
         self._closed = False
@@ -277,7 +277,7 @@ class Engine:
                 self._failed_outputs.append(failed)
 
     def set_overlap_callback(
-        self, callback: Callable[[], None], has_pending_commands: Callable[[], bool] = bool
+        self, callback: Callable[[], object], has_pending_commands: Callable[[], bool] = bool
     ) -> bool:
         """Sets a callback that runs while the device runs a step. Returns False if nothing overlaps on this device.
 

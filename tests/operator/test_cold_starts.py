@@ -24,7 +24,7 @@ def pod(uid, ready=None, started=False, restarts=0):
 
 def measured_seconds(*looks, since=LATER):
     seconds = []
-    starts = ColdStarts(seconds.append, since)
+    starts = ColdStarts(seconds.append, lambda phase, seconds: None, since)
     for pods in looks:
         starts.look(KEY, pods)
     return seconds
@@ -60,7 +60,55 @@ def test_a_pod_that_is_ready_before_the_first_look_is_measured():
 
 
 def test_a_pod_that_goes_is_forgotten():
-    starts = ColdStarts(lambda seconds: None, LATER)
+    starts = ColdStarts(lambda seconds: None, lambda phase, seconds: None, LATER)
     starts.look(KEY, [pod("a")])
+    starts.phase_reported(KEY, "a", "weights", LATER)
     starts.look(KEY, [])
-    assert starts._coming == {}
+    assert starts._coming == starts._load_phases == {}
+
+
+def at(seconds):
+    return CREATED + timedelta(seconds=seconds)
+
+
+def phases_of(reports=(), *, scheduled=3, started=20, restarts=0):
+    """Seconds by phase of a pod that is Ready after two minutes. `reports`: (phase, seconds after its creation)."""
+    found = {}
+    starts = ColdStarts(lambda seconds: None, found.__setitem__, CREATED)
+    starts.look(KEY, [pod("a")])
+    for phase, seconds in reports:
+        starts.phase_reported(KEY, "a", phase, at(seconds))
+        starts.look(KEY, [pod("a")])
+    ready = pod("a", 2, restarts=restarts)
+    ready["status"]["conditions"] += [{"type": "PodScheduled", "lastTransitionTime": at(scheduled).isoformat()}]
+    ready["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": at(started).isoformat()}}
+    starts.look(KEY, [ready])
+    return found
+
+
+def test_phases_add_up_to_the_time_until_ready():
+    reports = [("start", 22), ("download", 25), ("download", 40), ("weights", 60), ("warmup", 100)]
+    found = phases_of(reports)
+    assert found == {
+        "scheduling": 3, "containers": 17, "start": 5, "download": 35, "weights": 40, "warmup": 20,
+    }  # fmt: skip
+    assert sum(found.values()) == 120
+
+
+def test_a_phase_that_no_poll_saw_counts_for_the_one_before():
+    assert phases_of([("warmup", 50)]) == {"scheduling": 3, "containers": 17, "start": 30, "warmup": 70}
+    assert phases_of() == {"scheduling": 3, "containers": 17, "start": 100}
+
+
+def test_phases_of_unknown_names_are_ignored():
+    assert phases_of([(f"phase {n}", 30 + n) for n in range(20)]) == phases_of()
+
+
+def test_reports_that_the_clocks_of_two_machines_put_outside_the_load_stay_within_it():
+    assert phases_of([("weights", 10), ("warmup", 500)]) == {
+        "scheduling": 3, "containers": 17, "start": 0, "weights": 100, "warmup": 0,
+    }  # fmt: skip
+
+
+def test_an_engine_that_was_restarted_has_no_phases():
+    assert phases_of([("weights", 30)], restarts=1) == {}

@@ -80,6 +80,19 @@ def loading(percent, phase="weights"):
     return 503, {"status": "loading", "phase": phase, "percent": percent}
 
 
+def test_the_phase_of_each_report_of_a_loading_pod_is_passed_on():
+    reported = []
+
+    async def scene():
+        progress = PodProgress(list, lambda key: None, lambda key: {}, phase_reported=lambda *of: reported.append(of))
+        pods = [(DEMO, {"metadata": {"uid": uid}, "spec": {}}, {}) for uid in "ab"]
+        progress._update(pods, [StartupReport(Load("weights", 10.0)), None])
+        progress._update(pods, [StartupReport(Load("weights", 11.0)), StartupReport()])
+
+    asyncio.run(scene())
+    assert reported == [(DEMO, "a", "weights")] * 2
+
+
 def test_progress_is_stored_and_only_steps_are_reported():
     seen, notified = run_with_pod([loading(10), loading(12), loading(15.5), loading(15.5, "warm-up")], 4)
     assert seen == [Load("weights", 10), Load("weights", 10), Load("weights", 15.5), Load("warm-up", 15.5)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from tests.siege.target import Target
 
-AttackFunction = Callable[[Target], Awaitable[None]]
+AttackFunction = Callable[[Target], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def pods(answer: bytes) -> Iterator[int]:
 
 
 def _memory_mb() -> float:
-    return psutil.Process().memory_info().rss / 2**20
+    return float(psutil.Process().memory_info().rss) / 2**20
 
 
 async def _read(kind: str, port: int, timeout: float) -> int:

@@ -38,11 +38,13 @@ def server(model: Path) -> Iterator[Besieged]:
         yield server
 
 
-def run(server: Besieged, *names: str, seconds: float = 2.0, good: int = 0, options: measure.Options = OPTIONS) -> dict:
+def run(
+    server: Besieged, *names: str, seconds: float = 2.0, good: int = 0, options: measure.Options = OPTIONS
+) -> dict[str, Any]:
     return measure.siege(server, [ATTACKS[name] for name in names], seconds, options, good=good)
 
 
-def run_until(enough: Callable[[dict], bool], server: Besieged, *names: str, **more: Any) -> dict:
+def run_until(enough: Callable[[dict[str, Any]], bool], server: Besieged, *names: str, **more: Any) -> dict[str, Any]:
     """A siege that was long enough on this machine: each try is four times as long as the one before."""
     for seconds in (2.0, 8.0, 32.0, 128.0):
         found = run(server, *names, seconds=seconds, **more)
@@ -58,8 +60,8 @@ def but_for_the_machine(missed: list[str]) -> list[str]:
 def test_a_harmless_attack_passes_and_a_broken_promise_does_not(server: Besieged) -> None:
     before = psutil.Process(server.pid).num_fds()
 
-    def measured(found: dict) -> bool:
-        return (
+    def measured(found: dict[str, Any]) -> bool:
+        return bool(
             found["did"]["onlookers"].get("answer 401", 0) >= 2
             and found["broken"] != []
             and found["health"]["probes"] > 5
@@ -93,7 +95,7 @@ def test_good_clients_keep_and_close_connections_and_stream(server: Besieged) ->
 def test_a_server_that_misses_the_bars_is_reported(model: Path) -> None:
     sentences = ("memory grew by", "MB were still held", "/health took", "log lines in a second")
 
-    def missed(found: dict) -> str:
+    def missed(found: dict[str, Any]) -> str:
         return "; ".join(verdict.alone(found))
 
     with besieged("tests.siege.leaking", ("--model", str(model))) as server:

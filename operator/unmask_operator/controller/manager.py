@@ -54,12 +54,20 @@ class Manager:
         self.synced = self._resync.synced  # reconciles start afterwards
         self._nodes = Nodes(client, settings.read_nodes, queue.add)
         self._slots = PodSlots()
+        self._cold_starts = ColdStarts(
+            metrics.cold_starts.observe,
+            lambda phase, seconds: metrics.cold_start_phases.labels(phase).observe(seconds),
+            datetime.now(UTC),
+        )
         self._pod_progress = PodProgress(
-            cache.all_pods, queue.add, lambda key: listed(cache.children(key), key.name), slots=self._slots
+            cache.all_pods,
+            queue.add,
+            lambda key: listed(cache.children(key), key.name),
+            slots=self._slots,
+            phase_reported=lambda key, uid, phase: self._cold_starts.phase_reported(key, uid, phase, datetime.now(UTC)),
         )
         self._pod_events = PodEvents(client, cache.all_pods, queue.add)
         self._autoscaler: Autoscaler | None = None
-        self._cold_starts = ColdStarts(metrics.cold_starts.observe, datetime.now(UTC))
         self._reconciler = Reconciler(client, cache, settings, self._observe, metrics)
 
     async def run(self) -> None:

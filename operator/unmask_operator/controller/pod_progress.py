@@ -49,6 +49,7 @@ class PodProgress:
     port: int = PORT
     clock: Callable[[], float] = time.monotonic
     slots: PodSlots = field(default_factory=PodSlots)  # shared with the autoscaler
+    phase_reported: Callable[[Key, str, str], None] = lambda key, uid, phase: None  # called per report of a loading pod
 
     def __post_init__(self) -> None:
         self._parsing = asyncio.Lock()
@@ -110,6 +111,7 @@ class PodProgress:
             uid = pod["metadata"]["uid"]
             load, served = self.loads.get(uid), self.adapters.get(uid)
             if report is not None and report.load is not None:
+                self.phase_reported(key, uid, report.load.phase)
                 if load is None or is_significant_change(load, report.load):
                     changed_keys.add(key)
                     load = report.load

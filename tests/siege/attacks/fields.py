@@ -16,13 +16,15 @@ PARALLEL = 4
 
 def routes() -> list[tuple[str, dict[str, Any], list[str]]]:
     """Each route with a body that is right, and the names of all fields that it may have."""
+    from pydantic import BaseModel
+
     from runtime.server.anthropic.protocol import MessagesRequest
     from runtime.server.generate.protocol import GenerateRequest
     from runtime.server.openai.protocol import ChatRequest, CompletionRequest
     from runtime.server.openai.responses_protocol import ResponsesRequest
 
     user = [{"role": "user", "content": "x"}]
-    found = [
+    found: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
         (CHAT, {"messages": user, "max_tokens": 2}, ChatRequest),
         ("/v1/completions", {"prompt": "a", "max_tokens": 2}, CompletionRequest),
         ("/generate", {"prompt": "a", "max_tokens": 2}, GenerateRequest),
@@ -46,7 +48,7 @@ def values() -> dict[str, Any]:
 
 def forms() -> list[dict[str, Any]]:
     """What fields of a form hold: the values above, a level or two deeper."""
-    found = []
+    found: list[dict[str, Any]] = []
     for value in values().values():
         found += [{"structured_outputs": {name: value}} for name in ("json", "regex", "choice", "grammar")]
         found.append({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": value}}})

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tests.siege.registry import attack
 from tests.siege.target import Target
@@ -11,19 +12,19 @@ QUEUED = 100
 MASKS = 8
 
 
-def endless(number: int) -> dict:
+def endless(number: int) -> dict[str, Any]:
     """A schema of a few characters that compiles until its limit of time."""
     return {"json": {"type": "integer", "multipleOf": 9_999_991 + 2 * number}}
 
 
-def branching(number: int) -> dict:
+def branching(number: int) -> dict[str, Any]:
     """A grammar of 1.5 kB with sixty rules, each ambiguous."""
     rules = [f"r{i}: s s | s {chr(97 + i % 26)!r} s".replace("'", '"') for i in range(60)]
     start = [f'start: s "~~{number}"', 's: "" | "a" | ' + " | ".join(f"r{i}" for i in range(60))]
     return {"grammar": "\n".join([*start, *rules])}
 
 
-def ambiguous(number: int) -> dict:
+def ambiguous(number: int) -> dict[str, Any]:
     """A grammar of eighty characters that fits a text in ever more ways."""
     forms = (
         's: s s | s s s | s s s s | s s s s s| /[a-z]/ | ""',
@@ -34,7 +35,7 @@ def ambiguous(number: int) -> dict:
     return {"grammar": f'start: s "~~{number}"\n{forms[number % len(forms)]}'}
 
 
-async def keep_up(target: Target, count: int, forms: Iterator[dict]) -> None:
+async def keep_up(target: Target, count: int, forms: Iterator[dict[str, Any]]) -> None:
     """`count` requests at a time, each with the next form."""
 
     async def one() -> None:
@@ -46,7 +47,7 @@ async def keep_up(target: Target, count: int, forms: Iterator[dict]) -> None:
     await asyncio.gather(*(one() for _ in range(count)))
 
 
-def numbered(*makes: Callable[[int], dict]) -> Iterator[dict]:
+def numbered(*makes: Callable[[int], dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (make(number) for number in itertools.count() for make in makes)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+from typing import Any
 
 from tests.siege.attacks.bodies import CHAT, SIZE
 from tests.siege.registry import attack
@@ -22,7 +23,7 @@ AFTERWARDS = 30.0  # seconds in which a long prompt must be answered once others
 ROUND = 5.0  # seconds of prompts given up before one is asked in earnest
 
 
-def padded(body: dict, size: int = SIZE) -> bytes:
+def padded(body: dict[str, Any], size: int = SIZE) -> bytes:
     """`body` with notes up to `size`: a string weighs whatever it is long."""
     missing = size - len(json.dumps({**body, "metadata": {"note": ""}}))
     return json.dumps({**body, "metadata": {"note": "n" * max(missing, 0)}}).encode()

@@ -1,6 +1,7 @@
 """Legal requests with as much work per step as their fields allow: logits processors, stop strings and logprobs."""
 
 import asyncio
+from typing import Any
 
 from tests.siege.registry import attack
 from tests.siege.target import Target
@@ -12,7 +13,7 @@ PENALTIES = {"repetition_penalty": 1.01, "presence_penalty": 0.1, "frequency_pen
 STOPS = [f"{'a' * 1_000}{number}" for number in range(32)]
 
 
-def body(number: int) -> dict:
+def body(number: int) -> dict[str, Any]:
     asked = {"prompt": f"{number}: " + "a" * 500, "max_tokens": LONG, "temperature": 1.0, "stop": STOPS}
     return asked | PENALTIES | {"logit_bias": BIASED, "stop_token_ids": list(range(100)), "logprobs": 5}
 

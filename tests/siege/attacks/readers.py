@@ -33,7 +33,7 @@ async def hold(target: Target, unread: Unread) -> None:
             seen = True
         if (now := unread.waiting()) != waiting or now < RECEIVE_BUFFER:
             since, waiting = time.monotonic(), now
-        if time.monotonic() - since > LONGEST and unread.kept():
+        if time.monotonic() - since > LONGEST and unread.is_held():
             target.says(f"an answer that nobody reads was held for {LONGEST:.0f} s")
         await target.pause(1 / target.pause_factor)
     target.did["given up by the server"] += target.on()

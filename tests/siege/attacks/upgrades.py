@@ -14,7 +14,7 @@ INNER = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
 async def answers(reader: asyncio.StreamReader, target: Target) -> list[tuple[int, bytes]]:
     """Every answer until the server is quiet for half a second."""
-    found = []
+    found: list[tuple[int, bytes]] = []
     try:
         while True:
             found.append(await target.answer(reader, seconds=0.5 if found else 10.0))

@@ -45,6 +45,13 @@ def runs(pod: Obj) -> bool:
     return any("running" in (container.get("state") or {}) for container in _main(pod))
 
 
+def started_at(pod: Obj) -> str | None:
+    """Returns when the engine's container started, or None if it does not run."""
+    main = next(_main(pod), {})
+    started: str | None = ((main.get("state") or {}).get("running") or {}).get("startedAt")
+    return started
+
+
 def load_seconds(pod: Obj, now: datetime, reported: float = 0.0) -> float:
     """Returns the seconds from scheduling to Ready, or until `now` while the pod loads.
 
@@ -52,9 +59,8 @@ def load_seconds(pod: Obj, now: datetime, reported: float = 0.0) -> float:
     later transition time, so the lower time that its engine `reported` counts. 0: the pod has no node or an error, or
     the value is not the time of a load.
     """
-    main = next(_main(pod), {})
-    started = ((main.get("state") or {}).get("running") or {}).get("startedAt")
-    begin = started if main.get("restartCount") else condition(pod, "PodScheduled").get("lastTransitionTime")
+    started = started_at(pod)
+    begin = started if restarts(pod) else condition(pod, "PodScheduled").get("lastTransitionTime")
     end = condition(pod, "Ready").get("lastTransitionTime") if is_ready(pod) else now.isoformat()
     if not (begin and end and is_scheduled(pod)) or trouble(pod):
         return 0.0
