@@ -105,12 +105,17 @@ def figures(checkpoint: Path, processes: int) -> tuple[set[str], dict[str, float
                 client.post("/generate", json={**SHORT, "stream": True})
                 if outcome < 2:
                     assert client.post("/generate", json={**SHORT, "n": 100_000}).status_code == 400
-        server.until_metric("unmask_connections", 1)  # that of the scrape
-        server.until_idle()
         with server.client() as client:
             lines = client.get("/metrics").text.splitlines()
             head = "\n".join(line for line in lines if line.startswith("#"))
-        found = server.metrics()
+
+        def idle() -> dict[str, float] | None:
+            found = server.metrics()
+            idle = not any(found[f"unmask_{name}"] for name in ("requests_running", "kv_pages_used"))
+            return found if idle and found["unmask_connections"] == 1 else None  # that of this scrape
+
+        found = server.until(idle)
+        assert found is not None
         names = {name for name in found if not name.startswith("process_")}
         return names, {name: value for name, value in found.items() if not TIMES.search(name)}, head
 

@@ -250,7 +250,7 @@ class Supervisor:
 
     def router_addr(self, replica: Replica) -> str:
         """Returns the address at which frontend processes reach the current process of a replica."""
-        return f"ipc://{self.router_dir}/{replica.name}"
+        return f"ipc://{self.router_dir}/{replica.index}.{replica.starts}"  # a path of a socket is short
 
     async def collect_stats(self, seconds: float) -> None:
         """Returns when the ready backends have sent their current stats, or after `seconds`."""

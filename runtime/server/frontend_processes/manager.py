@@ -111,7 +111,7 @@ class FrontendProcessManager:
         self.listener = listener
         self.metrics = metrics
         self.give_up = give_up
-        self.addr = f"ipc://{socket_directory}/frontends"
+        self.addr = f"ipc://{socket_directory}/parent"
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         router = self.context.socket(zmq.ROUTER)
         bind_private(router, self.addr)
