@@ -34,8 +34,9 @@ class Endpoint:
             self.on_message(frames)
 
     def close(self) -> None:
-        self.loop.remove_reader(self.socket.fileno())
-        self.socket.close()
+        if not self.socket.closed:
+            self.loop.remove_reader(self.socket.fileno())
+            self.socket.close()
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], name: str, addr: str) -> zmq.Socket[bytes]:
