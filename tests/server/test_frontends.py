@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -25,7 +26,7 @@ from tests.wait import TIMEOUT, wait_until
 
 PROCESSES = 3
 STREAM = json.dumps({**ENDLESS, "stream": True}).encode()
-SHORT = {"prompt": "x", "max_tokens": 4}
+SHORT: dict[str, Any] = {"prompt": "x", "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,8 @@ def figures(checkpoint: Path, processes: int) -> tuple[set[str], dict[str, float
         def idle() -> dict[str, float] | None:
             found = server.metrics()
             idle = not any(found[f"unmask_{name}"] for name in ("requests_running", "kv_pages_used"))
-            return found if idle and found["unmask_connections"] == 1 else None  # that of this scrape
+            reported = found["unmask_generated_tokens_total"] == 12 * SHORT["max_tokens"]
+            return found if idle and reported and found["unmask_connections"] == 1 else None  # that of this scrape
 
         found = server.until(idle)
         assert found is not None
